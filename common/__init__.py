@@ -1,0 +1,1 @@
+"""Records, configuration, errors, metrics and the service shell: what every role shares. Imports no torch."""

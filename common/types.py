@@ -1,0 +1,332 @@
+"""The records that cross a process: Ticket → Episode → Group, and the small ones around them.
+
+Each is frozen, validated and bounded in size, so that a decoded record is a safe one. Token ids and log-probabilities
+are tuples in memory; how they look on the wire is `broker/codec.py`'s business. Text travels beside the token ids for
+people to read; nothing is ever trained from text (invariant 4, token exactness).
+"""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_TURNS = 1_024
+MAX_GROUP_SIZE = 256
+MAX_TOKENS = 1 << 20
+"""Most tokens of one array: far above any context in use, far below what could exhaust memory."""
+
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_\-]+$")]
+"""A token of a subject: run, ticket and environment names."""
+ShortText = Annotated[str, Field(max_length=1_024)]
+LongText = Annotated[str, Field(max_length=1 << 18)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS)]
+Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]
+
+
+class Record(BaseModel):
+    """A frozen record. Fields that a newer writer added are tolerated and dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Kind(StrEnum):
+    """What a ticket's episodes are for."""
+
+    TRAIN = "train"
+    DEMO = "demo"
+    EVAL = "eval"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Exactly one of `terminated`, `truncated` and `broken` is true of each reason."""
+
+    TERMINATED = "terminated"
+    """The environment says that the task is over."""
+    HORIZON = "horizon"
+    """The horizon in force cut it: a truncation, never a failure of the agent."""
+    CONTEXT = "context"
+    """The next turn would not fit into the policy's context."""
+    ENV_TRUNCATED = "env_truncated"
+    """The environment's own step limit cut it."""
+    ENV_ERROR = "env_error"
+    """The environment raised."""
+    ENV_TIMEOUT = "env_timeout"
+    """The environment did not answer in time."""
+    POLICY_ERROR = "policy_error"
+    """The inference engine failed the request."""
+
+    @property
+    def terminated(self) -> bool:
+        return self is StopReason.TERMINATED
+
+    @property
+    def broken(self) -> bool:
+        """Not the agent's doing: kept out of baseline and batch (invariant 5)."""
+        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR)
+
+    @property
+    def truncated(self) -> bool:
+        return not self.terminated and not self.broken
+
+
+class DropReason(StrEnum):
+    """Why the learner settled a group without training on it."""
+
+    STALE = "stale"
+    """Older than `max_staleness` when it was consumed."""
+    ZERO_VARIANCE = "zero_variance"
+    """Every valid episode earned the same: no group-relative advantage."""
+    TOO_FEW_VALID = "too_few_valid"
+    """Fewer valid episodes than a baseline needs."""
+    MALFORMED = "malformed"
+    """Decodable, but not what the ticket ordered."""
+    LINEAGE = "lineage"
+    """Sampled by a version that this lineage has not reached."""
+    PHASE = "phase"
+    """Of a kind that the present phase does not train."""
+
+
+class PolicyVersion(Record):
+    """A policy's place in history: `version` counts optimizer steps, `lineage` counts learner resumes."""
+
+    version: Count = 0
+    lineage: Count = 0
+
+    def __str__(self) -> str:
+        return f"v{self.version}.l{self.lineage}"
+
+
+class VersionSpan(Record):
+    """`tokens` consecutive generated tokens that one policy version sampled."""
+
+    version: Count
+    lineage: Count
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+class Task(Record):
+    """One problem of one environment, the same on every machine."""
+
+    env_id: Name
+    task_id: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Sampling(Record):
+    """How the policy samples a turn. Logprobs are of the distribution after temperature."""
+
+    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    max_turn_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 64
+    seed: Count | None = None
+    """Base seed of the group's requests; None leaves the engine's own generator in charge."""
+
+
+class Ticket(Record):
+    """An order for one group. Its id never changes, however often it is delivered or issued again."""
+
+    number: Count
+    """Place in the deterministic task stream of its kind, from 0."""
+    kind: Kind
+    task: Task
+    group_size: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)]
+    horizon_turns: HorizonTurns
+    announce_horizon: bool = False
+    """Tell the agent how many turns remain."""
+    sampling: Sampling = Sampling()
+    issued: PolicyVersion = PolicyVersion()
+    """The learner's version when the ticket was issued: actors begin with this one or a later one."""
+
+    @property
+    def ticket_id(self) -> str:
+        return f"{self.kind.value}-{self.number:08d}"
+
+
+class Turn(Record):
+    """One generation and the observation that answers it.
+
+    `output_ids` [T] are the sampled ids, end-of-turn token included where one was sampled; `logprobs` [T] are the
+    behaviour policy's; `spans` partition the T tokens by the version that sampled them. `observation_ids` are the
+    ids appended after the generation, up to and including the next generation prompt; empty on the last turn.
+    """
+
+    output_ids: TokenIds
+    logprobs: Logprobs
+    spans: Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_TOKENS)]
+    observation_ids: TokenIds = ()
+    reward: FiniteFloat = 0.0
+    text: LongText = ""
+    """The generation, decoded for people."""
+    observation: LongText = ""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        tokens = len(self.output_ids)
+        if tokens == 0:
+            raise ValueError("a turn has at least one generated token")
+        if len(self.logprobs) != tokens:
+            raise ValueError(f"{len(self.logprobs)} logprobs for {tokens} generated tokens")
+        if sum(span.tokens for span in self.spans) != tokens:
+            raise ValueError(f"version spans cover {sum(s.tokens for s in self.spans)} of {tokens} generated tokens")
+        return self
+
+
+class Episode(Record):
+    """The turns from reset to a stop reason."""
+
+    index: Count
+    """Place in the group, from 0."""
+    prompt_ids: TokenIds
+    """The rendered first prompt, up to and including the generation prompt."""
+    turns: Annotated[tuple[Turn, ...], Field(max_length=MAX_TURNS)]
+    stop: StopReason
+    success: bool = False
+    """The environment's own verdict, apart from the reward."""
+    prompt: LongText = ""
+    error: ShortText | None = None
+    """What broke, for a broken episode."""
+    generate_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    environment_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _attributed(self) -> Self:
+        if self.stop.broken and not self.error:
+            raise ValueError(f"an episode that stopped with {self.stop.value} must say what broke in `error`")
+        if not self.stop.broken and not (self.prompt_ids and self.turns):
+            raise ValueError(f"an episode that stopped with {self.stop.value} must hold a prompt and a turn")
+        return self
+
+    @property
+    def episode_return(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(turn.output_ids) for turn in self.turns)
+
+    @property
+    def valid(self) -> bool:
+        return not self.stop.broken
+
+
+class Provenance(Record):
+    """Where a group was made."""
+
+    actor: Name
+    engine: ShortText = ""
+    """Engine name, version and precision."""
+    model_digest: ShortText = ""
+    """Digest of the model's configuration and tokenizer: what the token ids mean."""
+    template_digest: ShortText = ""
+    environment: ShortText = ""
+    """Environment id and the version of its task list."""
+
+
+class Group(Record):
+    """The episodes of one ticket: the unit that travels and is trained."""
+
+    ticket: Ticket
+    episodes: Annotated[tuple[Episode, ...], Field(max_length=MAX_GROUP_SIZE)]
+    provenance: Provenance
+    deliveries: Annotated[int, Field(ge=1)] = 1
+    """How often the ticket had been delivered when this group was made."""
+    started_at_ms: Count = 0
+    finished_at_ms: Count = 0
+
+    @model_validator(mode="after")
+    def _as_ordered(self) -> Self:
+        if len(self.episodes) != self.ticket.group_size:
+            raise ValueError(f"{len(self.episodes)} episodes for a ticket of {self.ticket.group_size}")
+        if [episode.index for episode in self.episodes] != list(range(len(self.episodes))):
+            raise ValueError("episode indexes are not 0, 1, 2, ...")
+        longest = max((len(episode.turns) for episode in self.episodes), default=0)
+        if longest > self.ticket.horizon_turns:
+            raise ValueError(f"an episode of {longest} turns under a horizon of {self.ticket.horizon_turns}")
+        return self
+
+    @property
+    def valid_episodes(self) -> tuple[Episode, ...]:
+        return tuple(episode for episode in self.episodes if episode.valid)
+
+    def spans(self) -> tuple[VersionSpan, ...]:
+        return tuple(span for e in self.valid_episodes for turn in e.turns for span in turn.spans)
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest version that sampled a token of a valid episode; the ticket's own when there is none."""
+        return min((span.version for span in self.spans()), default=self.ticket.issued.version)
+
+    @property
+    def newest_version(self) -> int:
+        return max((span.version for span in self.spans()), default=self.ticket.issued.version)
+
+
+class Void(Record):
+    """A ticket's end without a group, published to the group log under the ticket's id."""
+
+    ticket: Ticket
+    reason: ShortText
+    actor: Name
+
+
+class Outcomes(Record):
+    """How many tickets of one kind were settled, by end."""
+
+    trained: Count = 0
+    dropped: dict[DropReason, Count] = {}
+    void: Count = 0
+
+    @property
+    def settled(self) -> int:
+        return self.trained + sum(self.dropped.values()) + self.void
+
+
+class Phase(StrEnum):
+    IMITATION = "imitation"
+    RL = "rl"
+
+
+class Progress(Record):
+    """The learner's word on where the run stands (key `progress`)."""
+
+    step: Count = 0
+    """Optimizer steps taken in all phases; equals `policy.version`."""
+    phase: Phase = Phase.IMITATION
+    phase_step: Count = 0
+    """Optimizer steps taken in this phase: what horizon schedules count."""
+    policy: PolicyVersion = PolicyVersion()
+    cursor: Count = 0
+    outcomes: dict[Kind, Outcomes] = {}
+    lowest_unsettled: dict[Kind, Count] = {}
+    """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
+    finished: bool = False
+
+    def settled(self, kind: Kind) -> int:
+        return self.outcomes[kind].settled if kind in self.outcomes else 0
+
+
+class WeightsManifest(Record):
+    """A published key frame (key `policy`): where its bytes are and how to know them.
+
+    `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open; else
+    the frame is the `chunks` messages of the weights stream that end at `last_sequence`.
+    """
+
+    policy: PolicyVersion
+    weights_bytes: Count
+    digest: ShortText
+    path: Annotated[str, Field(max_length=4096)] | None = None
+    chunks: Count = 0
+    last_sequence: Count = 0
+
+
+class HorizonState(Record):
+    """The controller's word on the horizons in force (key `horizon`)."""
+
+    phase_step: Count = 0
+    horizons: dict[Name, HorizonTurns] = {}
+    """Per environment, the horizon of the tickets now issued."""
+    issued: dict[Kind, Count] = {}

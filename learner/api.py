@@ -1,0 +1,55 @@
+"""The learner engine's seam: a Batch in, new weights out.
+
+`engine.py` keeps it on DeepSpeed. Every method blocks; rank 0 calls them from one worker thread, and with several
+ranks the others follow (`ranks.py`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from horizonrl.learner.batch import Batch
+
+Objective = Literal["imitation", "rl"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one optimizer step measured, over its trained tokens."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+    entropy: float
+    """Mean entropy of the learner's policy, in nats."""
+    kl: float
+    """Mean k3 estimate of KL(behaviour || learner), before the step."""
+    logprob_gap: float
+    """Mean absolute difference of the learner's and the behaviour policy's logprobs, before the step."""
+    logprob_gap_fresh: float
+    """The same over the tokens that the trained version itself sampled: what is left is the difference of two engines.
+    NaN when the batch holds none."""
+    clip_share: float
+    """Share of tokens whose gradient the trust region stopped."""
+    importance_mean: float
+    importance_max: float
+    ess: float
+    """Effective sample size of the importance ratios, as a share of the tokens."""
+    trained_tokens: int
+    compute_s: float
+
+
+class Engine(Protocol):
+    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
+        """Take one optimizer step on the whole batch."""
+
+    def write_weights(self, path: Path) -> str:
+        """Write the policy's weights as safetensors (bfloat16, Hugging Face names); return their xxh3_128 digest."""
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Write everything an exact resume needs into `directory`, with `state` (JSON-able) beside it."""
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Restore what `save` wrote and return its `state`."""
+
+    def close(self) -> None: ...
