@@ -58,6 +58,21 @@ class Extent:
     stored_bytes: int
 
 
+@dataclass(slots=True)
+class TransportCounters:
+    """What a transport has met since it was opened."""
+
+    reconnects: int = 0
+    redelivered: int = 0
+    """Leases of tickets that had been delivered before."""
+    denied: int = 0
+    """Operations that the server refused."""
+    full_waits: int = 0
+    """Times that a publish found its stream full."""
+    dead_letters: int = 0
+    """Undecodable messages moved to the stream DEAD."""
+
+
 class Delivery(Protocol):
     """A message held under a lease. Exactly one of `acknowledge` and `give_back` ends it."""
 
@@ -66,7 +81,7 @@ class Delivery(Protocol):
     """1 on the first delivery."""
 
     async def extend(self) -> None:
-        """Hold the lease for another `ack_wait_s`."""
+        """Hold the lease for another `ack_wait_s`; return when the server has confirmed it."""
 
     async def acknowledge(self) -> None:
         """End the lease for good; return when the server has confirmed it."""
@@ -81,7 +96,8 @@ class Reader(Protocol):
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
         """Return up to `limit` next messages, at least one; an empty list once `timeout_s` has passed without any.
 
-        Raises LogGap when messages that should come next have been purged.
+        Raises LogGap when messages that should come next have been purged, or when the stream ends before the place
+        that the reader has reached: then it is not the stream that was read before.
         """
 
     async def close(self) -> None: ...
@@ -92,6 +108,9 @@ class Transport(Protocol):
 
     run: str
     max_payload_bytes: int
+    ack_wait_s: float
+    """A lease that is not extended for so long is given to another actor."""
+    counters: TransportCounters
 
     @property
     def connected(self) -> bool: ...

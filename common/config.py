@@ -63,6 +63,9 @@ class BrokerSection(Section):
     """Deliveries of a ticket after which it is settled as void."""
     max_log_bytes: Positive = 4 << 30
     """Size of the group log at which publishers wait for the learner."""
+    shared_files: bool = False
+    """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
+    turns it on, and so may pods that share a volume."""
 
 
 class ModelSection(Section):
@@ -96,7 +99,7 @@ class RolloutSection(Section):
 
 class HorizonSection(Section):
     kind: Literal["fixed", "staged", "linear"] = "staged"
-    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from the first to the last."""
+    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     steps_per_stage: Positive = 100
     """RL steps after which the next horizon applies; linear reaches the last one after all stages but one."""

@@ -14,6 +14,8 @@ MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
 MAX_TOKENS = 1 << 20
 """Most tokens of one array: far above any context in use, far below what could exhaust memory."""
+MAX_SPANS = 1_024
+"""Most versions that sample one turn."""
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_\-]+$")]
 """A token of a subject: run, ticket and environment names."""
@@ -155,7 +157,7 @@ class Turn(Record):
 
     output_ids: TokenIds
     logprobs: Logprobs
-    spans: Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_TOKENS)]
+    spans: Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_SPANS)]
     observation_ids: TokenIds = ()
     reward: FiniteFloat = 0.0
     text: LongText = ""
@@ -312,7 +314,7 @@ class WeightsManifest(Record):
     """A published key frame (key `policy`): where its bytes are and how to know them.
 
     `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open; else
-    the frame is the `chunks` messages of the weights stream that end at `last_sequence`.
+    the frame is `chunks` messages of the weights stream, from `first_sequence` to `last_sequence`.
     """
 
     policy: PolicyVersion
@@ -320,6 +322,7 @@ class WeightsManifest(Record):
     digest: ShortText
     path: Annotated[str, Field(max_length=4096)] | None = None
     chunks: Count = 0
+    first_sequence: Count = 0
     last_sequence: Count = 0
 
 

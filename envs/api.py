@@ -63,7 +63,10 @@ class Environment(Protocol):
         """Begin a task. Raises EnvironmentFailure, and ConfigError for a task that does not exist."""
 
     async def step(self, text: str) -> Step:
-        """Answer the agent's text. An action that cannot be understood is answered by an observation that says so."""
+        """Answer the agent's text. An action that cannot be understood is answered by an observation that says so.
+
+        Raises EnvironmentFailure before `reset` and after the end: a reward is paid once.
+        """
 
     def expert(self) -> Expert:
         """Return an expert for the task begun. Raises EnvironmentFailure before `reset`."""

@@ -1,0 +1,38 @@
+# Two commands are all the set-up there is: `make train` and `make test` install what they need by themselves.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+RECIPE ?= ops/recipes/laptop.toml
+# The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
+TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
+
+.PHONY: setup train test lint format clean
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: requirements/cpu.txt pyproject.toml
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet uv
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps $(TORCH) -r requirements/cpu.txt
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable .
+	$(VENV)/bin/horizonrl doctor
+	touch $@
+
+train: setup
+	$(VENV)/bin/horizonrl train $(RECIPE)
+
+test: setup lint
+	$(VENV)/bin/pytest
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist

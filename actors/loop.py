@@ -1,0 +1,180 @@
+"""The actor's loop: lease a ticket, run its group, publish the group, and only then acknowledge the ticket.
+
+A crash between publishing and acknowledging can only repeat, never lose; the repeat is refused by the ticket's id.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.common.errors import BrokerError, LeaseLost
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import Episode, Group, Progress, Provenance, Ticket, Void
+from horizonrl.envs.api import Environment
+
+log = get_logger()
+
+LEASE_WAIT_S = 10.0
+RETRY_DELAY_S = 2.0
+"""A ticket whose group broke comes back after this long: time for what broke to mend."""
+WEIGHTS_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSettings:
+    groups_at_once: int
+    max_deliver: int
+    drain_s: float
+
+
+@dataclass
+class ActorLoop:
+    settings: ActorSettings
+    transport: Transport
+    rollouts: Mapping[str, Rollout]
+    """Per environment."""
+    make_environment: Callable[[str], Environment]
+    follower: WeightsFollower
+    provenance: Provenance
+    stopping: asyncio.Event
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self._tickets = TicketQueue(self.transport)
+        self._log = GroupLog(self.transport)
+        self._running = 0
+
+    async def run(self) -> None:
+        """Serve tickets until `stopping` is set or the run is finished; then finish or give back what is in hand.
+
+        Takes tickets; gives groups; waits for leases, generations and environments; woken by the broker. A cancelled
+        worker gives its ticket back once.
+        """
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(self.follower.run()), group.create_task(self._watch_run())]
+            workers = [group.create_task(self._serve()) for _ in range(self.settings.groups_at_once)]
+            await self.stopping.wait()
+            log.info("drain_started", deadline_s=self.settings.drain_s)
+            _, late = await asyncio.wait(workers, timeout=self.settings.drain_s)
+            for task in (*late, *background):
+                task.cancel()
+        log.info("actor_drained", given_back=len(late))
+
+    async def _watch_run(self) -> None:
+        """Set `stopping` when the learner has said that the run is finished."""
+        async for progress in StateStore(self.transport).watch(Key.PROGRESS):
+            if isinstance(progress, Progress) and progress.finished:
+                log.info("run_finished", step=progress.step)
+                self.stopping.set()
+
+    async def _serve(self) -> None:
+        """Serve one ticket after the other. Takes leases; gives groups; waits for tickets; woken by the broker."""
+        while not self.stopping.is_set():
+            lease = await self._next_lease()
+            if lease is None:
+                continue
+            self.metrics.count("leases_total", kind=lease.ticket.kind.value)
+            if lease.deliveries > 1:
+                self.metrics.count("leases_repeated_total")
+            try:
+                await self._settle(lease)
+            except LeaseLost as error:
+                self.metrics.count("tickets_given_back_total", reason="lease_lost")
+                log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
+
+    async def _next_lease(self) -> Lease | None:
+        """Wait for a lease or for `stopping`, whichever comes first; a lease that comes with it is given back."""
+        async with asyncio.TaskGroup() as group:
+            lease = group.create_task(self._tickets.lease(LEASE_WAIT_S))
+            stop = group.create_task(self.stopping.wait())
+            await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            lease.cancel()
+        return None if lease.cancelled() else lease.result()
+
+    async def _settle(self, lease: Lease) -> None:
+        """End the lease in one of its three ways: group published, ticket void, or given back."""
+        ticket = lease.ticket
+        if lease.deliveries > self.settings.max_deliver:
+            reason = f"delivered {lease.deliveries - 1} times without a group"
+            await self._log.publish_void(Void(ticket=ticket, reason=reason, actor=self.provenance.actor))
+            await lease.acknowledge()
+            self.metrics.count("tickets_void_total", reason="max_deliver")
+            log.warning("ticket_voided", ticket=ticket.ticket_id, reason=reason)
+            return
+        try:
+            async with lease.held():
+                await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
+                group = await self._run_group(ticket, lease.deliveries)
+                if len(group.valid_episodes) >= min(2, ticket.group_size):
+                    await self._publish(group)
+                    await lease.acknowledge()
+                    return
+        except LeaseLost:
+            raise
+        except BaseException:  # drained, or the engine died: either way the ticket is another actor's now
+            await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
+            raise
+        log.warning("group_broken", ticket=ticket.ticket_id, error=_first_error(group))
+        await self._give_back(lease, "broken", RETRY_DELAY_S)
+
+    async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
+        self.metrics.count("tickets_given_back_total", reason=reason)
+        with contextlib.suppress(TimeoutError, BrokerError):  # the lease then ends by itself after ack_wait
+            async with asyncio.timeout(5.0):
+                await lease.give_back(delay_s)
+
+    async def _run_group(self, ticket: Ticket, deliveries: int) -> Group:
+        started_at_ms = time.time_ns() // 1_000_000
+        async with asyncio.TaskGroup() as tasks:
+            episodes = [tasks.create_task(self._run_episode(ticket, index)) for index in range(ticket.group_size)]
+        return Group(
+            ticket=ticket,
+            episodes=tuple(task.result() for task in episodes),
+            provenance=self.provenance,
+            deliveries=deliveries,
+            started_at_ms=started_at_ms,
+            finished_at_ms=time.time_ns() // 1_000_000,
+        )
+
+    async def _run_episode(self, ticket: Ticket, index: int) -> Episode:
+        env_id = ticket.task.env_id
+        environment = self.make_environment(env_id)
+        self._count_running(1)
+        try:
+            episode = await self.rollouts[env_id].episode(environment, ticket, index)
+        finally:
+            self._count_running(-1)
+            await environment.close()
+        self.metrics.count("episodes_total", env=env_id, stop=episode.stop.value)
+        self.metrics.count("tokens_generated_total", episode.generated_tokens, env=env_id)
+        self.metrics.observe("episode_turns", len(episode.turns), env=env_id)
+        if episode.turns:
+            self.metrics.observe("environment_step_seconds", episode.environment_s / len(episode.turns), env=env_id)
+            self.metrics.observe("generate_seconds", episode.generate_s / len(episode.turns))
+        return episode
+
+    def _count_running(self, change: int) -> None:
+        self._running += change
+        self.metrics.set("episodes_running", self._running)
+
+    async def _publish(self, group: Group) -> None:
+        stored = await self._log.publish(group)
+        if stored.duplicate:
+            self.metrics.count("groups_refused_total")
+            log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
+        else:
+            self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
+
+
+def _first_error(group: Group) -> str | None:
+    return next((episode.error for episode in group.episodes if episode.error), None)

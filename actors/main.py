@@ -1,0 +1,68 @@
+"""The actor's wiring: engine, chat, broker, loop."""
+
+import os
+import socket
+from pathlib import Path
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.loop import ActorLoop, ActorSettings
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
+from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.connect import connect
+from horizonrl.common.config import RunConfig
+from horizonrl.common.service import Service
+from horizonrl.common.types import Provenance
+from horizonrl.envs import registry
+
+
+async def run(config: RunConfig, model_dir: Path, identity: dict[str, str], scratch_dir: Path) -> None:
+    """Run one actor until SIGTERM or the end of the run. The engine starts first: it forks before any thread exists."""
+    service = Service()
+    policy = await VllmPolicy.start(
+        VllmSettings(
+            model_dir=model_dir,
+            max_context_tokens=config.model.max_context_tokens,
+            max_running=config.actor.slots,
+            threads=config.actor.threads,
+            kv_cache_mib=config.actor.kv_cache_mib,
+            seed=config.run.seed,
+        )
+    )
+    chat = ChatTemplate.load(model_dir)
+    transport = await connect(config.run.name, config.broker)
+    environments = {env.id: env for env in config.envs}
+
+    def refresh() -> None:
+        service.metrics.mirror_broker(transport.connected, transport.counters)
+        service.metrics.set("actor_policy_version", policy.version.version)
+
+    loop = ActorLoop(
+        settings=ActorSettings(
+            groups_at_once=config.actor.slots // config.rollout.group_size,
+            max_deliver=config.broker.max_deliver,
+            drain_s=config.actor.drain_s,
+        ),
+        transport=transport,
+        rollouts={
+            env.id: Rollout(policy, chat, config.rollout.system_prompt, env.step_timeout_s) for env in config.envs
+        },
+        make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
+        follower=WeightsFollower(transport, policy, scratch_dir),
+        provenance=Provenance(
+            actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
+            engine=policy.engine,
+            model_digest=identity["model"],
+            template_digest=identity["template"],
+            environment=", ".join(f"{env.id} {registry.load(env.id).version}" for env in config.envs),
+        ),
+        stopping=service.stopping,
+        metrics=service.metrics,
+    )
+    try:
+        async with service.open(config.metrics.host, config.metrics.port, refresh):
+            service.ready = True
+            await loop.run()
+    finally:
+        await transport.close()
+        await policy.close()

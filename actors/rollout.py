@@ -1,0 +1,193 @@
+"""The rollout: one episode of one environment with one agent. It knows nothing of NATS, metrics or config.
+
+Place in the flow: Ticket → **Episode** → Group. Token exactness (invariant 4): the ids of an episode only ever grow,
+by the ids that were sampled and by the template's own rendering of each observation.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.policy import Generation, Policy
+from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout, PolicyFailure
+from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
+from horizonrl.envs.api import Environment, Expert, Step
+
+T = TypeVar("T")
+
+
+class Agent(Protocol):
+    """Whoever answers observations: the policy, or an environment's expert."""
+
+    async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAgent:
+    policy: Policy
+    stop_ids: tuple[int, ...]
+    max_turn_tokens: int
+    temperature: float
+
+    async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
+        return await self.policy.generate(
+            ids,
+            max_tokens=self.max_turn_tokens,
+            temperature=self.temperature,
+            stop_ids=self.stop_ids,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAgent:
+    """Plays demonstrations. Nothing was sampled, so every logprob is 0: certain."""
+
+    expert: Expert
+    encode: Callable[[str], tuple[int, ...]]
+    version: PolicyVersion
+
+    async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
+        output = self.encode(self.expert.act(observation))
+        span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
+        return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
+
+
+@dataclass
+class Recording:
+    """An episode in the making."""
+
+    ids: list[int] = field(default_factory=list)
+    """Everything that the policy has read and written."""
+    prompt: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    success: bool = False
+    generate_s: float = 0.0
+    environment_s: float = 0.0
+
+    def finish(self, index: int, stop: StopReason, error: str | None = None) -> Episode:
+        return Episode(
+            index=index,
+            prompt_ids=self.prompt_ids,
+            turns=tuple(self.turns),
+            stop=stop,
+            success=self.success,
+            prompt=self.prompt,
+            error=error[:1024] if error is not None else None,
+            generate_s=self.generate_s,
+            environment_s=self.environment_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    policy: Policy
+    chat: ChatTemplate
+    system_prompt: str | None
+    step_timeout_s: float
+
+    async def episode(self, environment: Environment, ticket: Ticket, index: int) -> Episode:
+        """Play one episode to its stop reason. A failure that is not the agent's is a broken episode, not an error.
+
+        Raises EngineDead: without an engine there is no next episode either.
+        """
+        recording = Recording()
+        try:
+            stop = await self._play(environment, ticket, index, recording)
+            return recording.finish(index, stop)
+        except EngineDead:
+            raise
+        except EnvironmentTimeout as error:
+            return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
+        except PolicyFailure as error:
+            return recording.finish(index, StopReason.POLICY_ERROR, f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
+            return recording.finish(index, StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+
+    async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
+        # 1. Reset, and render the first prompt.
+        first = await self._timed(environment.reset(ticket.task.task_id), recording)
+        observation = recording.prompt = announced(first.text, ticket, turns_taken=0)
+        recording.prompt_ids = self.chat.open(self.system_prompt, observation)
+        recording.ids += recording.prompt_ids
+        agent = self._agent(environment, ticket)
+        while True:
+            # 2. Is there room for one more turn?
+            if len(recording.ids) + ticket.sampling.max_turn_tokens > self.policy.max_context_tokens:
+                if not recording.turns:
+                    raise EnvironmentFailure(
+                        f"the first prompt has {len(recording.ids)} tokens: with max_turn_tokens "
+                        f"{ticket.sampling.max_turn_tokens} it exceeds max_context_tokens "
+                        f"{self.policy.max_context_tokens}"
+                    )
+                return StopReason.CONTEXT
+            # 3. Generate.
+            generation = await self._generate(agent, observation, ticket, index, recording)
+            # 4. Let the environment answer, and write the turn down.
+            text = self.chat.decode(generation.ids)
+            step = await self._timed(environment.step(text), recording)
+            observation = announced(step.observation, ticket, turns_taken=len(recording.turns) + 1)
+            stop = stop_reason(step, len(recording.turns) + 1, ticket.horizon_turns)
+            answer_ids = () if stop is not None else self.chat.delta(generation.ids, observation)
+            recording.turns.append(
+                Turn(
+                    output_ids=generation.ids,
+                    logprobs=generation.logprobs,
+                    spans=generation.spans,
+                    observation_ids=answer_ids,
+                    reward=step.reward,
+                    text=text,
+                    observation=observation,
+                )
+            )
+            recording.success = step.success
+            # 5. Stop, or go on with the observation appended.
+            if stop is not None:
+                return stop
+            recording.ids += generation.ids + answer_ids
+
+    def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
+        if ticket.kind is Kind.DEMO:
+            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued)
+        sampling = ticket.sampling
+        return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
+
+    async def _generate(
+        self, agent: Agent, observation: str, ticket: Ticket, index: int, recording: Recording
+    ) -> Generation:
+        base = ticket.sampling.seed
+        seed = None if base is None else (base + index) * 4096 + len(recording.turns)
+        started = time.monotonic()
+        generation = await agent.answer(recording.ids, observation, seed)
+        recording.generate_s += time.monotonic() - started
+        return generation
+
+    async def _timed(self, call: Awaitable[T], recording: Recording) -> T:
+        """Await an environment's call within its deadline."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.step_timeout_s):
+                return await call
+        except TimeoutError:
+            raise EnvironmentTimeout(f"no answer within {self.step_timeout_s} s") from None
+        finally:
+            recording.environment_s += time.monotonic() - started
+
+
+def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason | None:
+    """Return why the episode ends after this step, or None. The environment's verdict comes before the horizon's."""
+    if step.terminated:
+        return StopReason.TERMINATED
+    if step.truncated:
+        return StopReason.ENV_TRUNCATED
+    return StopReason.HORIZON if turns_taken >= horizon_turns else None
+
+
+def announced(text: str, ticket: Ticket, turns_taken: int) -> str:
+    """Return the observation, with the remaining turns told where the ticket says so."""
+    remaining = ticket.horizon_turns - turns_taken
+    return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon and remaining > 0 else text

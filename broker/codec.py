@@ -1,0 +1,114 @@
+"""The records on the wire: MessagePack maps with packed arrays (PROTOCOL.md, "Records").
+
+A record is the map {"schema": 1, "type": "group", "body": {field: value}}. The arrays of a turn would dominate its
+size, so they travel as binary: token ids as little-endian int32, log-probabilities as little-endian float32.
+Whatever the bytes are, decoding them yields a valid record or raises a RecordError.
+"""
+
+import struct
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import ValidationError
+
+from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
+from horizonrl.common.types import Group, HorizonState, Progress, Record, Ticket, Void, WeightsManifest
+
+SCHEMA_VERSION = 1
+MAX_RECORD_BYTES = 64 << 20
+MAX_COLLECTION = 4_096
+"""Most elements of an array or a map on the wire: above every bound in `common/types.py`, below a memory bomb."""
+
+TYPES: dict[type[Record], str] = {
+    Ticket: "ticket",
+    Group: "group",
+    Void: "void",
+    Progress: "progress",
+    WeightsManifest: "weights",
+    HorizonState: "horizon",
+}
+PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprobs": "f"}
+"""The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
+
+R = TypeVar("R", bound=Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that the wire cannot hold."""
+    envelope = {"schema": SCHEMA_VERSION, "type": TYPES[type(record)], "body": record}
+    try:
+        data: bytes = msgpack.packb(envelope, default=_fields)
+    except (OverflowError, struct.error) as error:
+        raise MalformedRecord(f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}") from None
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordTooLarge(f"a {TYPES[type(record)]} of {len(data)} bytes; at most {MAX_RECORD_BYTES} may travel")
+    return data
+
+
+def decode(data: bytes, record_type: type[R]) -> R:
+    """Return the record that the bytes hold. Fields that this version does not know are ignored.
+
+    Raises RecordTooLarge before anything is read, UnknownSchema for another schema version, else MalformedRecord.
+    """
+    name = TYPES[record_type]
+    if len(data) > MAX_RECORD_BYTES:
+        raise RecordTooLarge(f"a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
+    envelope = _unpack(data)
+    if not isinstance(envelope, dict) or type(envelope.get("schema")) is not int:
+        raise MalformedRecord(f"not a {name}: no map with a schema version")
+    if envelope["schema"] != SCHEMA_VERSION:
+        raise UnknownSchema(f"schema {envelope['schema']}: this program reads {SCHEMA_VERSION}; upgrade the older side")
+    if envelope.get("type") != name:
+        raise MalformedRecord(f"not a {name}: type is {envelope.get('type')!r:.80}")
+    try:
+        return record_type.model_validate(envelope.get("body"))
+    except ValidationError as error:
+        raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
+
+
+def _fields(record: object) -> dict[str, Any]:
+    """Turn a record into a map; the packer asks for every one it meets."""
+    if not isinstance(record, Record):
+        raise MalformedRecord(f"a {type(record).__name__} has no form on the wire")
+    return {name: _pack_array(PACKED[name], value) if name in PACKED else value for name, value in record}
+
+
+def _pack_array(code: str, values: tuple[float, ...]) -> bytes:
+    return struct.pack(f"<{len(values)}{code}", *values)
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(
+            data,
+            object_hook=_unpack_arrays,
+            ext_hook=_refuse_extension,
+            strict_map_key=True,
+            max_array_len=MAX_COLLECTION,
+            max_map_len=MAX_COLLECTION,
+            max_ext_len=16,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedRecord(f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}") from None
+
+
+def _unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
+    for name, code in PACKED.items():
+        if isinstance(packed := fields.get(name), bytes):
+            if len(packed) % 4:
+                raise ValueError(f"{name} has {len(packed)} bytes, not a multiple of 4")
+            fields[name] = struct.unpack(f"<{len(packed) // 4}{code}", packed)
+    return fields
+
+
+def _refuse_extension(code: int, _: bytes) -> None:
+    raise ValueError(f"extension type {code}")
+
+
+def _explain(error: ValidationError) -> str:
+    """Name the first three mistakes, without the values: those may be large and may be anything."""
+    mistakes = [
+        f"{'.'.join(map(str, mistake['loc'])) or 'body'}: {mistake['msg']}"[:200]
+        for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:3]
+    ]
+    return "; ".join(mistakes)

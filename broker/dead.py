@@ -1,0 +1,34 @@
+"""Dead letters: what could not be decoded is kept, byte for byte, with the reason beside it: nothing silently goes."""
+
+from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.common.logs import get_logger
+
+log = get_logger()
+
+REASON = "Horizon-Reason"
+SUBJECT = "Horizon-Subject"
+SEQUENCE = "Horizon-Sequence"
+OFFSET = "Horizon-Offset"
+MAX_REASON = 512
+
+
+async def bury(transport: Transport, stream: Stream, message: Message, reason: str, data: bytes | None = None) -> None:
+    """Store an undecodable message in DEAD, once however often it is read; `data` are its bytes if it came in parts."""
+    kept = message.data if data is None else data
+    room = transport.max_payload_bytes
+    headers = {REASON: _header_text(reason), SUBJECT: message.subject, SEQUENCE: str(message.sequence)}
+    for offset in range(0, max(len(kept), 1), room):
+        place = f".{offset}" if offset else ""
+        await transport.publish(
+            f"dead.{stream.value.lower()}",
+            kept[offset : offset + room],
+            message_id=f"dead-{stream.value}-{message.sequence}{place}",
+            headers={**headers, OFFSET: str(offset)},
+        )
+    transport.counters.dead_letters += 1
+    log.warning("dead_letter_stored", subject=message.subject, sequence=message.sequence, reason=reason)
+
+
+def _header_text(text: str) -> str:
+    """Return the text as one line of ASCII, which is what a header can hold."""
+    return " ".join(text.encode("ascii", "replace").decode().split())[:MAX_REASON]

@@ -1,0 +1,187 @@
+"""The group log: actors append, learners read it in order from their cursor.
+
+Place in the flow: Episode → **Group** → Batch. A ticket ends once: its group and its void carry the same message id,
+so whichever comes second is refused. A group too large for one message travels in parts (`groups.part`), which mean
+nothing until the message that joins them (`groups.joined`) is stored under the ticket's id.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+import xxhash
+
+from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
+from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
+from horizonrl.broker.dead import bury
+from horizonrl.common.errors import LogGap, MalformedRecord, RecordError
+from horizonrl.common.types import Group, Void
+
+VOID = "groups.void"
+PART = "groups.part"
+JOINED = "groups.joined"
+PARTS = "Horizon-Parts"
+DIGEST = "Horizon-Digest"
+FIRST = "Horizon-First-Sequence"
+MESSAGE_ID = "Nats-Msg-Id"
+
+PREFETCH = 8
+"""Messages that a reader takes at once: at most this many payloads are in memory."""
+PART_WAIT_S = 30.0
+"""For what is known to be stored: only a broker that is cut off makes it pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message of the log that holds no record; its bytes are in DEAD."""
+
+    reason: str
+    ticket_id: str | None = None
+    """The ticket that it should have ended, if its message id says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    sequence: int
+    record: Group | Void | DeadLetter
+
+
+class GroupLog:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def publish(self, group: Group) -> Stored:
+        """Append a group; `duplicate` says that its ticket had ended before. Waits while the log is full."""
+        data, ticket = encode(group), group.ticket
+        if len(data) > self._transport.max_payload_bytes:
+            return await self._publish_parts(ticket.ticket_id, data)
+        return await self._transport.publish(f"groups.{ticket.kind.value}", data, message_id=ticket.ticket_id)
+
+    async def publish_void(self, void: Void) -> Stored:
+        """End a ticket without a group."""
+        return await self._transport.publish(VOID, encode(void), message_id=void.ticket.ticket_id)
+
+    async def _publish_parts(self, ticket_id: str, data: bytes) -> Stored:
+        """Append the parts one after the other, then the message that makes them a group.
+
+        Part ids name the content, not only the ticket: two actors may try the same ticket, with different groups.
+        """
+        room = self._transport.max_payload_bytes
+        digest = xxhash.xxh3_128_hexdigest(data)
+        sequences = [
+            (
+                await self._transport.publish(
+                    PART, data[offset : offset + room], message_id=f"{_upload(ticket_id, digest)}{index}"
+                )
+            ).sequence
+            for index, offset in enumerate(range(0, len(data), room))
+        ]
+        headers = {PARTS: str(len(sequences)), DIGEST: digest, FIRST: str(sequences[0])}
+        return await self._transport.publish(JOINED, b"", message_id=ticket_id, headers=headers)
+
+    async def read(self, after: int) -> "LogReader":
+        """Read the entries that follow sequence `after`."""
+        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after))
+
+    async def purge_below(self, sequence: int) -> None:
+        """Remove what no entry from `sequence` on needs: parts of later joined groups may stand before it."""
+        floor = sequence
+        last = await self._transport.last(Stream.GROUPS, JOINED)
+        if last is not None and last.sequence >= sequence:
+            reader = await self._transport.reader(Stream.GROUPS, sequence - 1, JOINED)
+            reached = sequence
+            while reached < last.sequence and (messages := await reader.fetch(PREFETCH, PART_WAIT_S)):
+                floor = min(floor, *(_first_part(message) or floor for message in messages))
+                reached = messages[-1].sequence + 1
+            await reader.close()
+        await self._transport.purge(Stream.GROUPS, below=floor)
+
+
+class LogReader:
+    """The entries of the log in order. Remember the `sequence` of the last one settled: it is the cursor."""
+
+    def __init__(self, transport: Transport, reader: Reader) -> None:
+        self._transport = transport
+        self._reader = reader
+        self._ahead: deque[Message] = deque()
+
+    async def next(self, timeout_s: float) -> Entry | None:
+        """Return the next entry, or None once `timeout_s` has passed without one. Raises LogGap.
+
+        What cannot be decoded is stored in DEAD first, and returned as a DeadLetter so that the cursor can pass it.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            if not self._ahead:
+                self._ahead.extend(await self._reader.fetch(PREFETCH, max(0.0, deadline - loop.time())))
+            if not self._ahead:
+                return None
+            message = self._ahead[0]
+            entry = None if message.subject == PART else await self._entry(message)
+            self._ahead.popleft()
+            if entry is not None:
+                return entry
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    async def _entry(self, message: Message) -> Entry:
+        data = message.data
+        try:
+            if message.subject == JOINED:
+                data = await self._join(message)
+            record = decode(data, Void) if message.subject == VOID else decode(data, Group)
+        except RecordError as error:
+            await bury(self._transport, Stream.GROUPS, message, str(error), data)
+            return Entry(message.sequence, DeadLetter(str(error), message.headers.get(MESSAGE_ID)))
+        return Entry(message.sequence, record)
+
+    async def _join(self, message: Message) -> bytes:
+        """Fetch the parts that a message joins. Raises MalformedRecord when they are not all there or not the same."""
+        first, count = _first_part(message), _number(message, PARTS)
+        if not 0 < first < message.sequence or not 0 < count <= MAX_RECORD_BYTES // 1024:
+            raise MalformedRecord(f"joins {count} parts from sequence {first}: no such parts")
+        upload = _upload(message.headers.get(MESSAGE_ID, ""), message.headers.get(DIGEST, ""))
+        try:
+            parts = await self._fetch_parts(first, message.sequence, {f"{upload}{i}": i for i in range(count)})
+        except LogGap as error:
+            raise MalformedRecord(f"its parts have been purged: {error}") from None
+        data = b"".join(parts[index] for index in sorted(parts))
+        if len(parts) != count or xxhash.xxh3_128_hexdigest(data) != message.headers.get(DIGEST):
+            raise MalformedRecord(f"{len(parts)} of {count} parts found, or not with the digest announced")
+        return data
+
+    async def _fetch_parts(self, first: int, before: int, wanted: dict[str, int]) -> dict[int, bytes]:
+        """Return the wanted parts that stand between two sequences, by index."""
+        newest = await self._transport.last(Stream.GROUPS, PART)
+        end = min(before - 1, newest.sequence if newest else 0)
+        reader = await self._transport.reader(Stream.GROUPS, first - 1, PART)
+        parts: dict[int, bytes] = {}
+        room, reached = MAX_RECORD_BYTES, first - 1
+        try:
+            while len(parts) < len(wanted) and reached < end and room >= 0:
+                messages = await reader.fetch(1, PART_WAIT_S)
+                if not messages:
+                    break
+                reached = messages[0].sequence
+                index = wanted.get(messages[0].headers.get(MESSAGE_ID, ""))
+                if index is not None:
+                    parts[index] = messages[0].data
+                    room -= len(messages[0].data)
+        finally:
+            await reader.close()
+        return parts
+
+
+def _upload(ticket_id: str, digest: str) -> str:
+    return f"{ticket_id}.{digest[:16]}."
+
+
+def _first_part(message: Message) -> int:
+    return _number(message, FIRST)
+
+
+def _number(message: Message, header: str) -> int:
+    text = message.headers.get(header, "")
+    return int(text) if text.isdecimal() and len(text) < 16 else 0

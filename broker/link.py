@@ -1,0 +1,107 @@
+"""The live NATS connection under a transport: it reconnects for ever, remembers refusals, and repeats requests.
+
+A NATS server does not answer a request that it refuses: the refusal arrives beside it, and the request times out. The
+link keeps the refusal and raises it from the next attempt.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import nats.errors
+import nats.js.errors
+import stamina
+from nats.aio.client import Client
+
+from horizonrl.broker.api import TransportCounters
+from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
+from horizonrl.common.logs import get_logger
+
+log = get_logger()
+T = TypeVar("T")
+
+CALL_DEADLINE_S = 30.0
+"""How long a request is repeated before its caller hears that the broker is unreachable."""
+STREAM_IS_FULL = (10077, 10047, 10023)
+"""JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
+PASSING = (
+    nats.errors.TimeoutError,
+    nats.errors.NoRespondersError,
+    nats.errors.OutboundBufferLimitError,
+    nats.errors.ConnectionReconnectingError,
+    nats.errors.StaleConnectionError,
+    nats.js.errors.NoStreamResponseError,
+    nats.js.errors.ServiceUnavailableError,
+    nats.js.errors.ServerError,
+)
+"""What passes by itself: the server is restarting, electing, or full."""
+
+_repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
+    PASSING
+)
+
+
+class Link:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = Client()
+        self.counters = TransportCounters()
+        self._up = asyncio.Event()
+        self._opened = False
+        """There has been a connection: whatever fails now, it is tried again."""
+        self._refusal: str | None = None
+
+    async def ask(self, request: Callable[[], Awaitable[T]], deadline_s: float | None = CALL_DEADLINE_S) -> T:
+        """Make a request again and again until the server has answered it; it must be safe to repeat.
+
+        Raises BrokerUnreachable after `deadline_s`, BrokerDenied when the server refuses it; None waits for ever.
+        """
+
+        async def attempt() -> T:
+            await self._up.wait()
+            self.raise_refusal()
+            return await request()
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await _repeat(attempt)
+        except TimeoutError:
+            self.raise_refusal()
+            raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s") from None
+        except nats.errors.ConnectionClosedError:
+            raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
+
+    def raise_refusal(self) -> None:
+        """Raise BrokerDenied once for the latest refusal, if there was one."""
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise BrokerDenied(f"{self.url} refuses: {refusal}; give this user the permission (broker/PROTOCOL.md)")
+
+    def opened(self) -> None:
+        self._opened = True
+        self._up.set()
+
+    async def on_reconnected(self) -> None:
+        self.counters.reconnects += 1
+        self._up.set()
+        log.info("broker_reconnected", url=self.url, reconnects=self.counters.reconnects)
+
+    async def on_disconnected(self) -> None:
+        if not self.client.is_closed:
+            self._up.clear()
+            log.warning("broker_disconnected", url=self.url)
+
+    async def on_closed(self) -> None:
+        self._up.set()  # whoever waits for the connection learns that it will not come back
+
+    async def on_error(self, error: Exception) -> None:
+        """Tell a refusal from the noise of a lost connection, and a first connection that cannot succeed from both."""
+        text = str(error)
+        if "permissions violation" in text.lower():
+            self.counters.denied += 1
+            self._refusal = text.removeprefix("nats: ").strip("'")
+            log.error("broker_denied", url=self.url, refusal=self._refusal)
+        elif "authorization violation" in text.lower() and not self._opened:
+            raise BrokerDenied(f"{self.url} refuses the credentials: check broker.user and broker.password, or the key")
+        else:
+            log.debug("broker_error", url=self.url, error=repr(error))

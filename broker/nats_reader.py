@@ -1,0 +1,138 @@
+"""A stream's messages in order, through a pull consumer that is made anew whenever it may have lost a message.
+
+The consumer takes no acknowledgements: the server forgets a message once it is sent, whether or not it arrived. So the
+reader counts what arrives, and after a jump, a reconnect or a vanished consumer it starts again at its own place.
+"""
+
+import asyncio
+import contextlib
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+
+from horizonrl.broker.api import Message
+from horizonrl.broker.link import Link
+from horizonrl.common.errors import BrokerUnreachable, LogGap
+
+SLICE_S = 2.0
+"""How long one pull request lives. A server that restarts forgets it, so that it is made again after this."""
+CONSUMER_LIFE_S = 120.0
+"""After so long without a pull the server removes the consumer; the reader then makes another."""
+
+
+def to_message(raw: Msg, prefix: str) -> Message:
+    sequence = raw.metadata.sequence.stream or 0
+    return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
+
+
+class NatsReader:
+    def __init__(self, link: Link, stream: str, subject: str, after: int, *, prefix: str, gapless: bool = True) -> None:
+        self._link = link
+        self._js: JetStreamContext = link.client.jetstream()
+        self._stream = stream
+        self._subject = subject
+        self._prefix = prefix
+        self._gapless = gapless
+        self._next = after + 1
+        """Sequence from which the reader has seen nothing yet."""
+        self._pulls: JetStreamContext.PullSubscription | None = None
+        self._arrived = 0
+        """Messages that have come from the present consumer."""
+        self._reconnects = 0
+
+    async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if messages := await self._pull(limit):
+                        return messages
+        return []
+
+    async def _pull(self, limit: int) -> list[Message]:
+        if self._pulls is None or self._reconnects != self._link.counters.reconnects:
+            await self._begin()
+        assert self._pulls is not None
+        self._link.raise_refusal()
+        try:
+            batch = await self._pulls.fetch(limit, SLICE_S)
+        except nats.errors.TimeoutError:
+            return []
+        except nats.js.errors.APIError:
+            await self._end()
+            return []
+        except nats.errors.ConnectionClosedError:
+            raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
+        return await self._take(batch)
+
+    async def _take(self, batch: list[Msg]) -> list[Message]:
+        """Return the messages that follow one another without a loss on the way."""
+        taken: list[Message] = []
+        for raw in batch:
+            if raw.metadata.sequence.consumer != self._arrived + 1:
+                await self._end()
+                break
+            message = to_message(raw, self._prefix)
+            if message.sequence != self._next:
+                await self._check_gap()
+            self._arrived += 1
+            self._next = message.sequence + 1
+            taken.append(message)
+        return taken
+
+    async def _begin(self) -> None:
+        """Make a consumer at the reader's place."""
+        await self._end()
+        self._reconnects = self._link.counters.reconnects
+        await self._check_gap()
+        self._pulls = await self._link.ask(
+            lambda: self._js.pull_subscribe(
+                self._subject,
+                stream=self._stream,
+                config=api.ConsumerConfig(
+                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+                    opt_start_seq=self._next,
+                    ack_policy=api.AckPolicy.NONE,
+                    inactive_threshold=CONSUMER_LIFE_S,
+                    mem_storage=True,
+                ),
+            )
+        )
+
+    async def _check_gap(self) -> None:
+        """Raise LogGap unless the stream still holds, or is about to hold, the reader's next message.
+
+        A jump alone proves nothing: a filtered reader skips other subjects, and a subject may be purged by itself.
+        """
+        if not self._gapless:
+            return
+        try:
+            state = (await self._link.ask(lambda: self._js.stream_info(self._stream))).state
+        except nats.js.errors.NotFoundError:
+            raise LogGap(f"stream {self._stream} is gone: restore the broker's files or begin a new run") from None
+        check_gap(self._stream, self._next, state.first_seq, state.last_seq)
+
+    async def _end(self) -> None:
+        """Leave the consumer to the server, which removes it after CONSUMER_LIFE_S."""
+        pulls, self._pulls, self._arrived = self._pulls, None, 0
+        if pulls is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await pulls.unsubscribe()
+
+    async def close(self) -> None:
+        await self._end()
+
+
+def check_gap(stream: str, wanted: int, first: int, last: int) -> None:
+    """Raise LogGap when a stream of `first` to `last` cannot continue at `wanted`."""
+    if wanted < first:
+        raise LogGap(
+            f"{stream} begins at {first} but {wanted} is to be read next: it has been purged. Resume from a newer "
+            "checkpoint, or begin a new run"
+        )
+    if wanted > last + 1:
+        raise LogGap(
+            f"{stream} ends at {last} but {wanted} is to be read next: this is not the log that was read before. "
+            "Restore the broker's files, or begin a new run"
+        )

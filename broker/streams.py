@@ -1,0 +1,121 @@
+"""The streams of a run, as data, and how they come to be on a server (design.md, "The broker").
+
+Every stream is an append-only file with discard=new: a full stream makes publishers wait, it never drops. Message ids
+are remembered for an hour, which outlasts every retry; what is older is told apart by the ticket's number.
+"""
+
+from dataclasses import dataclass
+
+import nats.js.errors
+from nats.js import JetStreamContext, api
+
+from horizonrl.broker.api import Stream
+from horizonrl.common.errors import ConfigError
+
+DUPLICATE_WINDOW_S = 3_600.0
+ACTORS = "actors"
+"""The durable consumer that all actors share: it makes the ticket stream a work queue."""
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    stream: Stream
+    subject: str
+    """Everything that the stream takes, without the run's prefix."""
+    limited: bool = False
+    """Holds at most `max_log_bytes`."""
+
+
+STREAMS = (
+    StreamSpec(Stream.TICKETS, "tickets.>"),
+    StreamSpec(Stream.GROUPS, "groups.>", limited=True),
+    StreamSpec(Stream.WEIGHTS, "weights.>"),
+    StreamSpec(Stream.DEAD, "dead.>"),
+)
+
+
+def subject_of(stream: Stream) -> str:
+    """Return the subject that covers a whole stream."""
+    return next(spec.subject for spec in STREAMS if spec.stream is stream)
+
+
+def stream_of(subject: str) -> Stream:
+    """Return the stream that takes a subject."""
+    first = subject.partition(".")[0]
+    return next(spec.stream for spec in STREAMS if spec.subject.partition(".")[0] == first)
+
+
+def stream_name(run: str, stream: Stream) -> str:
+    return f"{run}_{stream.value}"
+
+
+def bucket_name(run: str) -> str:
+    return f"{run}_STATE"
+
+
+def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=stream_name(run, spec.stream),
+        subjects=[f"{run}.{spec.subject}"],
+        retention=api.RetentionPolicy.LIMITS,
+        storage=api.StorageType.FILE,
+        discard=api.DiscardPolicy.NEW,
+        max_bytes=max_log_bytes if spec.limited else UNLIMITED,
+        duplicate_window=DUPLICATE_WINDOW_S,
+    )
+
+
+def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
+    """Explicit acknowledgement, redelivery after `ack_wait_s`, for ever: it is the actors who end a ticket as void."""
+    return api.ConsumerConfig(
+        name=ACTORS,
+        durable_name=ACTORS,
+        ack_policy=api.AckPolicy.EXPLICIT,
+        ack_wait=ack_wait_s,
+        max_deliver=UNLIMITED,
+        max_ack_pending=UNLIMITED,
+    )
+
+
+async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack_wait_s: float) -> None:
+    """Create what is missing of a run's streams, consumer and bucket, and bring what is there to these settings.
+
+    Raises ConfigError when the server cannot change what is there.
+    """
+    for spec in STREAMS:
+        await _ensure_stream(js, stream_config(run, spec, max_log_bytes))
+    await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(ack_wait_s))
+    try:
+        await js.key_value(bucket_name(run))
+    except nats.js.errors.BucketNotFoundError:
+        await js.create_key_value(bucket=bucket_name(run), history=1, storage=api.StorageType.FILE)
+
+
+async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
+    """Leave alone what is not ours to set: an operator may have added replicas or a placement."""
+    assert wanted.name is not None
+    try:
+        present = (await js.stream_info(wanted.name)).config
+    except nats.js.errors.NotFoundError:
+        await js.add_stream(wanted)
+        return
+    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "duplicate_window")
+    changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
+    if changes:
+        try:
+            await js.update_stream(present.evolve(**changes))
+        except nats.js.errors.APIError as error:
+            raise ConfigError(
+                f"stream {wanted.name} exists with other settings ({', '.join(changes)}) that the server will not "
+                f"change: {error.description}; give the run another run.name or delete the stream"
+            ) from None
+
+
+async def _ensure_actors(js: JetStreamContext, stream: str, wanted: api.ConsumerConfig) -> None:
+    try:
+        present = (await js.consumer_info(stream, ACTORS)).config
+    except nats.js.errors.NotFoundError:
+        present = api.ConsumerConfig()
+    if present.ack_wait != wanted.ack_wait:
+        await js.add_consumer(stream, wanted)

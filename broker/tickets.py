@@ -1,0 +1,144 @@
+"""The ticket queue: the controller issues, actors lease.
+
+Place in the flow: **Ticket** → Episode. The stream itself is the truth: how many tickets were issued is read from it,
+so the controller needs no memory, and a ticket's id makes issuing it twice harmless.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from horizonrl.broker.api import Delivery, Stream, Transport
+from horizonrl.broker.codec import decode, encode
+from horizonrl.broker.dead import bury
+from horizonrl.common.errors import BrokerError, LeaseLost, RecordError
+from horizonrl.common.logs import get_logger
+from horizonrl.common.types import Kind, Ticket
+
+log = get_logger()
+
+SCAN_LIMIT = 256
+SCAN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """An actor's hold on a ticket: `held()` around the work, then `acknowledge` or `give_back`."""
+
+    ticket: Ticket
+    deliveries: int
+    """1 when nobody has held the ticket before."""
+    delivery: Delivery
+    ack_wait_s: float
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Extend the lease every third of `ack_wait_s` for as long as the body runs.
+
+        Cancels the body and raises LeaseLost when no extension has been confirmed for `ack_wait_s`: by then the
+        ticket may be another actor's.
+        """
+        try:
+            async with asyncio.timeout(self.ack_wait_s) as deadline:
+                heartbeat = asyncio.create_task(self._extend(deadline))
+                try:
+                    yield
+                finally:
+                    heartbeat.cancel()
+                    await asyncio.wait([heartbeat])
+        except TimeoutError:
+            if deadline.expired():
+                raise LeaseLost(
+                    f"{self.ticket.ticket_id}: no extension was confirmed for {self.ack_wait_s} s; another actor may "
+                    "have it"
+                ) from None
+            raise
+
+    async def _extend(self, deadline: asyncio.Timeout) -> None:
+        """Move the deadline with every confirmed extension, until cancelled; a lost lease ends the body at once."""
+        loop = asyncio.get_running_loop()
+        while True:
+            asked = loop.time()
+            try:
+                await self.delivery.extend()
+                deadline.reschedule(asked + self.ack_wait_s)
+            except LeaseLost:
+                deadline.reschedule(asked)
+                return
+            except BrokerError as error:
+                log.warning("lease_not_extended", ticket=self.ticket.ticket_id, error=str(error))
+            await asyncio.sleep(max(0.0, asked + self.ack_wait_s / 3 - loop.time()))
+
+    async def acknowledge(self) -> None:
+        await self.delivery.acknowledge()
+
+    async def give_back(self, delay_s: float = 0.0) -> None:
+        await self.delivery.give_back(delay_s)
+
+
+class TicketQueue:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._purged: dict[Kind, int] = {}
+        """Per kind, the number below which tickets have been removed."""
+
+    async def issue(self, ticket: Ticket) -> bool:
+        """Publish a ticket; return False when it had been issued before."""
+        stored = await self._transport.publish(_subject(ticket.kind), encode(ticket), message_id=ticket.ticket_id)
+        return not stored.duplicate
+
+    async def issued(self, kind: Kind) -> int:
+        """Return how many tickets of a kind were issued: the number of the next one."""
+        message = await self._transport.last(Stream.TICKETS, _subject(kind))
+        if message is None:
+            return 0
+        try:
+            return decode(message.data, Ticket).number + 1
+        except RecordError:  # something foreign stands last: look past it
+            return max((number for _, number in await self._standing(kind)), default=-1) + 1
+
+    async def lease(self, timeout_s: float) -> Lease | None:
+        """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while delivery := await self._transport.lease(max(0.0, deadline - loop.time())):
+            try:
+                ticket = decode(delivery.message.data, Ticket)
+            except RecordError as error:
+                await bury(self._transport, Stream.TICKETS, delivery.message, str(error))
+                await delivery.acknowledge()
+                continue
+            return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
+        return None
+
+    async def purge_below(self, lowest_unsettled: Mapping[Kind, int]) -> None:
+        """Remove each kind's tickets below its number, but never the last one issued: `issued` reads it."""
+        for kind, number in lowest_unsettled.items():
+            await self._purge_kind(kind, number)
+
+    async def _purge_kind(self, kind: Kind, number: int) -> None:
+        keep = min(number, await self.issued(kind) - 1)
+        if keep <= self._purged.get(kind, 0):
+            return
+        below = next((sequence for sequence, number in await self._standing(kind) if number >= keep), 0)
+        await self._transport.purge(Stream.TICKETS, below, _subject(kind))
+        self._purged[kind] = keep
+
+    async def _standing(self, kind: Kind) -> list[tuple[int, int]]:
+        """Return sequence and number of each ticket of a kind that the stream holds, in the order of issue."""
+        last = await self._transport.last(Stream.TICKETS, _subject(kind))
+        reached = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
+        reader = await self._transport.reader(Stream.TICKETS, reached, _subject(kind))
+        standing: list[tuple[int, int]] = []
+        while last is not None and reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
+            reached = messages[-1].sequence
+            for message in messages:
+                with suppress(RecordError):
+                    standing.append((message.sequence, decode(message.data, Ticket).number))
+        await reader.close()
+        return standing
+
+
+def _subject(kind: Kind) -> str:
+    return f"tickets.{kind.value}"

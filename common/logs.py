@@ -1,0 +1,46 @@
+"""Structured logs: one line an event, in the past tense, with the run, the role and what the event is about.
+
+JSON when the output is not a terminal. The loggers of vLLM, DeepSpeed and nats pass through the same formatter.
+"""
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+
+QUIET = ("nats", "vllm", "DeepSpeed", "deepspeed", "asyncio", "aiohttp.access", "transformers", "urllib3", "torch")
+
+
+def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
+    """Send every log of this process to `stream`, with `run` and `role` on each line."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    terminal = stream.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    tail = [] if terminal else [structlog.processors.format_exc_info]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *tail, renderer],
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.contextvars.bind_contextvars(run=run, role=role)
+
+
+def get_logger() -> Any:
+    return structlog.stdlib.get_logger()

@@ -1,0 +1,77 @@
+"""The environments that are installed, by entry point (group `horizonrl.envs`).
+
+Listing them reads package metadata and imports none; `load` imports one.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.envs.api import Environment, Split, TaskSpec
+
+GROUP = "horizonrl.envs"
+
+
+def names() -> tuple[str, ...]:
+    """Return the ids of the environments, sorted."""
+    return tuple(sorted(_registered()))
+
+
+def load(env_id: str) -> type[Environment]:
+    """Import an environment. Raises ConfigError for an unknown id and MissingDependency for what is not installed."""
+    registered = _registered()
+    if env_id not in registered:
+        raise ConfigError(f"no environment {env_id!r}; known: {', '.join(sorted(registered))}")
+    try:
+        environment: type[Environment] = registered[env_id].load()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "horizonrl":
+            raise  # Ours, and not there: a defect, not something to install.
+        raise MissingDependency(
+            f"environment {env_id!r} needs {error.name!r}, which is not installed: pip install 'horizonrl[envs]'"
+        ) from error
+    return environment
+
+
+def select(
+    env_id: str, split: Split | Literal["all"] = "all", categories: Collection[str] = ()
+) -> tuple[TaskSpec, ...]:
+    """Return the tasks of a split and of some categories (none named: of all), in the environment's order."""
+    tasks = load(env_id).tasks()
+    known = dict.fromkeys(task.category for task in tasks)
+    if unknown := [category for category in categories if category not in known]:
+        raise ConfigError(f"environment {env_id!r} has no category {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    selected = tuple(
+        task for task in tasks if split in ("all", task.split) and (not categories or task.category in categories)
+    )
+    if not selected:
+        raise ConfigError(
+            f"environment {env_id!r} has no task of split {split!r} in {', '.join(categories) or 'any category'}"
+        )
+    return selected
+
+
+def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
+    """Return a new instance. Raises ConfigError for an option that the environment does not know or cannot take."""
+    environment = load(env_id)
+    options = options or {}
+    known = inspect.signature(environment).parameters
+    if unknown := [option for option in options if option not in known]:
+        raise ConfigError(f"environment {env_id!r} has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    try:
+        return environment(**options)
+    except ValidationError as error:
+        wrong = (f"option {_place(e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors())
+        raise ConfigError(f"environment {env_id!r}: {'; '.join(wrong)}") from None
+
+
+def _registered() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))

@@ -1,0 +1,94 @@
+"""TextCraft: craft an item from the recipes that are shown. The reward is 1 when the goal is crafted, else 0.
+
+The rules and the tasks are those of the published environment; the engine is its own (docs/environments/textcraft.md
+says where it differs). Nothing here waits: a step takes microseconds and needs no thread.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field, validate_call
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+from horizonrl.envs.textcraft.crafting import Crafting
+from horizonrl.envs.textcraft.expert import TextCraftExpert
+from horizonrl.envs.textcraft.prompt import Style, first_observation
+from horizonrl.envs.textcraft.tasks import goal_of, load_book, load_tasks, task_id_of
+
+
+class TextCraft:
+    """One crafting episode at a time.
+
+    distractors: recipes in the first observation that the goal does not need
+    format: how the agent names its action, `react` or `plain` (envs/formats.py)
+    style: `full` explains the rules and lists every way to the goal, `compact` is for small models and short contexts
+    max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
+    """
+
+    env_id: ClassVar[str] = "textcraft"
+    version: ClassVar[str] = "1"
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        distractors: Annotated[int, Field(ge=0, le=100)] = 10,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+    ) -> None:
+        self._distractors = distractors
+        self._format: ActionFormat = format
+        self._style: Style = style
+        self._max_chars = max_observation_chars
+        self._book = load_book()
+        self._world: Crafting | None = None
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        """Return the 544 frozen tasks, sorted by id."""
+        return load_tasks()
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a task with an empty inventory."""
+        goal = goal_of(task_id)
+        if goal not in self._book.recipes_of or task_id != task_id_of(goal):
+            raise ConfigError(f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'")
+        text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
+        if len(text) > self._max_chars:
+            raise ConfigError(
+                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
+                f"{self._max_chars}: raise it, lower distractors ({self._distractors}) or take style 'compact'"
+            )
+        self._world = Crafting(self._book, goal)
+        return Observation(text)
+
+    async def step(self, text: str) -> Step:
+        """Follow the one command that the text names."""
+        world = self._begun()
+        if world.crafted:
+            raise EnvironmentFailure(f"the episode of {world.goal!r} is over: reset before the next step")
+        match read_action(text, self._format):
+            case Unreadable(reason):
+                observation = reason
+            case str(command):
+                observation = world.follow(command)
+        done = world.crafted
+        return Step(self._bounded(observation), reward=float(done), terminated=done, success=done)
+
+    def expert(self) -> TextCraftExpert:
+        """Return an expert that plays on from wherever the episode stands."""
+        return TextCraftExpert(self._begun(), self._format)
+
+    async def close(self) -> None:
+        self._world = None
+
+    def _begun(self) -> Crafting:
+        if self._world is None:
+            raise EnvironmentFailure("no episode has begun: reset before step and expert")
+        return self._world
+
+    def _bounded(self, observation: str) -> str:
+        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."

@@ -1,0 +1,138 @@
+"""Checkpoints as directories that become visible all at once: `step-NNNNNN/`, or nothing.
+
+A checkpoint is written beside, into `.incoming-step-NNNNNN`; its files are fsynced, `state.json` with the size of each
+of them is written last, and one rename makes it visible. Whatever the moment of a crash, `newest()` is the last one
+that was complete. Knows nothing of what is in the files; rank 0 alone holds the store.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.errors import CheckpointError
+
+STATE_FILE = "state.json"
+_VISIBLE = re.compile(r"step-(\d{6,})")
+_INCOMING = ".incoming-"
+_OUTGOING = ".outgoing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint: `step` optimizer steps, the caller's `state`, and the directory of files."""
+
+    step: int
+    path: Path
+    state: Mapping[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints of one run, of which the newest `keep` stay."""
+
+    def __init__(self, root: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}: a run that keeps no checkpoint cannot resume; keep 1 or more")
+        self._root, self._keep = root, keep
+        root.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, save: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
+        """Make the checkpoint of `step` from what `save` puts into a directory; return its path once it is durable.
+
+        Whatever raises leaves the earlier checkpoints as they were. Older ones than the newest `keep` are removed.
+        """
+        visible = self._root / f"step-{step:06d}"
+        if visible.exists():
+            raise CheckpointError(
+                f"{visible} exists already: resume from it, or move it away before step {step} is made"
+            )
+        incoming = self._root / f"{_INCOMING}{visible.name}"
+        _remove(incoming)
+        incoming.mkdir()
+        save(incoming)
+        _seal(incoming, {"step": step, "state": dict(state)})
+        incoming.rename(visible)
+        _sync(self._root)
+        self._tidy()
+        return visible
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint, or None; what a crash left half-written or damaged is passed over."""
+        return next(self._complete(), None)
+
+    def all(self) -> list[Checkpoint]:
+        """Return the complete checkpoints, newest first."""
+        return list(self._complete())
+
+    def _complete(self) -> Iterator[Checkpoint]:
+        for path in self._visible():
+            checkpoint = _opened(path)
+            if checkpoint is not None:
+                yield checkpoint
+
+    def _visible(self) -> list[Path]:
+        steps = {path: match for path in self._root.iterdir() if (match := _VISIBLE.fullmatch(path.name))}
+        return sorted(steps, key=lambda path: int(steps[path][1]), reverse=True)
+
+    def _tidy(self) -> None:
+        """Remove leftovers and all visible directories that are older than the newest `keep` complete ones."""
+        kept = self.all()[: self._keep]
+        for path in self._root.iterdir():
+            if path.name.startswith((_INCOMING, _OUTGOING)):
+                _remove(path)
+        for path in self._visible():
+            if int(path.name.removeprefix("step-")) < kept[-1].step:
+                # Renamed first: a crash in the middle of a removal leaves nothing that looks like a checkpoint.
+                _remove(path.rename(self._root / f"{_OUTGOING}{path.name}"))
+
+
+def opened(path: Path) -> Checkpoint:
+    """Return the checkpoint at `path`; raise CheckpointError when there is no complete one."""
+    checkpoint = _opened(path)
+    if checkpoint is None:
+        raise CheckpointError(f"no complete checkpoint at {path}: choose another step-NNNNNN directory of the run")
+    return checkpoint
+
+
+def _opened(path: Path) -> Checkpoint | None:
+    try:
+        sealed = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    sizes = sealed["files"].items()
+    if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes):
+        return None
+    return Checkpoint(step=sealed["step"], path=path, state=sealed["state"])
+
+
+def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Make a directory's files durable, then say in `state.json` that they are all there."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    for path in files:
+        _sync(path)
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
+    try:
+        text = json.dumps({**facts, "files": sizes}, indent=2, sort_keys=True)
+    except TypeError as error:
+        raise CheckpointError(f"the state of step {facts['step']} is not JSON ({error}): use plain values") from error
+    (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
+    _sync(directory / STATE_FILE)
+    for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)

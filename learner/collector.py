@@ -1,0 +1,162 @@
+"""The collector: settles the entries of the group log, in order, and gathers the groups of one optimizer step.
+
+Place in the flow: Group → **Batch**. Pure logic over records: no broker, no torch, no clock. Every decision depends on
+the log's order and on the learner's version alone, so a resumed learner decides the same again (invariant 3).
+
+An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
+when its step is committed; until then its ticket is outstanding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from horizonrl.broker.groups import DeadLetter, Entry
+from horizonrl.common.config import kind_of
+from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
+from horizonrl.learner.advantage import ADVANTAGES
+from horizonrl.learner.batch import Batch, Trace, trace_of
+from horizonrl.learner.settlement import Books
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a group must keep to be trained on."""
+
+    max_staleness: int
+    advantage: str
+    vocabulary: int
+    """Token ids at or above it cannot have been sampled by this model."""
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the learner is: the version it trains now and the phase it is in."""
+
+    version: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    sequence: int
+    ticket_id: str
+    reason: DropReason
+
+
+@dataclass
+class Draft:
+    """What has been consumed for the step in the making."""
+
+    admitted: list[tuple[int, Group]] = field(default_factory=list)
+    """(sequence, group) in log order."""
+    consumed: list[Group] = field(default_factory=list)
+    """Every group read, the dropped ones too: what the step's reward and success are measured on."""
+    dropped: list[Drop] = field(default_factory=list)
+    voids: int = 0
+    repeats: int = 0
+
+
+class Collector:
+    def __init__(self, rules: Rules, books: Books, cursor: int = 0) -> None:
+        self.rules = rules
+        self.books = books
+        self.cursor = cursor
+        """Sequence of the last entry consumed."""
+        self.draft = Draft()
+
+    def consume(self, entry: Entry, standing: Standing) -> None:
+        """Take the next entry of the log and settle it, or admit it into the draft."""
+        self.cursor = entry.sequence
+        match entry.record:
+            case Group() as group:
+                self._consume_group(entry.sequence, group, standing)
+            case Void(ticket=ticket):
+                if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
+                    self.draft.repeats += 1
+                else:
+                    self.books.void(ticket.kind, ticket.number)
+                    self.draft.voids += 1
+            case DeadLetter(ticket_id=ticket_id):
+                self._consume_dead(entry.sequence, ticket_id)
+
+    def commit(self) -> Draft:
+        """Settle the draft's groups as trained, and begin a new one."""
+        for _, group in self.draft.admitted:
+            self.books.train(group.ticket.kind, group.ticket.number)
+        done, self.draft = self.draft, Draft()
+        return done
+
+    def batch(self, version: int) -> Batch:
+        """Return the draft as the batch that trains `version`."""
+        return Batch(
+            traces=tuple(trace for _, group in self.draft.admitted for trace in self._traces(group)), version=version
+        )
+
+    def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
+        ticket = group.ticket
+        if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
+            self.draft.repeats += 1
+            return
+        self.draft.consumed.append(group)
+        if (reason := self._refuse(group, standing)) is None:
+            self.draft.admitted.append((sequence, group))
+        else:
+            self._drop(sequence, ticket.kind, ticket.number, reason)
+
+    def _consume_dead(self, sequence: int, ticket_id: str | None) -> None:
+        """Settle the ticket of an undecodable message, if its id says which one it was."""
+        kind, _, number = (ticket_id or "").partition("-")
+        known = kind in set(Kind) and number.isdecimal()
+        if known and not self.books.ended(Kind(kind), int(number)) and not self._in_draft(f"{kind}-{number}"):
+            self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+
+    def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
+        self.books.drop(kind, number, reason)
+        self.draft.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
+
+    def _in_draft(self, ticket_id: str) -> bool:
+        return any(group.ticket.ticket_id == ticket_id for _, group in self.draft.admitted)
+
+    def _refuse(self, group: Group, standing: Standing) -> DropReason | None:
+        """Return why the group may not be trained on, or None."""
+        demo = group.ticket.kind is Kind.DEMO
+        valid = group.valid_episodes
+        if group.ticket.kind is not kind_of(standing.phase):
+            return DropReason.PHASE
+        if len(valid) < (1 if demo else 2):
+            return DropReason.TOO_FEW_VALID
+        if not self._well_formed(group):
+            return DropReason.MALFORMED
+        if demo:
+            return None
+        if group.newest_version > standing.version:
+            return DropReason.LINEAGE
+        if standing.version - group.oldest_version > self.rules.max_staleness:
+            return DropReason.STALE
+        if len({episode.episode_return for episode in valid}) == 1:
+            return DropReason.ZERO_VARIANCE
+        return None
+
+    def _well_formed(self, group: Group) -> bool:
+        for episode in group.valid_episodes:
+            ids = [episode.prompt_ids]
+            for turn in episode.turns:
+                ids += [turn.output_ids, turn.observation_ids]
+            last_observation = len(ids.pop())
+            if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
+                return False
+            if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
+                return False
+        return True
+
+    def _traces(self, group: Group) -> Sequence[Trace]:
+        """Lay out the valid episodes with their advantages; the broken ones take no part in the baseline."""
+        valid = group.valid_episodes
+        if group.ticket.kind is Kind.DEMO:
+            return [trace_of(episode, 1.0) for episode in valid]
+        returns_G = np.array([episode.episode_return for episode in valid], dtype=np.float64)
+        advantages_G = ADVANTAGES[self.rules.advantage](returns_G)
+        return [trace_of(episode, float(A)) for episode, A in zip(valid, advantages_G, strict=True)]

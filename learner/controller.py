@@ -1,0 +1,118 @@
+"""The controller: turns the learner's progress into tickets. It imports no torch and keeps nothing in memory that the
+broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
+
+Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
+stream itself; which task and which horizon the next one carries are pure functions of its number and of the step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config import RunConfig, kind_of
+from horizonrl.common.errors import RunFailed
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Ticket
+from horizonrl.learner.curriculum import Curriculum, Source
+from horizonrl.learner.horizon import horizon_turns
+
+log = get_logger()
+
+
+@dataclass
+class Controller:
+    config: RunConfig
+    transport: Transport
+    sources: Sequence[Source]
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        self._queue = TicketQueue(self.transport)
+        self._state = StateStore(self.transport)
+        self._curriculum = Curriculum(self.config.run.seed, self.sources)
+
+    async def run(self) -> None:
+        """Issue tickets while credit lasts, until the run is finished.
+
+        Takes the learner's progress; gives tickets and the `horizon` key; waits for settlements; woken by each new
+        value of the `progress` key.
+        """
+        purged_step = 0
+        async for progress in self._state.watch(Key.PROGRESS):
+            if not isinstance(progress, Progress):
+                continue
+            issued = {kind: await self._queue.issued(kind) for kind in Kind}
+            self._check_conservation(progress, issued)
+            if progress.finished:
+                log.info("run_finished", step=progress.step)
+                return
+            await self._issue(progress, issued)
+            if progress.step > purged_step:
+                await self._queue.purge_below(progress.lowest_unsettled)
+                purged_step = progress.step
+            await self._report(progress, issued)
+        raise RunFailed("the broker stopped sending the run's progress; restart the controller")
+
+    async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        kind = kind_of(progress.phase)
+        before = issued[kind]
+        while issued[kind] - progress.settled(kind) < self._limit(progress):
+            ticket = self._ticket(kind, issued[kind], progress)
+            if await self._queue.issue(ticket):
+                self.metrics.count("tickets_issued_total", kind=kind.value)
+            issued[kind] += 1
+        if issued[kind] > before:
+            log.info("tickets_issued", kind=kind.value, count=issued[kind] - before, step=progress.step)
+
+    def _limit(self, progress: Progress) -> int:
+        """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
+        last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
+        needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
+        return min(self.config.credit(progress.phase), needed)
+
+    def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
+        task = self._curriculum.task(kind, number)
+        demo = kind is Kind.DEMO
+        rollout = self.config.rollout
+        return Ticket(
+            number=number,
+            kind=kind,
+            task=task,
+            group_size=1 if demo else rollout.group_size,
+            horizon_turns=max(self._horizons(task.env_id)) if demo else self.horizon(task.env_id, progress.phase_step),
+            announce_horizon=self.config.horizon.announce,
+            sampling=Sampling(temperature=rollout.temperature, max_turn_tokens=rollout.max_turn_tokens),
+            issued=progress.policy,
+        )
+
+    def horizon(self, env_id: str, step: int) -> int:
+        """Return the horizon of an environment's train tickets at RL step `step`, in turns."""
+        schedule = self.config.horizon
+        return horizon_turns(schedule.kind, self._horizons(env_id), schedule.steps_per_stage, step)
+
+    def _horizons(self, env_id: str) -> tuple[int, ...]:
+        own = next(env.horizons for env in self.config.envs if env.id == env_id)
+        return own or self.config.horizon.horizons
+
+    def _check_conservation(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        violations = 0
+        for kind in Kind:
+            outstanding = issued[kind] - progress.settled(kind)
+            self.metrics.set("tickets_outstanding", max(outstanding, 0), kind=kind.value)
+            if outstanding < 0:
+                violations -= outstanding
+                log.error("conservation_violated", kind=kind.value, issued=issued[kind], settled=progress.settled(kind))
+        self.metrics.set("conservation_violations", violations)
+
+    async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        horizons = {source.env_id: self.horizon(source.env_id, step) for source in self.sources}
+        for env_id, turns in horizons.items():
+            self.metrics.set("horizon_turns", turns, env=env_id)
+        waiting, leased = await self.transport.waiting()
+        self.metrics.set("tickets_waiting", waiting)
+        self.metrics.set("tickets_leased", leased)
+        await self._state.put(Key.HORIZON, HorizonState(phase_step=step, horizons=horizons, issued=issued))

@@ -1,0 +1,29 @@
+"""The controller's wiring; it needs no torch."""
+
+from horizonrl.broker.connect import connect
+from horizonrl.common.config import RunConfig
+from horizonrl.common.service import Service, until_stopped
+from horizonrl.envs import registry
+from horizonrl.learner.controller import Controller
+from horizonrl.learner.curriculum import Source
+
+
+async def run_controller(config: RunConfig) -> None:
+    """Run the controller until SIGTERM or the end of the run."""
+    service = Service()
+    sources = [
+        Source(env.id, tuple(spec.task_id for spec in registry.select(env.id, env.split, env.categories)), env.weight)
+        for env in config.envs
+    ]
+    transport = await connect(config.run.name, config.broker)
+    controller = Controller(config, transport, sources, service.metrics)
+
+    def refresh() -> None:
+        service.metrics.mirror_broker(transport.connected, transport.counters)
+
+    try:
+        async with service.open(config.metrics.host, config.metrics.port, refresh):
+            service.ready = True
+            await until_stopped(controller.run(), service.stopping)
+    finally:
+        await transport.close()

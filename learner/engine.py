@@ -1,0 +1,257 @@
+"""The learner's engine on DeepSpeed: a Batch in, one optimizer step, new weights out.
+
+Place in the flow: Batch → **Version**. The only file that imports deepspeed. Every rank holds one engine and calls the
+same methods in the same order; `ranks.py` makes that so. Parameters, activations and logits are bfloat16 as in the
+actors' engine; log-probabilities, gradient sums, master weights and AdamW's moments are float32.
+"""
+
+import atexit
+import io
+import json
+import math
+import os
+import time
+import warnings
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import astuple, dataclass, field
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.learner.api import Objective, StepStats
+from horizonrl.learner.batch import Batch
+from horizonrl.learner.export import WEIGHTS_FILE, write_weights_file
+from horizonrl.learner.loss import (
+    Behaviour,
+    LossSettings,
+    Tally,
+    imitation_loss,
+    imitation_tally,
+    mean,
+    ppo_loss,
+    ppo_tally,
+)
+from horizonrl.learner.model import TokenScorer, load_language_model
+from horizonrl.learner.packing import MicroBatch, pack
+
+DEEPSPEED_TAG = "deepspeed"
+ENGINE_FILE = "engine.json"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine needs to know; `common/config.py` documents the knobs."""
+
+    model_dir: Path
+    zero_stage: int = 1
+    threads: int = 1
+    micro_batch_tokens: int = 2048
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    temperature: float = 1.0
+    """The rollout's: recorded logprobs are of the distribution after temperature."""
+    collective_timeout_s: float = 1800.0
+    """A collective that waits longer for another rank ends in an error."""
+    loss: LossSettings = field(default_factory=LossSettings)
+
+
+class DeepSpeedEngine:
+    """`learner/api.Engine` on DeepSpeed ZeRO; one per process, under torchrun or alone."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._deepspeed = _start_deepspeed(settings)
+        self.rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        lm: Any = load_language_model(settings.model_dir)
+        lm.train(settings.gradient_checkpointing)
+        if settings.gradient_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.vocabulary: int = lm.get_input_embeddings().num_embeddings
+        self._parameters = sum(parameter.numel() for parameter in lm.parameters())
+        self._adamw = torch.optim.AdamW(lm.parameters(), weight_decay=settings.weight_decay, fused=True)
+        scorer, config = TokenScorer(lm, settings.temperature), _deepspeed_config(settings)
+        with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
+            self._engine: Any = self._deepspeed.initialize(model=scorer, optimizer=self._adamw, config=config)[0]
+
+    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
+        """Take one optimizer step on the whole batch; raise RunFailed when its gradient is not finite."""
+        started = time.perf_counter()
+        if batch.trained_tokens == 0:
+            raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
+        plans = pack(batch.traces, self._ranks, self._settings.micro_batch_tokens)
+        tally = Tally()
+        for micro_batch in plans[self.rank]:
+            loss, measured = self._forward(micro_batch, batch.version, objective)
+            # DeepSpeed averages over ranks; the objective is the mean over the tokens of the whole batch.
+            self._engine.backward(loss * (self._ranks / batch.trained_tokens))
+            tally += measured
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        grad_norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise RunFailed(
+                f"the gradient's norm is {grad_norm} in the step after version {batch.version}: resume from the last "
+                "checkpoint with a lower learning rate"
+            )
+        return _stats(self._total(tally), grad_norm, lr, time.perf_counter() - started)
+
+    def write_weights(self, path: Path) -> str:
+        """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
+        tensors = self._gathered()
+        return write_weights_file(tensors, path) if self.rank == 0 else ""
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Write DeepSpeed's own files, the weights file and `engine.json` into `directory`, which all ranks share."""
+        directory.mkdir(parents=True, exist_ok=True)
+        generator = {"torch_rng": torch.get_rng_state()}
+        self._engine.save_checkpoint(str(directory), tag=DEEPSPEED_TAG, client_state=generator, save_latest=False)
+        self.write_weights(directory / WEIGHTS_FILE)
+        if self.rank == 0:
+            written = {"state": state, **self._shape}
+            (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
+        dist.barrier()
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Restore what `save` wrote and return its `state`; raise CheckpointError when it is another engine's."""
+        try:
+            written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error})") from error
+        for name, mine in self._shape.items():
+            if written.get(name) != mine:
+                raise CheckpointError(
+                    f"the checkpoint {directory} was written with {name} = {written.get(name)}, this engine has "
+                    f"{mine}: resume with the run's own config"
+                )
+        path, client_state = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG)
+        if path is None:
+            raise CheckpointError(f"DeepSpeed's files are missing in {directory}: resume from an earlier checkpoint")
+        torch.set_rng_state(client_state["torch_rng"].cpu())
+        return dict(written["state"])
+
+    def close(self) -> None:
+        """Free the engine; the process stays joined to the other ranks, since DeepSpeed cannot join twice."""
+        self._engine.destroy()
+
+    @property
+    def _shape(self) -> dict[str, int]:
+        """What must be equal for DeepSpeed's partitions to fit."""
+        stage = self._settings.zero_stage
+        return {"learner.ranks": self._ranks, "learner.zero_stage": stage, "model parameters": self._parameters}
+
+    def _forward(self, micro_batch: MicroBatch, version: int, objective: Objective) -> tuple[Tensor, Tally]:
+        """Return the summed loss of a micro-batch and its tally."""
+        ids_BT, trained_N = self._tensor(micro_batch.ids_BT), self._tensor(micro_batch.trained_N)
+        logprobs_N, entropies_N = self._engine(ids_BT, trained_N)
+        if objective == "imitation":
+            loss_N = imitation_loss(logprobs_N)
+            return loss_N.sum(), imitation_tally(loss_N, entropies_N)
+        behaviour = Behaviour(
+            logprobs_N=self._tensor(micro_batch.logprobs_N),
+            advantages_N=self._tensor(micro_batch.advantages_N),
+            fresh_N=self._tensor(micro_batch.versions_N == version),
+        )
+        loss_N = ppo_loss(logprobs_N, behaviour, self._settings.loss)
+        return loss_N.sum(), ppo_tally(loss_N, entropies_N, logprobs_N, behaviour, self._settings.loss)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def _total(self, tally: Tally) -> Tally:
+        """Add up the tallies of all ranks, in rank order."""
+        mine = torch.tensor(astuple(tally), dtype=torch.float64, device=self._device)
+        rows = [torch.empty_like(mine) for _ in range(self._ranks)]
+        dist.all_gather(rows, mine)
+        return sum((Tally(*row.tolist()) for row in rows), Tally())
+
+    def _gathered(self) -> dict[str, Tensor]:
+        """Return the parameters under their Hugging Face names; ZeRO stage 3 gathers them, on rank 0 only."""
+        tensors: dict[str, Tensor] = {}
+        partitioned = self._settings.zero_stage == 3
+        for name, parameter in self._engine.module.lm.named_parameters():
+            with self._deepspeed.zero.GatheredParameters([parameter]) if partitioned else nullcontext():
+                if self.rank == 0:
+                    tensors[name] = parameter.detach().to("cpu", copy=partitioned)
+        return tensors
+
+
+def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float) -> StepStats:
+    return StepStats(
+        loss=mean(tally.loss, tally.tokens),
+        grad_norm=grad_norm,
+        lr=lr,
+        entropy=mean(tally.entropy, tally.tokens),
+        kl=mean(tally.kl, tally.compared),
+        logprob_gap=mean(tally.gap, tally.compared),
+        logprob_gap_fresh=mean(tally.gap_fresh, tally.fresh),
+        clip_share=mean(tally.stopped, tally.compared),
+        importance_mean=mean(tally.importance, tally.compared),
+        importance_max=mean(tally.importance_max, 1 if tally.compared else 0),
+        ess=tally.ess,
+        trained_tokens=int(tally.tokens),
+        compute_s=compute_s,
+    )
+
+
+def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # `step` is the boundary, whatever the number of micro-batches.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm,
+        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": True},
+        "communication_data_type": "fp32",
+        "steps_per_print": 1 << 62,
+    }
+    if settings.zero_stage > 0:
+        # Micro-batches would else be added up in bfloat16, and the step would depend on how they were cut.
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def _start_deepspeed(settings: EngineSettings) -> Any:
+    """Set the process up, import DeepSpeed quietly, join the other ranks; return the deepspeed module."""
+    on_gpu = torch.cuda.is_available()
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    torch.manual_seed(settings.seed)
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(settings.threads)
+    import deepspeed
+
+    deepspeed.logger.setLevel("ERROR")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's, every call
+    if not dist.is_initialized():
+        _join_ranks("nccl" if on_gpu else "gloo", timedelta(seconds=settings.collective_timeout_s))
+    # DeepSpeed would compile a shared-memory collective for CPU: a minute, and a C++ compiler, for nothing we need.
+    vars(import_module("deepspeed.comm.torch"))["build_shm_op"] = lambda: None
+    deepspeed.init_distributed()
+    return deepspeed
+
+
+def _join_ranks(backend: str, timeout: timedelta) -> None:
+    """Join the ranks that torchrun's environment names; without one be alone, with no address and no port."""
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, timeout=timeout, store=alone, rank=0, world_size=1)
+    atexit.register(dist.destroy_process_group)

@@ -1,0 +1,91 @@
+"""The policy's weights as files that anyone can open: one safetensors file, and a Hugging Face directory around it."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from horizonrl.broker.weights import digest_file
+from horizonrl.common.errors import CheckpointError
+
+WEIGHTS_FILE = "weights.safetensors"
+"""The policy in every checkpoint, next to what only the learner can read."""
+VERSION_FILE = "version.json"
+"""Written last: an export without it is not complete."""
+
+_MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
+"""What a model's directory holds beside its weights: configurations, tokenizer, chat template."""
+_NOT_COPIED = ("*.index.json", VERSION_FILE)
+
+
+def write_weights_file(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+    """Write tensors as bfloat16 safetensors, visible under `path` only when complete; return the file's digest."""
+    beside = path.with_name(f".{path.name}.incoming")
+    save_file(
+        {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, beside, metadata={"format": "pt"}
+    )
+    digest = digest_file(beside)
+    beside.rename(path)
+    return digest
+
+
+def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any]) -> Path:
+    """Make `out` a directory that `AutoModelForCausalLM.from_pretrained` opens; return it.
+
+    `model_dir` gives configuration, tokenizer and chat template; `weights` is a weights file, or a checkpoint that
+    holds one; `facts` (run, version, step, ...) go into the model card and `version.json`.
+    """
+    weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
+    if not weights_file.is_file():
+        raise CheckpointError(f"no weights at {weights_file}: name a complete checkpoint or a safetensors file")
+    if (out / VERSION_FILE).exists():
+        raise CheckpointError(f"{out} already holds an export: remove it or choose another directory")
+    out.mkdir(parents=True, exist_ok=True)
+    for source in _model_files(model_dir):
+        shutil.copyfile(source, out / source.name)
+    shutil.copyfile(weights_file, out / "model.safetensors")
+    written = {**facts, "digest": digest_file(out / "model.safetensors")}
+    (out / "README.md").write_text(_model_card(model_dir, written), encoding="utf-8")
+    beside = out / f".{VERSION_FILE}.incoming"
+    beside.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(beside, out / VERSION_FILE)
+    return out
+
+
+def _model_files(model_dir: Path) -> list[Path]:
+    if not (model_dir / "config.json").is_file():
+        raise CheckpointError(f"no config.json in {model_dir}: name the Hugging Face directory that the run began with")
+    excluded = {path for pattern in _NOT_COPIED for path in model_dir.glob(pattern)}
+    found = {path for pattern in _MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
+    return sorted(found - excluded)
+
+
+def _model_card(model_dir: Path, facts: Mapping[str, Any]) -> str:
+    rows = "\n".join(f"| {name} | `{value}` |" for name, value in sorted(facts.items()))
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [reinforcement-learning, agents, horizonrl]
+---
+
+# {model_dir.name}, trained with HorizonRL
+
+A policy trained by reinforcement learning on multi-turn tasks, in bfloat16. `digest` is the xxh3_128 of
+`model.safetensors`; the run's ledger tells which episodes made this version.
+
+| fact | value |
+|---|---|
+{rows}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+"""

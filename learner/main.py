@@ -1,0 +1,80 @@
+"""The learner's wiring: ranks, engine, broker, loop."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from horizonrl.broker.connect import connect
+from horizonrl.common.config import RunConfig
+from horizonrl.common.service import Service
+from horizonrl.learner.collector import Rules
+from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.loop import LearnerLoop
+from horizonrl.learner.loss import LossSettings
+from horizonrl.learner.ranks import Leader, follow
+
+
+def spawn_ranks(ranks: int) -> None:
+    """Replace this process by torchrun with one process a rank, unless it is one of the ranks already."""
+    if ranks > 1 and "RANK" not in os.environ:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        os.execv(sys.executable, [*launcher, "-m", "horizonrl.ops.cli", *sys.argv[1:]])
+
+
+async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str]) -> None:
+    """Run one rank of the learner until SIGTERM or the last step: rank 0 leads, the others follow its calls."""
+    settings = EngineSettings(
+        model_dir=model_dir,
+        zero_stage=config.learner.zero_stage,
+        threads=config.learner.threads,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        max_grad_norm=config.learner.max_grad_norm,
+        weight_decay=config.learner.weight_decay,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
+        seed=config.run.seed,
+        temperature=config.rollout.temperature,
+        collective_timeout_s=config.learner.step_timeout_s,
+        loss=LossSettings(
+            clip_low=config.rl.clip_low,
+            clip_high=config.rl.clip_high,
+            dual_clip=config.rl.dual_clip,
+            importance_cap=config.rl.importance_cap,
+        ),
+    )
+    engine = await asyncio.to_thread(DeepSpeedEngine, settings)
+    if engine.rank != 0:
+        await asyncio.to_thread(follow, engine)
+        return
+    await lead(config, Leader(engine), identity, engine.vocabulary)
+
+
+async def lead(config: RunConfig, engine: Leader, identity: dict[str, str], vocabulary: int) -> None:
+    """Run rank 0: the loop over the group log."""
+    service = Service()
+    transport = await connect(config.run.name, config.broker)
+
+    def refresh() -> None:
+        service.metrics.mirror_broker(transport.connected, transport.counters)
+
+    loop = LearnerLoop(
+        config=config,
+        transport=transport,
+        engine=engine,
+        rules=Rules(
+            max_staleness=config.rl.max_staleness,
+            advantage=config.rl.advantage,
+            vocabulary=vocabulary,
+            max_context_tokens=config.model.max_context_tokens,
+        ),
+        identity=identity,
+        stopping=service.stopping,
+        metrics=service.metrics,
+    )
+    try:
+        async with service.open(config.metrics.host, config.metrics.port, refresh):
+            service.ready = True
+            await loop.run()
+    finally:
+        await transport.close()
+        await asyncio.to_thread(engine.close)

@@ -1,0 +1,89 @@
+"""A causal language model that scores the tokens it is asked about, and no others.
+
+Knows nothing of losses or of DeepSpeed. Axes: B rows, T positions, N asked tokens, D hidden, V vocabulary.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+CHUNK_ROWS = 32
+"""Rows of float32 logits alive at once: 32 × 49,152 are 6 MB, which stay in the cache between the passes over them."""
+
+_SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+
+
+class TokenScorer(nn.Module):
+    """Wraps a Hugging Face causal LM; `forward` is the only door, so that the hooks of ZeRO stage 3 see every use."""
+
+    def __init__(self, lm: nn.Module, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.lm = lm
+        self.temperature = temperature
+        config: Any = lm.config
+        scaled = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
+        if scaled:
+            raise ValueError(f"{config.model_type} models transform their logits ({scaled[0]}): not supported")
+
+    def forward(self, ids_BT: Tensor, asked_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy, float32 [N], of the tokens at flat positions `asked_N` of `ids_BT`.
+
+        Padding must be on the right. The token at position t is scored by the hidden state at t − 1, so no row's
+        first token may be asked about.
+        """
+        lm: Any = self.lm
+        hidden_BTD = lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, asked_N - 1)
+        logits_NV = lm.get_output_embeddings()(hidden_ND)
+        return token_scores(logits_NV, ids_BT.flatten().index_select(0, asked_N), self.temperature)
+
+
+def token_scores(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return log softmax(logits / temperature) at `ids_N`, and the entropy, which carries no gradient."""
+    scores: tuple[Tensor, Tensor] = _TokenScores.apply(logits_NV, ids_N, temperature)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _TokenScores(torch.autograd.Function):
+    """Float32 softmax over chunks of rows. Keeps the logits in their own precision and nothing else of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(logits_NV.dtype, torch.float32)
+        normalisers_N, logprobs_N, entropies_N = (logits_NV.new_empty(len(ids_N), dtype=dtype) for _ in range(3))
+        for start in range(0, len(ids_N), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            shifted_CV = logits_NV[rows].to(dtype) / temperature
+            largest_C1 = shifted_CV.amax(-1, keepdim=True)
+            weights_CV = shifted_CV.sub_(largest_C1).exp()
+            total_C = weights_CV.sum(-1)
+            # log p = shifted − log total, so the entropy is log total − E[shifted].
+            expected_C = torch.bmm(weights_CV[:, None, :], shifted_CV[:, :, None])[:, 0, 0] / total_C
+            entropies_N[rows] = total_C.log() - expected_C
+            logprobs_N[rows] = shifted_CV.gather(-1, ids_N[rows, None])[:, 0] - total_C.log()
+            normalisers_N[rows] = largest_C1[:, 0] + total_C.log()
+        ctx.save_for_backward(logits_NV, ids_N, normalisers_N)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies_N)
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logits_NV, ids_N, normalisers_N = ctx.saved_tensors
+        gradient_NV = torch.empty_like(logits_NV)
+        for start in range(0, len(ids_N), CHUNK_ROWS):
+            rows = slice(start, start + CHUNK_ROWS)
+            weight_C1 = gradient_N[rows, None] / ctx.temperature
+            logprobs_CV = (logits_NV[rows].to(normalisers_N.dtype) / ctx.temperature).sub_(normalisers_N[rows, None])
+            gradient_CV = logprobs_CV.exp_().mul_(-weight_C1)
+            gradient_NV[rows] = gradient_CV.scatter_add_(-1, ids_N[rows, None], weight_C1)
+        return gradient_NV, None, None
+
+
+def load_language_model(model_dir: Path) -> nn.Module:
+    """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with."""
+    from transformers import AutoModelForCausalLM
+
+    return cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))

@@ -1,0 +1,89 @@
+"""The books of the run: which tickets have ended, and how (design.md, invariant 1).
+
+A ticket ends once: a second end is a defect and raises. The books are part of every checkpoint, so that a resumed
+learner knows a repeated group when it sees one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from horizonrl.common.errors import RunFailed
+from horizonrl.common.types import DropReason, Kind, Outcomes
+
+
+@dataclass
+class KindBooks:
+    """One kind's ends. `floor`: every number below has ended; `above`: those that ended at or beyond it."""
+
+    trained: int = 0
+    void: int = 0
+    dropped: Counter[DropReason] = field(default_factory=Counter)
+    floor: int = 0
+    above: set[int] = field(default_factory=set)
+
+    def ended(self, number: int) -> bool:
+        return number < self.floor or number in self.above
+
+    def end(self, number: int) -> None:
+        if self.ended(number):
+            raise RunFailed(f"ticket number {number} was settled twice: this is a defect, please report it")
+        self.above.add(number)
+        while self.floor in self.above:
+            self.above.remove(self.floor)
+            self.floor += 1
+
+
+class Books:
+    def __init__(self) -> None:
+        self._kinds = {kind: KindBooks() for kind in Kind}
+
+    def ended(self, kind: Kind, number: int) -> bool:
+        return self._kinds[kind].ended(number)
+
+    def train(self, kind: Kind, number: int) -> None:
+        self._kinds[kind].end(number)
+        self._kinds[kind].trained += 1
+
+    def drop(self, kind: Kind, number: int, reason: DropReason) -> None:
+        self._kinds[kind].end(number)
+        self._kinds[kind].dropped[reason] += 1
+
+    def void(self, kind: Kind, number: int) -> None:
+        self._kinds[kind].end(number)
+        self._kinds[kind].void += 1
+
+    def outcomes(self) -> dict[Kind, Outcomes]:
+        return {
+            kind: Outcomes(trained=books.trained, dropped=dict(books.dropped), void=books.void)
+            for kind, books in self._kinds.items()
+        }
+
+    def lowest_unsettled(self) -> dict[Kind, int]:
+        return {kind: books.floor for kind, books in self._kinds.items()}
+
+    def dump(self) -> dict[str, Any]:
+        """Return the books as JSON-able values."""
+        return {
+            kind.value: {
+                "trained": books.trained,
+                "void": books.void,
+                "dropped": {reason.value: count for reason, count in sorted(books.dropped.items())},
+                "floor": books.floor,
+                "above": sorted(books.above),
+            }
+            for kind, books in self._kinds.items()
+        }
+
+    @classmethod
+    def restore(cls, dumped: dict[str, Any]) -> "Books":
+        books = cls()
+        for kind, values in dumped.items():
+            books._kinds[Kind(kind)] = KindBooks(
+                trained=values["trained"],
+                void=values["void"],
+                dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
+                floor=values["floor"],
+                above=set(values["above"]),
+            )
+        return books

@@ -1,0 +1,55 @@
+"""Announce new weights: a key frame through the broker, or a shared file when the whole run is on one machine.
+
+Place in the flow: Batch → **Version** → actors. The `policy` key is set last, so that whoever reads it finds the frame.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights import discard_frames_below, publish_frame
+from horizonrl.common.types import PolicyVersion, WeightsManifest
+
+FILES_KEPT = 2
+"""The newest frame, and the one before it that an actor may still be reading."""
+
+
+@dataclass
+class WeightsPublisher:
+    transport: Transport
+    directory: Path
+    share_files: bool
+    """Actors read the file itself: they are on this machine."""
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._previous: WeightsManifest | None = None
+
+    def path_for(self, policy: PolicyVersion) -> Path:
+        """Return where the weights of a version are to be written."""
+        return self.directory / f"frame-{policy.version:06d}-{policy.lineage:03d}.safetensors"
+
+    async def announce(self, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, float]:
+        """Publish the file at `path_for(policy)`; return its manifest and the seconds it took."""
+        started = time.monotonic()
+        file = self.path_for(policy)
+        if self.share_files:
+            manifest = WeightsManifest(
+                policy=policy, weights_bytes=file.stat().st_size, digest=digest, path=str(file.resolve())
+            )
+        else:
+            manifest = await publish_frame(self.transport, file, policy, digest)
+        await StateStore(self.transport).put(Key.POLICY, manifest)
+        if not self.share_files and self._previous is not None:
+            await discard_frames_below(self.transport, self._previous)
+        self._previous = manifest
+        self.tidy()
+        return manifest, time.monotonic() - started
+
+    def tidy(self) -> None:
+        """Remove all but the newest files."""
+        frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
+        for file in frames[:-FILES_KEPT]:
+            file.unlink()

@@ -1,0 +1,141 @@
+"""The command line: `horizonrl COMMAND [RECIPE...] [--section.key value ...]`.
+
+Heavy imports come after parsing, so that `--help` answers at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from horizonrl.common.errors import HorizonError
+
+if TYPE_CHECKING:
+    from horizonrl.common.config import RunConfig
+
+ROLES = ("broker", "controller", "learner", "actor")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly."""
+    words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(words)
+    try:
+        return COMMANDS[arguments.command](arguments, overrides)
+    except HorizonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+
+
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part `--section.key value` from the command's own words."""
+    words: list[str] = []
+    overrides: list[str] = []
+    tokens = iter(argv)
+    for token in tokens:
+        flag, equals, _ = token.partition("=")
+        if flag.startswith("--") and "." in flag:
+            overrides.append(token)
+            if not equals and (value := next(tokens, None)) is not None:
+                overrides.append(value)
+        else:
+            words.append(token)
+    return words, overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="horizonrl",
+        description="Asynchronous reinforcement learning for LLM agents on long, multi-turn tasks.",
+        epilog="Any key of the config can be set with --section.key value; `horizonrl config` shows them all.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in {
+        "train": "everything on this machine: broker, controller, learner, actors; one console",
+        "broker": "the broker alone: a nats-server with the run's streams",
+        "controller": "the controller alone",
+        "learner": "the learner alone; resumes from its newest checkpoint by itself",
+        "actor": "one actor alone",
+        "config": "print the resolved config",
+    }.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+    status = commands.add_parser("status", help="where a run stands: steps, versions, conservation, rewards")
+    status.add_argument("run_dir", nargs="?", type=Path, help="a run directory on this machine")
+    status.add_argument("--run", help="name of a run on the broker given with --broker.url")
+    status.add_argument("--watch", action="store_true", help="keep the table up to date")
+    export = commands.add_parser("export", help="write the newest checkpoint as a Hugging Face directory")
+    export.add_argument("run_dir", type=Path)
+    export.add_argument("out", type=Path)
+    envs = commands.add_parser("envs", help="list or check the environments")
+    envs.add_argument("action", choices=("list", "check"))
+    envs.add_argument("env_id", nargs="?")
+    commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
+    return parser
+
+
+def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
+    from horizonrl.common.config import RunConfig
+
+    return RunConfig.load(recipes, overrides)
+
+
+def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = _load(arguments.recipes, overrides)
+    from horizonrl.ops.local import train
+
+    return train(config, resume_command=" ".join(["horizonrl", *sys.argv[1:]]))
+
+
+def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = _load(arguments.recipes, overrides)
+    from horizonrl.ops.roles import run
+
+    return run(arguments.command, config)
+
+
+def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    import tomli_w
+
+    print(tomli_w.dumps(_load(arguments.recipes, overrides).model_dump(mode="json", exclude_none=True)), end="")
+    return 0
+
+
+def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.status import show_status
+
+    return show_status(arguments.run_dir, arguments.run, overrides, watch=arguments.watch)
+
+
+def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.local import export_run
+
+    print(f"exported step {export_run(arguments.run_dir, arguments.out)} to {arguments.out}")
+    return 0
+
+
+def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.environments import check_environment, list_environments
+
+    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id)
+
+
+def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.doctor import examine
+
+    return examine()
+
+
+COMMANDS = {
+    "train": _train,
+    **dict.fromkeys(ROLES, _role),
+    "config": _config,
+    "status": _status,
+    "export": _export,
+    "envs": _envs,
+    "doctor": _doctor,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

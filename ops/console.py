@@ -1,0 +1,139 @@
+"""The console of `horizonrl train`: a live table on a terminal, a line a step elsewhere."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import rich.console
+from rich.live import Live
+from rich.table import Table
+
+from horizonrl.common.config import RunConfig
+from horizonrl.ops.rundir import read_lines
+
+REFRESH_S = 1.0
+ROWS = 12
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "step": lambda line: str(line["step"]),
+    "phase": lambda line: line["phase"],
+    "horizon": lambda line: str(line["horizon"]),
+    "success": lambda line: percent(line["success_rate"]),
+    "reward": lambda line: number(line["reward_mean"]),
+    "turns": lambda line: number(line["turns_mean"]),
+    "cut": lambda line: percent(line["truncated_share"]),
+    "stale": lambda line: "-" if line["staleness_max"] is None else f"≤{line['staleness_max']}",
+    "groups": lambda line: f"{line['groups_trained']}+{line['groups_dropped']}",
+    "out": lambda line: str(line["tickets_outstanding"]),
+    "loss": lambda line: number(line["loss"], 3),
+    "gap": lambda line: number(line["logprob_gap"], 3),
+    "gen tok/s": lambda line: number(line["generated_tokens_per_s"], 0),
+    "step s": lambda line: number(line["step_s"], 1),
+    "wait s": lambda line: number(line["wait_s"], 1),
+}
+
+
+class Console:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._metrics = config.run_dir / "metrics.jsonl"
+        self._console = rich.console.Console()
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Show that something takes a while, and how long it took."""
+        started = time.monotonic()
+        with self._console.status(f"{what} ..."):
+            if not self._console.is_terminal:
+                self.say(f"{what} ...")
+            yield
+        if self._console.is_terminal:
+            self.say(f"{what}: {time.monotonic() - started:.0f} s")
+
+    async def follow(self, restarts: Callable[[], dict[str, int]]) -> None:
+        """Draw the run's table until cancelled. Takes the journal's lines; woken once a second."""
+        self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
+        if not self._console.is_terminal:
+            await self._follow_plainly()
+        with Live(console=self._console, refresh_per_second=2) as live:
+            while True:
+                lines = await asyncio.to_thread(read_lines, self._metrics)
+                live.update(self._table(lines, restarts()))
+                await asyncio.sleep(REFRESH_S)
+
+    async def _follow_plainly(self) -> None:
+        shown = 0
+        header = True
+        while True:
+            lines = await asyncio.to_thread(read_lines, self._metrics)
+            for line in lines[shown:]:
+                if header:
+                    self.say("  ".join(f"{name:>9}" for name in COLUMNS))
+                    header = False
+                self.say("  ".join(f"{cell(line):>9}" for cell in COLUMNS.values()))
+            shown = len(lines)
+            await asyncio.sleep(REFRESH_S)
+
+    def _table(self, lines: list[dict[str, Any]], restarts: dict[str, int]) -> Table:
+        done = lines[-1]["step"] if lines else 0
+        table = Table(title=self._title(done, lines, restarts), title_justify="left", caption=caption(lines))
+        for name in COLUMNS:
+            table.add_column(name, justify="right")
+        for line in lines[-ROWS:]:
+            table.add_row(*(cell(line) for cell in COLUMNS.values()))
+        return table
+
+    def _title(self, done: int, lines: list[dict[str, Any]], restarts: dict[str, int]) -> str:
+        elapsed = time.monotonic() - self._started
+        title = f"{self._config.run.name}: step {done} of {self._config.total_steps}, {elapsed / 60:.1f} min"
+        if len(lines) > 1:
+            recent = lines[-5:]
+            per_step = (recent[-1]["time"] - recent[0]["time"]) / max(len(recent) - 1, 1)
+            title += f", about {per_step * (self._config.total_steps - done) / 60:.0f} min left"
+        elif not lines:
+            title += ", starting the engines"
+        again = ", ".join(f"{name} {count}x" for name, count in restarts.items() if count)
+        return title + (f"; restarted: {again}" if again else "")
+
+    def summary(self, model_dir: Path) -> None:
+        """Say how the run ended: success in the first and the last five RL steps, and where the model is."""
+        lines = [line for line in read_lines(self._metrics) if line["phase"] == "rl"]
+        self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
+        if lines:
+            first, last = lines[:5], lines[-5:]
+            self.say(f"success over the first {len(first)} RL steps: {percent(mean_success(first))}")
+            self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
+        self.say(f"model: {model_dir}")
+
+
+def caption(lines: list[dict[str, Any]]) -> str:
+    if not lines:
+        return "waiting for the first step"
+    line = lines[-1]
+    settled = line["tickets_issued"] - line["tickets_outstanding"]
+    return (
+        f"tickets: {line['tickets_issued']} issued = {settled} settled + {line['tickets_outstanding']} outstanding; "
+        f"groups of a step: trained+dropped"
+    )
+
+
+def mean_success(lines: list[dict[str, Any]]) -> float | None:
+    """Return the success of several steps, each weighted by its episodes."""
+    known = [line for line in lines if line["success_rate"] is not None]
+    episodes = sum(line["episodes"] for line in known)
+    return sum(line["success_rate"] * line["episodes"] for line in known) / episodes if episodes else None
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

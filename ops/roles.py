@@ -1,0 +1,80 @@
+"""One role in this process, as pods and terminals run it."""
+
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.service import die_with_parent, run_role
+
+SUPERVISED = "HORIZONRL_SUPERVISED"
+"""Set in the environment of a role that must not outlive the process that started it."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Where an actor keeps the frame that it fetched: the engine maps it without a copy."""
+
+
+def run(role: str, config: RunConfig) -> int:
+    """Run a role to its end and return the exit code."""
+    if os.environ.get(SUPERVISED):
+        die_with_parent()
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
+    configure_logs(run=config.run.name, role=role)
+    return run_role(ROLES[role](config))
+
+
+def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    from horizonrl.ops.local import serve_broker
+
+    return lambda: serve_broker(config)
+
+
+def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.learner.controller_main import run_controller
+
+    return lambda: run_controller(config)
+
+
+def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.learner.main import run_learner, spawn_ranks
+    from horizonrl.ops.models import model_identity, resolve_model
+
+    spawn_ranks(config.learner.ranks)
+    model_dir = resolve_model(config.model.name)
+    return lambda: run_learner(config, model_dir, model_identity(model_dir))
+
+
+def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.actors.main import run
+    from horizonrl.ops.models import model_identity, resolve_model
+
+    model_dir = resolve_model(config.model.name)
+
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+
+    async def actor() -> None:
+        with tempfile.TemporaryDirectory(prefix="horizonrl-", dir=parent) as scratch:
+            await run(config, model_dir, model_identity(model_dir), Path(scratch))
+
+    return actor
+
+
+def _require_url(config: RunConfig) -> None:
+    if config.broker.url is None:
+        raise ConfigError(
+            "broker.url is not set: a role alone needs a running broker. Start one with `horizonrl broker RECIPE` and "
+            "give its address as --broker.url nats://HOST:PORT, or run everything here with `horizonrl train`"
+        )
+
+
+ROLES: dict[str, Callable[[RunConfig], Callable[[], Awaitable[None]]]] = {
+    "broker": _broker,
+    "controller": _controller,
+    "learner": _learner,
+    "actor": _actor,
+}

@@ -1,0 +1,37 @@
+"""The run directory as a reader finds it: config, journal, broker address."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError
+
+CONFIG = "config.toml"
+ADDRESS = "broker.url"
+
+
+def write_config(config: RunConfig) -> Path:
+    """Write the resolved config, without secrets, and return its path; it is a recipe for the same run."""
+    values = config.model_dump(mode="json", exclude_none=True, exclude={"broker": {"password"}})
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    path = config.run_dir / CONFIG
+    path.write_text(tomli_w.dumps(values))
+    return path
+
+
+def read_config(run_dir: Path) -> RunConfig:
+    """Read a run directory's config. Raises ConfigError when there is none."""
+    if not (run_dir / CONFIG).is_file():
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}")
+    return RunConfig.load([run_dir / CONFIG])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a JSON-lines file; an unfinished last one is left out."""
+    if not path.exists():
+        return []
+    complete = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in complete.splitlines()]

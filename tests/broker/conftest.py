@@ -1,0 +1,3 @@
+from tests.brokers import broker
+
+__all__ = ["broker"]

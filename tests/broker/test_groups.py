@@ -1,0 +1,258 @@
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from tests.brokers import Broker
+from tests.records import make_group, make_ticket
+
+from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.codec import encode
+from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.common.errors import LogGap
+from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
+
+SMALL_PAYLOAD = 1_024
+
+
+async def entries(transport: Transport, count: int, after: int = 0) -> list[Entry]:
+    reader = await GroupLog(transport).read(after)
+    found = [entry for _ in range(count) if (entry := await reader.next(5.0))]
+    await reader.close()
+    return found
+
+
+def make_void(number: int = 0) -> Void:
+    return Void(ticket=make_ticket(number), reason="delivered 5 times", actor="a")
+
+
+def large_group(number: int, tokens: int, seed: int = 0) -> Group:
+    turn = Turn(
+        output_ids=tuple((seed + index) % 50_000 for index in range(tokens)),
+        logprobs=(-0.5,) * tokens,
+        spans=(VersionSpan(version=0, lineage=0, tokens=tokens),),
+    )
+    group = make_group(number)
+    episodes = tuple(episode.model_copy(update={"turns": (turn,)}) for episode in group.episodes)
+    return group.model_copy(update={"episodes": episodes})
+
+
+async def subjects(transport: Transport) -> list[str]:
+    extent = await transport.extent(Stream.GROUPS)
+    reader = await transport.reader(Stream.GROUPS, extent.first_sequence - 1)
+    found: list[Message] = []
+    while len(found) < extent.messages:
+        found += await reader.fetch(100, 5.0)
+    await reader.close()
+    return [message.subject for message in found]
+
+
+def test_groups_and_voids_are_read_in_the_order_of_the_log(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            log = GroupLog(transport)
+            await log.publish(make_group(1))
+            await log.publish_void(make_void(0))
+            await log.publish(make_group(0, kind=Kind.EVAL))
+            assert await entries(transport, 3) == [
+                Entry(1, make_group(1)),
+                Entry(2, make_void(0)),
+                Entry(3, make_group(0, kind=Kind.EVAL)),
+            ]
+            assert await subjects(transport) == ["groups.train", "groups.void", "groups.eval"]
+
+    asyncio.run(scenario())
+
+
+def test_a_ticket_ends_once_whichever_end_comes_first(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            log = GroupLog(transport)
+            assert not (await log.publish(make_group(0))).duplicate
+            assert (await log.publish(make_group(0, rewards=(0.0, 0.0)))).duplicate
+            assert (await log.publish_void(make_void(0))).duplicate
+            assert not (await log.publish_void(make_void(1))).duplicate
+            assert (await log.publish(make_group(1))).duplicate
+            assert (await transport.extent(Stream.GROUPS)).messages == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_resumes_after_its_cursor_and_returns_none_at_the_end(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            for number in range(12):
+                await GroupLog(transport).publish(make_group(number))
+            assert [entry.sequence for entry in await entries(transport, 3, after=9)] == [10, 11, 12]
+            reader = await GroupLog(transport).read(after=12)
+            assert await reader.next(0.1) is None
+            await GroupLog(transport).publish(make_group(12))
+            assert await reader.next(5.0) == Entry(13, make_group(12))
+
+    asyncio.run(scenario())
+
+
+def test_an_undecodable_message_is_kept_in_dead_once_and_passed_over(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await transport.publish("groups.train", b"\xffjunk", message_id="train-00000007")
+            await transport.publish("groups.train", encode(make_void(3)))
+            await GroupLog(transport).publish(make_group(8))
+            for _ in range(2):
+                first, second, third = await entries(transport, 3)
+                assert isinstance(first.record, DeadLetter)
+                assert (first.sequence, first.record.ticket_id) == (1, "train-00000007")
+                assert isinstance(second.record, DeadLetter)
+                assert second.record.ticket_id is None
+                assert third == Entry(3, make_group(8))
+            assert (await transport.extent(Stream.DEAD)).messages == 2
+            reader = await transport.reader(Stream.DEAD, 0)
+            dead = (await reader.fetch(1, 5.0))[0]
+            await reader.close()
+            assert (dead.subject, dead.data) == ("dead.groups", b"\xffjunk")
+            assert dead.headers["Nats-Msg-Id"] == "dead-GROUPS-1"
+            assert dead.headers["Horizon-Subject"] == "groups.train"
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_whose_cursor_was_purged_reports_the_gap(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            log = GroupLog(transport)
+            for number in range(4):
+                await log.publish(make_group(number))
+            await log.purge_below(3)
+            assert [entry.sequence for entry in await entries(transport, 2, after=2)] == [3, 4]
+            with pytest.raises(LogGap):
+                await entries(transport, 1, after=1)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_over_the_payload_limit_travels_in_parts(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            group = large_group(3, tokens=700_000)
+            assert len(encode(group)) > transport.max_payload_bytes
+            log = GroupLog(transport)
+            assert not (await log.publish(group)).duplicate
+            assert (await log.publish(group)).duplicate
+            await log.publish(make_group(4))
+            assert await subjects(transport) == ["groups.part"] * 2 + ["groups.joined", "groups.train"]
+            assert await entries(transport, 2) == [Entry(3, group), Entry(4, make_group(4))]
+
+    asyncio.run(scenario())
+
+
+@dataclass
+class SmallLog:
+    """A log in memory whose messages hold a kilobyte."""
+
+    server: MemoryServer
+    transport: MemoryTransport
+    log: GroupLog
+
+
+@pytest.fixture
+def small() -> SmallLog:
+    server = MemoryServer(max_payload_bytes=SMALL_PAYLOAD)
+    transport = MemoryTransport(server)
+    return SmallLog(server, transport, GroupLog(transport))
+
+
+def test_parts_of_several_actors_may_interleave(small: SmallLog) -> None:
+    async def scenario() -> None:
+        wanted = [large_group(number, tokens=600, seed=number) for number in range(4)]
+        await asyncio.gather(*(GroupLog(MemoryTransport(small.server)).publish(group) for group in wanted))
+        read = await entries(small.transport, 4)
+        assert [entry.record for entry in read] == wanted
+
+    asyncio.run(scenario())
+
+
+def test_a_crash_between_parts_leaves_nothing_to_read_and_another_actor_ends_the_ticket(small: SmallLog) -> None:
+    async def scenario() -> None:
+        small.server.max_log_bytes = 2_500  # room for two of the five parts: the publisher stops in between
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await small.log.publish(large_group(0, tokens=600, seed=1))
+        reader = await small.log.read(after=0)
+        assert await reader.next(0.05) is None
+        small.server.max_log_bytes = 1 << 20
+        second = large_group(0, tokens=600, seed=2)
+        assert not (await small.log.publish(second)).duplicate
+        entry = await reader.next(1.0)
+        assert entry is not None
+        assert entry.record == second
+
+    asyncio.run(scenario())
+
+
+def test_the_same_actor_finishes_an_upload_that_was_interrupted(small: SmallLog) -> None:
+    async def scenario() -> None:
+        group = large_group(0, tokens=600)
+        small.server.max_log_bytes = 2_500
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await small.log.publish(group)
+        small.server.max_log_bytes = 1 << 20
+        await small.log.publish(group)
+        assert [entry.record for entry in await entries(small.transport, 1)] == [group]
+
+    asyncio.run(scenario())
+
+
+def test_a_purge_keeps_the_parts_that_a_later_entry_joins(small: SmallLog) -> None:
+    async def scenario() -> None:
+        group = large_group(1, tokens=600)
+        small.server.max_log_bytes = 2_500
+        async with asyncio.TaskGroup() as tasks:
+            upload = tasks.create_task(small.log.publish(group))
+            await asyncio.sleep(0.02)
+            small.server.max_log_bytes = 1 << 20
+            between = await small.log.publish(make_group(0, rewards=(1.0,)))
+        assert 1 < between.sequence < upload.result().sequence
+        await small.log.purge_below(between.sequence + 1)
+        assert [entry.record for entry in await entries(small.transport, 1, after=between.sequence)] == [group]
+        await small.log.purge_below(upload.result().sequence + 1)
+        assert (await small.transport.extent(Stream.GROUPS)).messages == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Horizon-Parts": "2", "Horizon-Digest": "0" * 32, "Horizon-First-Sequence": "1"},
+        {"Horizon-Parts": "99999999", "Horizon-Digest": "0" * 32, "Horizon-First-Sequence": "1"},
+        {"Horizon-Parts": "-1", "Horizon-Digest": "x", "Horizon-First-Sequence": "abc"},
+        {"Horizon-Parts": "1", "Horizon-Digest": "x", "Horizon-First-Sequence": "77"},
+    ],
+)
+def test_a_joining_message_without_its_parts_is_a_dead_letter(small: SmallLog, headers: dict[str, str]) -> None:
+    async def scenario() -> None:
+        await small.transport.publish("groups.part", b"x", message_id="train-00000000.0000000000000000.0")
+        await small.transport.publish("groups.part", b"y", message_id="someone-else")
+        await small.transport.publish("groups.joined", b"", message_id="train-00000000", headers=headers)
+        async with asyncio.timeout(5.0):
+            [entry] = await entries(small.transport, 1)
+        assert isinstance(entry.record, DeadLetter)
+        assert entry.record.ticket_id == "train-00000000"
+
+    asyncio.run(scenario())
+
+
+def test_joined_parts_that_hold_no_group_are_kept_whole_in_dead(small: SmallLog) -> None:
+    async def scenario() -> None:
+        junk = b"\xc1" * 2_500
+        await small.log._publish_parts("train-00000000", junk)
+        [entry] = await entries(small.transport, 1)
+        assert isinstance(entry.record, DeadLetter)
+        reader = await small.transport.reader(Stream.DEAD, 0)
+        pieces = await reader.fetch(10, 1.0)
+        assert b"".join(piece.data for piece in pieces) == junk
+        assert [piece.headers["Horizon-Offset"] for piece in pieces] == ["0", "1024", "2048"]
+
+    asyncio.run(scenario())

@@ -1,0 +1,215 @@
+import asyncio
+
+import pytest
+from tests.brokers import Broker
+from tests.records import make_ticket
+
+from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.common.errors import BrokerUnreachable, LeaseLost
+from horizonrl.common.types import Kind
+
+
+async def numbers(transport: Transport) -> list[tuple[str, int]]:
+    """Return subject and sequence of every ticket message in the stream."""
+    extent = await transport.extent(Stream.TICKETS)
+    if not extent.messages:
+        return []
+    reader = await transport.reader(Stream.TICKETS, extent.first_sequence - 1)
+    found = [(message.subject, message.sequence) for message in await reader.fetch(1_000, 5.0)]
+    await reader.close()
+    return found
+
+
+def test_a_ticket_is_issued_once(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            queue = TicketQueue(transport)
+            assert await queue.issue(make_ticket(0))
+            assert not await queue.issue(make_ticket(0))
+            assert await queue.issue(make_ticket(0, Kind.EVAL))
+
+    asyncio.run(scenario())
+
+
+def test_how_many_were_issued_is_read_from_the_stream(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            assert await TicketQueue(transport).issued(Kind.TRAIN) == 0
+            for number in range(3):
+                await TicketQueue(transport).issue(make_ticket(number))
+            await TicketQueue(transport).issue(make_ticket(0, Kind.DEMO))
+            assert await TicketQueue(transport).issued(Kind.TRAIN) == 3
+            assert await TicketQueue(transport).issued(Kind.DEMO) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_foreign_message_at_the_end_does_not_hide_what_was_issued(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await transport.publish("tickets.eval", b"junk")
+            assert await TicketQueue(transport).issued(Kind.EVAL) == 0
+            await TicketQueue(transport).issue(make_ticket(6))
+            await transport.publish("tickets.train", b"junk")
+            assert await TicketQueue(transport).issued(Kind.TRAIN) == 7
+
+    asyncio.run(scenario())
+
+
+def test_a_leased_ticket_is_the_one_issued_and_ends_when_acknowledged(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(ack_wait_s=0.4) as transport:
+            queue = TicketQueue(transport)
+            await queue.issue(make_ticket(4))
+            lease = await queue.lease(5.0)
+            assert lease is not None
+            assert (lease.ticket, lease.deliveries) == (make_ticket(4), 1)
+            await lease.acknowledge()
+            assert await queue.lease(0.6) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_is_extended_for_as_long_as_the_work_takes(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(ack_wait_s=0.5) as transport, broker.open(ack_wait_s=0.5) as rival:
+            await TicketQueue(transport).issue(make_ticket())
+            lease = await TicketQueue(transport).lease(5.0)
+            assert lease is not None
+            async with lease.held():
+                assert await TicketQueue(rival).lease(1.2) is None
+                await lease.acknowledge()
+            assert await TicketQueue(rival).lease(0.6) is None
+
+    asyncio.run(scenario())
+
+
+def test_an_undecodable_ticket_is_moved_to_dead_and_the_next_one_is_leased(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(ack_wait_s=0.4) as transport:
+            await transport.publish("tickets.train", b"junk")
+            await TicketQueue(transport).issue(make_ticket(1))
+            lease = await TicketQueue(transport).lease(5.0)
+            assert lease is not None
+            assert lease.ticket.number == 1
+            dead = await transport.last(Stream.DEAD, "dead.tickets")
+            assert dead is not None
+            assert dead.data == b"junk"
+            assert dead.headers["Horizon-Subject"] == "tickets.train"
+            assert dead.headers["Horizon-Sequence"] == "1"
+            assert "MessagePack" in dead.headers["Horizon-Reason"]
+            assert transport.counters.dead_letters == 1
+            await lease.acknowledge()
+            assert await transport.lease(0.6) is None
+
+    asyncio.run(scenario())
+
+
+def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            queue = TicketQueue(transport)
+            for number in range(4):
+                await queue.issue(make_ticket(number))
+                await queue.issue(make_ticket(number, Kind.EVAL))
+            await queue.purge_below({Kind.TRAIN: 2, Kind.DEMO: 0})
+            assert await numbers(transport) == [
+                ("tickets.eval", 2),
+                ("tickets.eval", 4),
+                ("tickets.train", 5),
+                ("tickets.eval", 6),
+                ("tickets.train", 7),
+                ("tickets.eval", 8),
+            ]
+            await queue.purge_below({Kind.TRAIN: 4, Kind.EVAL: 3})
+            assert await numbers(transport) == [("tickets.train", 7), ("tickets.eval", 8)]
+            assert await queue.issued(Kind.TRAIN) == 4
+            assert not await queue.issue(make_ticket(0)), "a purged ticket cannot be issued again"
+
+    asyncio.run(scenario())
+
+
+def held_lease(ack_wait_s: float, delivery: object) -> Lease:
+    return Lease(make_ticket(), 1, delivery, ack_wait_s)  # type: ignore[arg-type]
+
+
+class Unreachable:
+    """A delivery whose server has gone away."""
+
+    deliveries = 1
+    message = Message("tickets.train", b"", 1)
+
+    async def extend(self) -> None:
+        raise BrokerUnreachable("no answer")
+
+
+def test_work_is_cancelled_when_no_extension_is_confirmed_for_ack_wait() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(LeaseLost, match="train-00000000"):
+            async with held_lease(0.3, Unreachable()).held():
+                await asyncio.sleep(30)
+        assert 0.25 < loop.time() - started < 5
+
+    asyncio.run(scenario())
+
+
+def test_work_is_cancelled_when_the_ticket_has_gone_to_another_actor() -> None:
+    async def scenario() -> None:
+        server = MemoryServer(ack_wait_s=0.1)
+        actor, rival = TicketQueue(MemoryTransport(server)), TicketQueue(MemoryTransport(server))
+        await actor.issue(make_ticket())
+        lost = await actor.lease(1.0)
+        taken = await rival.lease(1.0)
+        assert lost is not None
+        assert taken is not None
+        async with taken.held():
+            with pytest.raises(LeaseLost):
+                async with lost.held():
+                    await asyncio.sleep(30)
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_the_work_passes_through_and_a_timeout_of_its_own_stays_a_timeout() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        await TicketQueue(transport).issue(make_ticket())
+        lease = await TicketQueue(transport).lease(1.0)
+        assert lease is not None
+        with pytest.raises(ZeroDivisionError):
+            async with lease.held():
+                raise ZeroDivisionError
+        with pytest.raises(TimeoutError):
+            async with lease.held():
+                raise TimeoutError
+        async with asyncio.timeout(5.0):
+            with pytest.raises(TimeoutError):
+                async with lease.held(), asyncio.timeout(0.01):
+                    await asyncio.sleep(30)
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_the_work_ends_the_heartbeat() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        await TicketQueue(transport).issue(make_ticket())
+        lease = await TicketQueue(transport).lease(1.0)
+        assert lease is not None
+
+        async def work() -> None:
+            async with lease.held():
+                await asyncio.sleep(30)
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Phase
+
+RECIPES = sorted((Path(__file__).parents[2] / "ops" / "recipes").glob("*.toml"))
+
+
+def recipe(tmp_path: Path, text: str, name: str = "recipe.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_valid(path: Path) -> None:
+    RunConfig.load([path])
+
+
+def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\nclip_low = 0.1", "first.toml")
+    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\nclip_low = 0.2", "second.toml")
+    monkeypatch.setenv("HORIZONRL_RL__MAX_STALENESS", "3")
+    monkeypatch.setenv("HORIZONRL_RL__CLIP_LOW", "0.3")
+    rl = RunConfig.load([first, second], ["--rl.clip_low", "0.4"]).rl
+    assert (rl.lr, rl.steps, rl.max_staleness, rl.clip_low) == (1e-6, 2, 3, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key; known keys: .*\blr\b"),
+        (["--rll.lr", "1"], r"rll: no such key; known keys: .*\brl\b"),
+        (["--horizon.horizons", "[0]"], r"horizon\.horizons\.0: .*greater than or equal to 1 \(got 0\)"),
+        (["--rl.lr=-1"], r"rl\.lr: .*greater than 0 \(got -1\)"),
+        (["--rl.lr"], r"--rl\.lr has no value"),
+        (["rl.lr", "1"], r"unexpected argument 'rl\.lr'"),
+        (["--rollout.group_size", "64"], r"group_size is 64 but actor\.slots is 32.*set actor\.slots to 64"),
+        (["--learner.micro_batch_tokens", "128"], r"micro_batch_tokens is 128 .*max_context_tokens = 1024"),
+        (["--run.name", "a.b"], r"run\.name"),
+        (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
+        (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+    ],
+)
+def test_a_mistake_is_one_clear_message(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load([], overrides)
+
+
+def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no recipe at .*gone\.toml"):
+        RunConfig.load([tmp_path / "gone.toml"])
+    with pytest.raises(ConfigError, match="not TOML: Expected"):
+        RunConfig.load([recipe(tmp_path, "[rl")])
+
+
+def test_none_turns_an_option_off() -> None:
+    assert RunConfig.load([], ["--rl.dual_clip", "none"]).rl.dual_clip is None
+
+
+def test_phases_follow_one_another_and_number_their_own_steps() -> None:
+    config = RunConfig.load([], ["--imitation.steps", "2", "--rl.steps", "3"])
+    assert [config.phase(step) for step in range(4)] == [
+        (Phase.IMITATION, 0),
+        (Phase.IMITATION, 1),
+        (Phase.RL, 0),
+        (Phase.RL, 1),
+    ]
+    assert config.total_steps == 5
+
+
+def test_credit_is_the_staleness_bound_in_groups() -> None:
+    config = RunConfig.load([], ["--rl.max_staleness", "3", "--rl.groups_per_step", "5"])
+    assert config.credit(Phase.RL) == 20

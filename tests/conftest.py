@@ -1,0 +1,18 @@
+"""One real nats-server for the whole session."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from horizonrl.broker.server import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A server on a free port; give each test a run name of its own."""
+    server = EmbeddedServer(tmp_path_factory.mktemp("nats"))
+    with asyncio.Runner() as runner:
+        runner.run(server.start())
+        yield server
+        runner.run(server.stop())

@@ -1,0 +1,27 @@
+"""The environment's contract, against every environment that is registered."""
+
+import asyncio
+from functools import cache
+
+import pytest
+
+from horizonrl.envs import registry
+from horizonrl.envs.check import TRIALS, CheckReport, check
+
+
+@cache
+def report_on(env_id: str) -> CheckReport:
+    return asyncio.run(check(env_id))
+
+
+@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("env_id", registry.names())
+def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
+    found = next(found for found in report_on(env_id).checks if found.name == name)
+    assert found.passed, found.detail
+
+
+@pytest.mark.parametrize("env_id", registry.names())
+def test_an_environment_is_registered_under_its_own_id(env_id: str) -> None:
+    assert registry.load(env_id).env_id == env_id
+    assert registry.load(env_id).version

@@ -1,0 +1,331 @@
+"""What every transport keeps to (broker/api.py)."""
+
+import asyncio
+
+import pytest
+from tests.brokers import Broker
+
+from horizonrl.broker.api import Key, Message, Stream, Transport
+from horizonrl.common.errors import LogGap, RecordTooLarge
+
+
+async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:
+    for index in range(count):
+        await transport.publish(subject, b"%d" % index, message_id=f"{prefix}-{index}")
+
+
+async def read_all(transport: Transport, after: int, count: int, subject: str | None = None) -> list[Message]:
+    reader = await transport.reader(Stream.GROUPS, after, subject)
+    messages: list[Message] = []
+    while len(messages) < count and (batch := await reader.fetch(4, 5.0)):
+        messages += batch
+    await reader.close()
+    return messages
+
+
+def test_a_message_is_stored_once_under_its_id(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            first = await transport.publish("groups.train", b"one", message_id="train-00000001")
+            again = await transport.publish("groups.void", b"other", message_id="train-00000001")
+            assert (first.duplicate, again.duplicate) == (False, True)
+            assert again.sequence == first.sequence
+            assert (await transport.extent(Stream.GROUPS)).messages == 1
+
+    asyncio.run(scenario())
+
+
+def test_messages_without_an_id_are_all_stored(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            stored = [await transport.publish("dead.groups", b"x") for _ in range(2)]
+            assert [word.sequence for word in stored] == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_sees_subject_data_headers_and_sequence_in_order(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await transport.publish("groups.train", b"\x00\xff", message_id="a", headers={"Horizon-Offset": "7"})
+            await transport.publish("groups.void", b"", message_id="b")
+            first, second = await read_all(transport, 0, 2)
+            assert (first.subject, first.data, first.sequence) == ("groups.train", b"\x00\xff", 1)
+            assert first.headers == {"Nats-Msg-Id": "a", "Horizon-Offset": "7"}
+            assert (second.subject, second.data, second.sequence) == ("groups.void", b"", 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_starts_after_its_sequence_and_waits_for_what_comes(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 3)
+            reader = await transport.reader(Stream.GROUPS, after=2)
+            assert [message.sequence for message in await reader.fetch(10, 5.0)] == [3]
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(reader.fetch(10, 5.0))
+                await asyncio.sleep(0.05)
+                await transport.publish("groups.eval", b"late")
+            assert [message.data for message in waiting.result()] == [b"late"]
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_without_messages_returns_empty_at_its_deadline(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            reader = await transport.reader(Stream.GROUPS, after=0)
+            async with asyncio.timeout(5.0):
+                assert await reader.fetch(10, 0.1) == []
+            await fill(transport, 1)
+            assert len(await reader.fetch(10, 5.0)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_subject_narrows_a_reader_and_readers_do_not_disturb_one_another(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            for index in range(6):
+                await transport.publish("groups.part" if index % 2 else "groups.train", b"%d" % index)
+            parts, whole = await asyncio.gather(
+                read_all(transport, 0, 3, "groups.part"), read_all(transport, 0, 6, "groups.>")
+            )
+            assert [message.sequence for message in parts] == [2, 4, 6]
+            assert [message.sequence for message in whole] == [1, 2, 3, 4, 5, 6]
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_whose_next_message_was_purged_reports_the_gap(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 5)
+            await transport.purge(Stream.GROUPS, below=4)
+            assert [message.sequence for message in await read_all(transport, 3, 2)] == [4, 5]
+            with pytest.raises(LogGap, match="begins at 4 but 3"):
+                await read_all(transport, 2, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_beyond_the_end_of_the_log_reports_that_it_is_another_log(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 2)
+            with pytest.raises(LogGap, match="ends at 2 but 10"):
+                await read_all(transport, 9, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_purge_of_everything_keeps_the_sequence_counting(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 3)
+            await transport.purge(Stream.GROUPS, below=0)
+            assert (await transport.extent(Stream.GROUPS)).messages == 3
+            await transport.purge(Stream.GROUPS, below=4)
+            extent = await transport.extent(Stream.GROUPS)
+            assert (extent.first_sequence, extent.last_sequence, extent.messages) == (4, 3, 0)
+            assert (await transport.publish("groups.train", b"x")).sequence == 4
+
+    asyncio.run(scenario())
+
+
+def test_a_purge_can_be_limited_to_one_subject(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            for subject in ("tickets.train", "tickets.eval", "tickets.train", "tickets.train"):
+                await transport.publish(subject, subject.encode())
+            await transport.purge(Stream.TICKETS, below=4, subject="tickets.train")
+            assert (await transport.extent(Stream.TICKETS)).messages == 2
+            eval_ticket = await transport.last(Stream.TICKETS, "tickets.eval")
+            assert eval_ticket is not None
+            assert eval_ticket.sequence == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_last_message_of_a_subject_is_found_with_its_headers(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            assert await transport.last(Stream.TICKETS, "tickets.train") is None
+            await fill(transport, 2, "tickets.train")
+            await fill(transport, 1, "tickets.eval", "e")
+            last = await transport.last(Stream.TICKETS, "tickets.train")
+            assert last == Message("tickets.train", b"1", 2, {"Nats-Msg-Id": "m-1"})
+
+    asyncio.run(scenario())
+
+
+def test_a_message_over_the_payload_limit_is_refused_before_it_is_sent(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            with pytest.raises(RecordTooLarge, match=r"groups\.train"):
+                await transport.publish("groups.train", bytes(transport.max_payload_bytes + 1))
+            largest = await transport.publish(
+                "groups.train",
+                bytes(transport.max_payload_bytes),
+                message_id="x" * 64,
+                headers={"Horizon-A": "y" * 900},
+            )
+            assert largest.sequence == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_full_log_makes_the_publisher_wait_until_a_purge_makes_room(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(max_log_bytes=4_000) as transport:
+            await transport.publish("groups.train", bytes(3_000), message_id="a")
+            async with asyncio.TaskGroup() as group:
+                blocked = group.create_task(transport.publish("groups.train", bytes(3_000), message_id="b"))
+                await asyncio.sleep(0.3)
+                assert not blocked.done()
+                assert transport.counters.full_waits >= 1
+                await transport.publish("dead.groups", b"other streams are not held up")
+                await transport.purge(Stream.GROUPS, below=2)
+            assert blocked.result().sequence == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_is_exclusive_until_it_runs_out(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(ack_wait_s=0.5) as actor, broker.open(ack_wait_s=0.5) as rival:
+            await actor.publish("tickets.train", b"t")
+            held = await actor.lease(5.0)
+            assert held is not None
+            assert (held.message.data, held.deliveries) == (b"t", 1)
+            assert await rival.lease(0.2) is None
+            again = await rival.lease(5.0)
+            assert again is not None
+            assert again.deliveries == 2
+            assert rival.counters.redelivered == 1
+            await again.acknowledge()
+            assert await actor.lease(0.7) is None
+
+    asyncio.run(scenario())
+
+
+def test_an_extended_lease_outlives_its_ack_wait(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(ack_wait_s=0.4) as actor, broker.open(ack_wait_s=0.4) as rival:
+            await actor.publish("tickets.train", b"t")
+            held = await actor.lease(5.0)
+            assert held is not None
+            async with asyncio.TaskGroup() as group:
+                other = group.create_task(rival.lease(1.0))
+                for _ in range(10):
+                    await held.extend()
+                    await asyncio.sleep(0.1)
+                await held.acknowledge()
+            assert other.result() is None
+
+    asyncio.run(scenario())
+
+
+def test_a_ticket_given_back_comes_again_after_its_delay(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await transport.publish("tickets.train", b"t")
+            first = await transport.lease(5.0)
+            assert first is not None
+            await first.give_back(0.3)
+            assert await transport.lease(0.1) is None
+            second = await transport.lease(5.0)
+            assert second is not None
+            await second.give_back()
+            third = await transport.lease(5.0)
+            assert third is not None
+            assert third.deliveries == 3
+
+    asyncio.run(scenario())
+
+
+def test_concurrent_leases_of_one_actor_get_different_tickets(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            async with asyncio.TaskGroup() as group:
+                leases = [group.create_task(transport.lease(5.0)) for _ in range(4)]
+                await asyncio.sleep(0.05)
+                await fill(transport, 4, "tickets.train")
+            got = sorted(delivery.message.data for task in leases if (delivery := task.result()) is not None)
+            assert got == [b"0", b"1", b"2", b"3"]
+            assert await transport.waiting() == (0, 4)
+
+    asyncio.run(scenario())
+
+
+def test_waiting_counts_tickets_that_wait_and_tickets_that_are_leased(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 3, "tickets.train")
+            assert await transport.waiting() == (3, 0)
+            delivery = await transport.lease(5.0)
+            assert delivery is not None
+            assert await transport.waiting() == (2, 1)
+            await delivery.acknowledge()
+            assert await transport.waiting() == (2, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_holds_its_last_value(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            assert await transport.get(Key.POLICY) is None
+            first = await transport.put(Key.POLICY, b"1")
+            second = await transport.put(Key.POLICY, b"2")
+            await transport.put(Key.HORIZON, b"h")
+            assert second > first
+            assert await transport.get(Key.POLICY) == b"2"
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_yields_the_present_value_and_then_the_later_ones(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
+            await writer.put(Key.PROGRESS, b"present")
+            watch = reader.watch(Key.PROGRESS)
+            assert await anext(watch) == b"present"
+            async with asyncio.TaskGroup() as group:
+                later = group.create_task(anext(watch))  # type: ignore[arg-type]
+                await asyncio.sleep(0.05)
+                await writer.put(Key.HORIZON, b"another key")
+                await writer.put(Key.PROGRESS, b"later")
+            assert later.result() == b"later"
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_of_an_empty_key_waits_for_the_first_value(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport, asyncio.timeout(10.0):
+            watch = transport.watch(Key.POLICY)
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(anext(watch))  # type: ignore[arg-type]
+                await asyncio.sleep(0.05)
+                await transport.put(Key.POLICY, b"v0")
+            assert first.result() == b"v0"
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_publisher_and_a_cancelled_lease_leave_the_transport_usable(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(max_log_bytes=1_000) as transport:
+            await transport.publish("groups.train", bytes(600))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await transport.publish("groups.train", bytes(600))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await transport.lease(5.0)
+            await transport.purge(Stream.GROUPS, below=2)
+            assert (await transport.publish("groups.train", b"x")).sequence == 2
+
+    asyncio.run(scenario())

@@ -1,0 +1,126 @@
+"""A small environment that keeps its contract, and one for each way of breaking it. `test_check.py` installs them."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+
+
+class Parrot:
+    """The expert: says the task's id."""
+
+    def __init__(self, task_id: str) -> None:
+        self._task_id = task_id
+
+    def act(self, observation: str) -> str:
+        return self._task_id
+
+
+class World:
+    """Say the task's id to win."""
+
+    env_id: ClassVar[str] = "small"
+    version: ClassVar[str] = "1"
+
+    def __init__(self, *, max_observation_chars: int = 100) -> None:
+        self.task_id: str | None = None
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        return [TaskSpec(task_id, "train", "all") for task_id in ("a", "b")]
+
+    async def reset(self, task_id: str) -> Observation:
+        if task_id not in ("a", "b"):
+            raise ConfigError("no such task")
+        self.task_id = task_id
+        return Observation(f"Say {task_id}.")
+
+    async def step(self, text: str) -> Step:
+        task_id = self.begun()
+        await asyncio.sleep(0)
+        if text != task_id:
+            return Step("No.", 0.0, terminated=False)
+        self.task_id = None
+        return Step("Well said.", 1.0, terminated=True, success=True)
+
+    def begun(self) -> str:
+        if self.task_id is None:
+            raise EnvironmentFailure("nothing has begun")
+        return self.task_id
+
+    def expert(self) -> Parrot:
+        return Parrot(self.begun())
+
+    async def close(self) -> None:
+        self.task_id = None
+
+
+class ListsATaskTwice(World):
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        return [*super().tasks(), *super().tasks()]
+
+
+class AcceptsAnyTask(World):
+    async def reset(self, task_id: str) -> Observation:
+        self.task_id = task_id
+        return Observation(f"Say {task_id}.")
+
+
+class NeverSucceeds(World):
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return Step(step.observation, 0.0, terminated=step.terminated)
+
+
+class CountsItsResets(World):
+    resets = itertools.count()
+
+    async def reset(self, task_id: str) -> Observation:
+        return Observation((await super().reset(task_id)).text + f" Reset {next(self.resets)}.")
+
+
+class PaysTwice(World):
+    async def step(self, text: str) -> Step:
+        won = text == self.task_id
+        return Step("", float(won), terminated=won, success=won)
+
+
+class Chokes(World):
+    async def step(self, text: str) -> Step:
+        if not text.isascii():
+            raise UnicodeError("what is that?")
+        return await super().step(text)
+
+
+class BreaksWhenCancelled(World):
+    broken = False
+
+    async def reset(self, task_id: str) -> Observation:
+        if self.broken:
+            raise EnvironmentFailure("left half way")
+        return await super().reset(task_id)
+
+    async def step(self, text: str) -> Step:
+        self.broken = True
+        step = await super().step(text)
+        self.broken = False
+        return step
+
+
+class ClosesOnce(World):
+    closed = False
+
+    async def close(self) -> None:
+        if self.closed:
+            raise EnvironmentFailure("closed already")
+        self.closed = True
+
+
+class TalksAtLength(World):
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return Step(step.observation * 100, step.reward, step.terminated, success=step.success)

@@ -1,0 +1,11 @@
+"""One tiny model for all of the learner's tests."""
+
+from pathlib import Path
+
+import pytest
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-model"))

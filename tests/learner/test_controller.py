@@ -1,0 +1,137 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config import RunConfig
+from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, PolicyVersion, Progress, Ticket
+from horizonrl.learner.controller import Controller
+from horizonrl.learner.curriculum import Source
+
+CONFIG = RunConfig.load(
+    [],
+    [
+        *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
+        *("--rl.max_staleness=1", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=3", "--rollout.group_size=2"),
+    ],
+)
+SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(5)), 1.0)]
+
+
+@asynccontextmanager
+async def controller_on(server: MemoryServer) -> AsyncIterator[tuple[Transport, Controller]]:
+    transport = MemoryTransport(server, "run")
+    controller = Controller(CONFIG, transport, SOURCES)
+    task = asyncio.create_task(controller.run())
+    try:
+        yield transport, controller
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def rl(step: int, settled: int) -> Progress:
+    return Progress(
+        step=step + 2,
+        phase=Phase.RL,
+        phase_step=step,
+        policy=PolicyVersion(version=step + 2),
+        outcomes={Kind.TRAIN: Outcomes(trained=settled)},
+        lowest_unsettled={Kind.TRAIN: settled},
+    )
+
+
+async def issued_after(transport: Transport, progress: Progress, kind: Kind) -> int:
+    """Announce progress and return how many tickets are issued once the controller has answered it."""
+    state = StateStore(transport)
+    await state.put(Key.PROGRESS, progress)
+    async with asyncio.timeout(5):
+        async for word in state.watch(Key.HORIZON):
+            if isinstance(word, HorizonState) and word.phase_step == progress.phase_step:
+                count = await TicketQueue(transport).issued(kind)
+                if count == word.issued.get(kind):
+                    return count
+    raise AssertionError("no answer")
+
+
+async def tickets(transport: Transport, count: int) -> list[Ticket]:
+    queue = TicketQueue(transport)
+    leases = [await queue.lease(1.0) for _ in range(count)]
+    return [lease.ticket for lease in leases if lease is not None]
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+def test_imitation_issues_what_the_phase_needs_and_no_more() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, _):
+            assert await issued_after(transport, Progress(), Kind.DEMO) == 4
+            demos = await tickets(transport, 4)
+            assert {(ticket.kind, ticket.group_size, ticket.horizon_turns) for ticket in demos} == {(Kind.DEMO, 1, 6)}
+
+    run(scenario)
+
+
+def test_credit_bounds_what_is_outstanding() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, _):
+            assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == 4  # (1 + 1) × 2
+            assert await issued_after(transport, rl(1, 3), Kind.TRAIN) == 7
+
+    run(scenario)
+
+
+def test_at_the_end_of_the_run_nothing_is_issued_that_no_step_needs() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, _):
+            assert await issued_after(transport, rl(5, 10), Kind.TRAIN) == 12  # one step of two groups is left
+
+    run(scenario)
+
+
+def test_the_ticket_carries_the_horizon_of_the_step_at_which_it_was_issued() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, _):
+            await issued_after(transport, rl(2, 0), Kind.TRAIN)
+            made = await tickets(transport, 4)
+            await issued_after(transport, rl(3, 2), Kind.TRAIN)
+            made += await tickets(transport, 2)
+            assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
+            assert [ticket.issued.version for ticket in made] == [4] * 4 + [5] * 2
+
+    run(scenario)
+
+
+def test_a_controller_that_died_goes_on_with_the_next_number_task_and_stage() -> None:
+    async def scenario() -> None:
+        server = MemoryServer()
+        made: list[Ticket] = []
+        for step in range(5):
+            async with controller_on(server) as (transport, _):  # a new one for every step
+                await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
+                made += await tickets(transport, 2 if step else 4)
+        undisturbed: list[Ticket] = []
+        async with controller_on(MemoryServer()) as (transport, _):
+            for step in range(5):
+                await issued_after(transport, rl(step, step * 2), Kind.TRAIN)
+                undisturbed += await tickets(transport, 2 if step else 4)
+        assert made == undisturbed
+        assert [ticket.number for ticket in made] == list(range(12))
+
+    run(scenario)
+
+
+def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, controller):
+            await issued_after(transport, rl(0, 0), Kind.TRAIN)
+            await issued_after(transport, rl(5, 9), Kind.TRAIN)
+            assert controller.metrics.value("conservation_violations") == 9 - 4
+
+    run(scenario)

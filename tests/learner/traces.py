@@ -1,0 +1,24 @@
+"""Random batches of traces for the learner's tests."""
+
+import numpy as np
+
+from horizonrl.learner.batch import Batch, Trace
+
+
+def make_trace(rng: np.random.Generator, tokens: int, vocabulary: int = 512, version: int = 0) -> Trace:
+    """A trace whose second half is generated, with gaps where observations stand."""
+    mask_L = (np.arange(tokens) >= max(1, tokens // 2)) & (rng.random(tokens) < 0.8)
+    mask_L[-1] = True
+    return Trace(
+        ids_L=rng.integers(0, vocabulary, tokens).astype(np.int32),
+        mask_L=mask_L,
+        logprobs_L=np.where(mask_L, rng.normal(-6.5, 0.3, tokens).clip(max=0), 0).astype(np.float32),
+        versions_L=np.where(mask_L, version - rng.integers(0, 2, tokens), -1).astype(np.int32),
+        advantages_L=np.where(mask_L, rng.normal(), 0).astype(np.float32),
+    )
+
+
+def make_batch(seed: int = 0, traces: int = 6, longest: int = 60, version: int = 1) -> Batch:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(8, longest, traces)
+    return Batch(tuple(make_trace(rng, int(length), version=version) for length in lengths), version)

@@ -1,0 +1,62 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from horizonrl.ops.cli import main, split_overrides
+
+
+def test_overrides_are_parted_from_the_commands_own_words() -> None:
+    words, overrides = split_overrides(["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"])
+    assert words == ["train", "a.toml", "--watch", "b.toml"]
+    assert overrides == ["--rl.lr", "1e-5", "--run.seed=3"]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for command in ("train", "broker", "controller", "learner", "actor", "status", "export", "envs", "doctor"):
+        assert command in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "--rl.learning_rate", "1"], "rl.learning_rate: no such key"),
+        (["train", "gone.toml"], "no recipe at gone.toml"),
+        (["train", "--horizon.horizons", "[0]"], "greater than or equal to 1"),
+        (["learner"], "broker.url is not set"),
+        (["status"], "which run?"),
+        (["status", "nowhere"], "is no run directory"),
+        (["export", "nowhere", "out"], "is no run directory"),
+        (["envs", "check"], "which environment?"),
+    ],
+)
+def test_asking_wrongly_is_one_clear_message(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "horizonrl.ops.cli", "controller", "--broker.url", "nats://127.0.0.1:9"]
+    answer = subprocess.run(
+        [*command, "--broker.connect_timeout_s", "1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert "nats://127.0.0.1:9" in answer.stderr
+    assert "Traceback" not in answer.stderr

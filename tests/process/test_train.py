@@ -1,0 +1,35 @@
+"""One command runs everything: real nats-server, real vLLM, real DeepSpeed."""
+
+import json
+
+import pytest
+
+from tests.process.conftest import Workplace
+
+KEYS = ["phase", "step", "version", "lineage", "time", "horizon", "reward_mean", "success_rate", "return_std", "turns_mean", "truncated_share", "error_share", "staleness_mean", "staleness_max", "groups_trained", "groups_dropped", "tickets_issued", "tickets_outstanding", "tokens_trained", "train_tokens_per_s", "generated_tokens_per_s", "loss", "kl", "entropy", "clip_share", "importance_mean", "importance_max", "ess", "grad_norm", "lr", "weights_bytes", "weights_publish_s", "step_s", "wait_s", "logprob_gap", "logprob_gap_fresh"]
+
+
+@pytest.mark.process
+def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace: Workplace) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    process = workplace.start("train")
+    assert process.wait(240) == 0, workplace.logs()
+    lines = workplace.lines()
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert [line["phase"] for line in lines] == ["imitation"] * 2 + ["rl"] * 6
+    for line in lines:
+        assert set(KEYS) <= set(line)
+    rl = lines[2:]
+    assert {line["horizon"] for line in rl} == {2, 3}
+    assert all(line["staleness_max"] <= 2 for line in rl)
+    assert all(line["lineage"] == 0 for line in lines)
+    assert lines[-1]["tickets_outstanding"] == 0
+
+    trained = [ticket for line in workplace.lines("ledger.jsonl") for _, ticket in line["trained"]]
+    assert len(trained) == len(set(trained)) == 2 * 2 + 6 * 2
+    model_dir = workplace.run_dir / "model"
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    assert model.num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(model_dir).chat_template
+    assert json.loads((model_dir / "version.json").read_text())["step"] == 8

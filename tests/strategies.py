@@ -1,0 +1,142 @@
+"""Hypothesis strategies for every record that crosses a process."""
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from horizonrl.common.types import (
+    DropReason,
+    Episode,
+    Group,
+    HorizonState,
+    Kind,
+    Outcomes,
+    Phase,
+    PolicyVersion,
+    Progress,
+    Provenance,
+    Record,
+    Sampling,
+    StopReason,
+    Task,
+    Ticket,
+    Turn,
+    VersionSpan,
+    Void,
+    WeightsManifest,
+)
+
+names = st.from_regex(r"[A-Za-z0-9_\-]{1,20}", fullmatch=True)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+counts = st.integers(0, 2**53 - 1)
+token_ids = st.integers(0, 2**31 - 1)
+logprobs = st.floats(max_value=0.0, width=32, allow_nan=False, allow_infinity=False)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+kinds = st.sampled_from(Kind)
+policies = st.builds(PolicyVersion, version=counts, lineage=counts)
+tasks = st.builds(
+    Task, env_id=names, task_id=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+)
+samplings = st.builds(
+    Sampling, temperature=st.floats(0, 10), max_turn_tokens=st.integers(1, 4096), seed=st.none() | counts
+)
+
+
+def tickets(group_size: SearchStrategy[int] = st.integers(1, 256)) -> SearchStrategy[Ticket]:
+    return st.builds(
+        Ticket,
+        number=counts,
+        kind=kinds,
+        task=tasks,
+        group_size=group_size,
+        horizon_turns=st.integers(3, 1024),
+        announce_horizon=st.booleans(),
+        sampling=samplings,
+        issued=policies,
+    )
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    lengths = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    tokens = sum(lengths)
+    return Turn(
+        output_ids=tuple(draw(st.lists(token_ids, min_size=tokens, max_size=tokens))),
+        logprobs=tuple(draw(st.lists(logprobs, min_size=tokens, max_size=tokens))),
+        spans=tuple(VersionSpan(version=draw(counts), lineage=draw(counts), tokens=length) for length in lengths),
+        observation_ids=tuple(draw(st.lists(token_ids, max_size=4))),
+        reward=draw(finite),
+        text=draw(texts),
+        observation=draw(texts),
+    )
+
+
+@st.composite
+def episodes(draw: st.DrawFn, index: int = 0) -> Episode:
+    stop = draw(st.sampled_from(StopReason))
+    whole = 0 if stop.broken else 1
+    return Episode(
+        index=index,
+        prompt_ids=tuple(draw(st.lists(token_ids, min_size=whole, max_size=4))),
+        turns=tuple(draw(st.lists(turns(), min_size=whole, max_size=3))),
+        stop=stop,
+        success=draw(st.booleans()),
+        prompt=draw(texts),
+        error=draw(st.text("abc é→", min_size=1, max_size=20)) if stop.broken else None,
+        generate_s=draw(st.floats(0, 1e6)),
+        environment_s=draw(st.floats(0, 1e6)),
+    )
+
+
+provenances = st.builds(
+    Provenance, actor=names, engine=texts, model_digest=texts, template_digest=texts, environment=texts
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    ticket = draw(tickets(st.integers(1, 3)))
+    return Group(
+        ticket=ticket,
+        episodes=tuple(draw(episodes(index)) for index in range(ticket.group_size)),
+        provenance=draw(provenances),
+        deliveries=draw(st.integers(1, 1000)),
+        started_at_ms=draw(counts),
+        finished_at_ms=draw(counts),
+    )
+
+
+voids = st.builds(Void, ticket=tickets(), reason=texts, actor=names)
+outcomes = st.builds(
+    Outcomes,
+    trained=counts,
+    dropped=st.dictionaries(st.sampled_from(DropReason), counts, max_size=3),
+    void=counts,
+)
+progresses = st.builds(
+    Progress,
+    step=counts,
+    phase=st.sampled_from(Phase),
+    phase_step=counts,
+    policy=policies,
+    cursor=counts,
+    outcomes=st.dictionaries(kinds, outcomes),
+    lowest_unsettled=st.dictionaries(kinds, counts),
+    finished=st.booleans(),
+)
+manifests = st.builds(
+    WeightsManifest,
+    policy=policies,
+    weights_bytes=counts,
+    digest=texts,
+    path=st.none() | texts,
+    chunks=counts,
+    first_sequence=counts,
+    last_sequence=counts,
+)
+horizon_states = st.builds(
+    HorizonState,
+    phase_step=counts,
+    horizons=st.dictionaries(names, st.integers(1, 1024), max_size=3),
+    issued=st.dictionaries(kinds, counts),
+)
+records: SearchStrategy[Record] = st.one_of(tickets(), groups(), voids, progresses, manifests, horizon_states)
