@@ -5,15 +5,12 @@ conversation appends is then put together from the template's own text and the o
 name special tokens; text of an observation never becomes one, whatever it contains.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-
-import xxhash
 
 from horizonrl.common.errors import ConfigError
 
@@ -76,7 +73,8 @@ class ChatTemplate:
         """Read the tokenizer and the chat template of a Hugging Face directory."""
         from transformers import AutoTokenizer  # seconds of import that a template made of a tokenizer does not need
 
-        return cls(AutoTokenizer.from_pretrained(model_dir))
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+        return cls(tokenizer)
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
         """Return the rendering of the first prompt, up to and including the generation prompt."""
@@ -111,12 +109,6 @@ class ChatTemplate:
         ids = (self.end_of_turn, self._tokenizer.eos_token_id)
         return tuple(dict.fromkeys(at for at in ids if at is not None))
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the template and the special tokens (xxh3_128), for provenance."""
-        content = json.dumps([self._tokenizer.chat_template, sorted(self._special.items()), self.stop_ids])
-        return xxhash.xxh3_128_hexdigest(content.encode())
-
     def _render(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
         """Render messages whose contents are sentinels, and cut the text at these."""
         conversation = [{"role": role, "content": PADDING + content + PADDING} for role, content in messages]
@@ -125,7 +117,9 @@ class ChatTemplate:
         for _, sentinel in messages:
             before, found, text = text.partition(sentinel)
             if not found:
-                raise ConfigError(f"the chat template leaves out {sentinel[1:-1]} messages: it cannot hold a conversation")
+                raise ConfigError(
+                    f"the chat template leaves out {sentinel[1:-1]} messages: it cannot hold a conversation"
+                )
             kept_left, kept_right = before.endswith(PADDING), text.startswith(PADDING)
             parts += [before.removesuffix(PADDING), Place(sentinel, not kept_left, not kept_right)]
             text = text.removeprefix(PADDING)

@@ -18,7 +18,7 @@ from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerError, LeaseLost
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Episode, Group, Progress, Provenance, Ticket, Void
+from horizonrl.common.types import Episode, Group, Kind, Progress, Provenance, Ticket, Void
 from horizonrl.envs.api import Environment
 
 log = get_logger()
@@ -113,7 +113,8 @@ class ActorLoop:
             return
         try:
             async with lease.held():
-                await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
+                if ticket.kind is not Kind.DEMO:  # an expert needs no weights
+                    await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
                 if len(group.valid_episodes) >= min(2, ticket.group_size):
                     await self._publish(group)

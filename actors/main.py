@@ -48,7 +48,7 @@ async def run(config: RunConfig, model_dir: Path, identity: dict[str, str], scra
             env.id: Rollout(policy, chat, config.rollout.system_prompt, env.step_timeout_s) for env in config.envs
         },
         make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
-        follower=WeightsFollower(transport, policy, scratch_dir),
+        follower=WeightsFollower(transport, policy, scratch_dir, service.metrics),
         provenance=Provenance(
             actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
             engine=policy.engine,

@@ -5,7 +5,8 @@ link keeps the refusal and raises it from the next attempt.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import nats.errors
@@ -25,7 +26,7 @@ CALL_DEADLINE_S = 30.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
 PASSING = (
-    nats.errors.TimeoutError,
+    TimeoutError,
     nats.errors.NoRespondersError,
     nats.errors.OutboundBufferLimitError,
     nats.errors.ConnectionReconnectingError,
@@ -35,6 +36,12 @@ PASSING = (
     nats.js.errors.ServerError,
 )
 """What passes by itself: the server is restarting, electing, or full."""
+
+
+def log_repeat(details: stamina.instrumentation.RetryDetails) -> None:
+    """Stamina's hook; its own would log each repeat as a warning about a "context block"."""
+    log.debug("request_repeated", error=repr(details.caused_by), repeats=details.retry_num, wait_s=details.wait_for)
+
 
 _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
     PASSING
@@ -47,6 +54,8 @@ class Link:
         self.client = Client()
         self.counters = TransportCounters()
         self._up = asyncio.Event()
+        self._waiting: set[asyncio.Timeout] = set()
+        """The requests in flight."""
         self._opened = False
         """There has been a connection: whatever fails now, it is tried again."""
         self._refusal: str | None = None
@@ -58,9 +67,8 @@ class Link:
         """
 
         async def attempt() -> T:
-            await self._up.wait()
-            self.raise_refusal()
-            return await request()
+            async with self.while_connected():
+                return await request()
 
         try:
             async with asyncio.timeout(deadline_s):
@@ -70,6 +78,21 @@ class Link:
             raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s") from None
         except nats.errors.ConnectionClosedError:
             raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Wait for the connection, then run the body; raise TimeoutError in it when the connection is lost.
+
+        No answer comes over a connection that is lost, so that whoever waits for one should ask again on the next.
+        """
+        await self._up.wait()
+        self.raise_refusal()
+        async with asyncio.timeout(None) as patience:
+            self._waiting.add(patience)
+            try:
+                yield
+            finally:
+                self._waiting.discard(patience)
 
     def raise_refusal(self) -> None:
         """Raise BrokerDenied once for the latest refusal, if there was one."""
@@ -81,6 +104,13 @@ class Link:
         self._opened = True
         self._up.set()
 
+    async def close(self) -> None:
+        """Close the connection; whoever waits for it learns that it will not come back."""
+        # The client writes what is pending to a socket that may be gone, and asserts that it was ever connected.
+        with contextlib.suppress(OSError, AssertionError):
+            await self.client.close()
+        self._up.set()
+
     async def on_reconnected(self) -> None:
         self.counters.reconnects += 1
         self._up.set()
@@ -89,10 +119,13 @@ class Link:
     async def on_disconnected(self) -> None:
         if not self.client.is_closed:
             self._up.clear()
+            waiting, self._waiting = self._waiting, set()
+            for patience in waiting:
+                patience.reschedule(asyncio.get_running_loop().time())
             log.warning("broker_disconnected", url=self.url)
 
     async def on_closed(self) -> None:
-        self._up.set()  # whoever waits for the connection learns that it will not come back
+        self._up.set()
 
     async def on_error(self, error: Exception) -> None:
         """Tell a refusal from the noise of a lost connection, and a first connection that cannot succeed from both."""

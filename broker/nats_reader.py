@@ -54,10 +54,10 @@ class NatsReader:
         if self._pulls is None or self._reconnects != self._link.counters.reconnects:
             await self._begin()
         assert self._pulls is not None
-        self._link.raise_refusal()
         try:
-            batch = await self._pulls.fetch(limit, SLICE_S)
-        except nats.errors.TimeoutError:
+            async with self._link.while_connected():
+                batch = await self._pulls.fetch(limit, SLICE_S)
+        except TimeoutError:
             return []
         except nats.js.errors.APIError:
             await self._end()

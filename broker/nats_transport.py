@@ -18,6 +18,9 @@ from horizonrl.broker.link import STREAM_IS_FULL, Link
 from horizonrl.broker.nats_reader import SLICE_S, NatsReader, to_message
 from horizonrl.broker.streams import ACTORS, bucket_name, stream_name, subject_of
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge
+from horizonrl.common.logs import get_logger
+
+log = get_logger()
 
 HEADER_ROOM = 4_096
 """The server's payload limit counts the headers too."""
@@ -80,7 +83,9 @@ class NatsTransport:
             try:
                 ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
             except nats.js.errors.APIError as error:
-                self.counters.full_waits += error.err_code in STREAM_IS_FULL
+                if error.err_code in STREAM_IS_FULL:
+                    self.counters.full_waits += 1
+                    log.warning("stream_full", subject=subject, full_waits=self.counters.full_waits)
                 raise
             return Stored(ack.seq, bool(ack.duplicate))
 
@@ -98,13 +103,14 @@ class NatsTransport:
         return None
 
     async def _pull_ticket(self) -> Msg | None:
-        """Wait a short while for a ticket; a server that restarts forgets the request, so that it is made again."""
-        if self._tickets is None:
-            self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream_name(self.run, Stream.TICKETS))
-        self._link.raise_refusal()
+        """Wait a short while for a ticket; the server may forget the request, so that it is made again and again."""
         try:
-            return (await self._tickets.fetch(1, SLICE_S))[0]
-        except nats.errors.TimeoutError:
+            async with self._link.while_connected():
+                if self._tickets is None:
+                    stream = stream_name(self.run, Stream.TICKETS)
+                    self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream)
+                return (await self._tickets.fetch(1, SLICE_S))[0]
+        except TimeoutError:
             return None
         except nats.js.errors.ServiceUnavailableError:
             await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
@@ -169,4 +175,4 @@ class NatsTransport:
         return f"$KV.{bucket_name(self.run)}.{key.value}"
 
     async def close(self) -> None:
-        await self._link.client.close()
+        await self._link.close()

@@ -35,6 +35,7 @@ jetstream {{
   store_dir: "{directory}"
   {sync}
 }}
+{extra}
 """
 
 
@@ -54,6 +55,8 @@ class EmbeddedServer:
         self.host = host
         self.port = port
         """The port once started; a restart keeps it."""
+        self.extra = ""
+        """More of nats-server's configuration: users, TLS."""
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -78,6 +81,7 @@ class EmbeddedServer:
                 port=self.port or -1,
                 directory=self.directory,
                 sync="sync_interval: always" if self.durability == "power" else "",
+                extra=self.extra,
             )
         )
         self._process = await asyncio.create_subprocess_exec(

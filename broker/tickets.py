@@ -58,13 +58,18 @@ class Lease:
     async def _extend(self, deadline: asyncio.Timeout) -> None:
         """Move the deadline with every confirmed extension, until cancelled; a lost lease ends the body at once."""
         loop = asyncio.get_running_loop()
+
+        def move(when: float) -> None:
+            if not deadline.expired():  # one that has just expired cannot be moved
+                deadline.reschedule(when)
+
         while True:
             asked = loop.time()
             try:
                 await self.delivery.extend()
-                deadline.reschedule(asked + self.ack_wait_s)
+                move(asked + self.ack_wait_s)
             except LeaseLost:
-                deadline.reschedule(asked)
+                move(asked)
                 return
             except BrokerError as error:
                 log.warning("lease_not_extended", ticket=self.ticket.ticket_id, error=str(error))

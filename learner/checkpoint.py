@@ -46,10 +46,9 @@ class CheckpointStore:
         Whatever raises leaves the earlier checkpoints as they were. Older ones than the newest `keep` are removed.
         """
         visible = self._root / f"step-{step:06d}"
-        if visible.exists():
-            raise CheckpointError(
-                f"{visible} exists already: resume from it, or move it away before step {step} is made"
-            )
+        if _opened(visible) is not None:
+            raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
+        self._discard(visible)
         incoming = self._root / f"{_INCOMING}{visible.name}"
         _remove(incoming)
         incoming.mkdir()
@@ -80,14 +79,20 @@ class CheckpointStore:
 
     def _tidy(self) -> None:
         """Remove leftovers and all visible directories that are older than the newest `keep` complete ones."""
-        kept = self.all()[: self._keep]
-        for path in self._root.iterdir():
+        for path in list(self._root.iterdir()):
             if path.name.startswith((_INCOMING, _OUTGOING)):
                 _remove(path)
+        *_, oldest_kept = self.all()[: self._keep]
         for path in self._visible():
-            if int(path.name.removeprefix("step-")) < kept[-1].step:
-                # Renamed first: a crash in the middle of a removal leaves nothing that looks like a checkpoint.
-                _remove(path.rename(self._root / f"{_OUTGOING}{path.name}"))
+            if int(path.name.removeprefix("step-")) < oldest_kept.step:
+                self._discard(path)
+
+    def _discard(self, visible: Path) -> None:
+        """Remove a visible directory, out of sight first: a removal cut short leaves nothing like a checkpoint."""
+        outgoing = self._root / f"{_OUTGOING}{visible.name}"
+        _remove(outgoing)
+        if visible.exists():
+            _remove(visible.rename(outgoing))
 
 
 def opened(path: Path) -> Checkpoint:

@@ -135,7 +135,8 @@ class DeepSpeedEngine:
                     f"the checkpoint {directory} was written with {name} = {written.get(name)}, this engine has "
                     f"{mine}: resume with the run's own config"
                 )
-        path, client_state = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG)
+        with redirect_stdout(io.StringIO()):
+            path, client_state = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG)
         if path is None:
             raise CheckpointError(f"DeepSpeed's files are missing in {directory}: resume from an earlier checkpoint")
         torch.set_rng_state(client_state["torch_rng"].cpu())

@@ -102,6 +102,7 @@ def _columns(trace: Trace) -> dict[str, Any]:
 
 
 def _command_group() -> Any:
+    dist.barrier()  # under the engine's short deadline, as `new_group` would wait for a missing rank with its own
     return dist.new_group(backend="gloo", timeout=IDLE_LIMIT)
 
 

@@ -41,7 +41,10 @@ samplings = st.builds(
 )
 
 
-def tickets(group_size: SearchStrategy[int] = st.integers(1, 256)) -> SearchStrategy[Ticket]:
+group_sizes = st.integers(1, 256)
+
+
+def tickets(group_size: SearchStrategy[int] = group_sizes) -> SearchStrategy[Ticket]:
     return st.builds(
         Ticket,
         number=counts,

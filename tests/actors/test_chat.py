@@ -5,11 +5,11 @@ from functools import cache
 from typing import Any
 
 import pytest
-from horizonrl.actors.chat import ChatTemplate
-from horizonrl.common.errors import ConfigError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.common.errors import ConfigError
 from tests.tiny_model import CHATML, make_tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -22,7 +22,8 @@ SMOLLM2 = (
 )
 LLAMA3 = (
     "{{- '<|begin_of_text|>' }}{% for message in messages %}"
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{- message['content'] | trim + '<|eot_id|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 QWEN3 = (
@@ -71,6 +72,7 @@ def rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
 
 
 @every_shape
+@settings(deadline=None)
 @given(system=st.none() | benign, first=benign, turns=turns)
 def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
     shape: str, system: str | None, first: str, turns: list[tuple[str, int, bool, str]]
@@ -92,6 +94,7 @@ def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
 
 
 @every_shape
+@settings(deadline=None)
 @given(system=st.none() | benign, first=benign)
 def test_the_first_prompt_has_the_ids_that_the_tokenizer_gives_the_rendering(
     shape: str, system: str | None, first: str
@@ -144,12 +147,6 @@ def test_generation_stops_at_the_end_of_the_turn_and_at_the_end_of_text() -> Non
     chat = ChatTemplate(tokenizer)
     assert chat.stop_ids == (chat.end_of_turn, tokenizer.eos_token_id)
     assert len(set(chat.stop_ids)) == 2
-
-
-def test_the_digest_names_template_and_special_tokens() -> None:
-    digests = {made(shape)[1].digest for shape in SHAPES}
-    assert len(digests) == len(SHAPES)
-    assert ChatTemplate(made("chatml")[0]).digest == made("chatml")[1].digest
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:

@@ -2,8 +2,6 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from tests.brokers import Broker
-from tests.records import make_group, make_ticket
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
@@ -11,6 +9,8 @@ from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import LogGap
 from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
+from tests.brokers import Broker
+from tests.records import make_group, make_ticket
 
 SMALL_PAYLOAD = 1_024
 

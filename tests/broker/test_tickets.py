@@ -1,14 +1,14 @@
 import asyncio
 
 import pytest
-from tests.brokers import Broker
-from tests.records import make_ticket
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.types import Kind
+from tests.brokers import Broker
+from tests.records import make_ticket
 
 
 async def numbers(transport: Transport) -> list[tuple[str, int]]:

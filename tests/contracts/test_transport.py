@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from tests.brokers import Broker
 
 from horizonrl.broker.api import Key, Message, Stream, Transport
 from horizonrl.common.errors import LogGap, RecordTooLarge
+from tests.brokers import Broker
 
 
 async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.tiny_model import make_tiny_model
 
 

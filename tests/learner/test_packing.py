@@ -1,3 +1,5 @@
+from itertools import chain
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,7 +53,7 @@ def test_a_rank_without_traces_gets_a_micro_batch_without_loss() -> None:
 
 def test_packing_is_deterministic() -> None:
     first, second = (pack(make_batch(seed=3).traces, 2, 128) for _ in range(2))
-    for mine, theirs in zip(sum(first, []), sum(second, []), strict=True):
+    for mine, theirs in zip(chain(*first), chain(*second), strict=True):
         assert all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in MicroBatch.__slots__)
 
 

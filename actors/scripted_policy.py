@@ -1,0 +1,105 @@
+"""The policy without a model: scripted or pseudo-random tokens, for tests and for chaos runs."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+from horizonrl.actors.policy import Generation
+from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.types import PolicyVersion, VersionSpan
+
+Script = Callable[[Sequence[int]], Sequence[int]]
+"""From the ids read to the ids answered."""
+STOP_SHARE = 1 / 16
+"""How often a random token is a stop token."""
+
+
+class ScriptedPolicy:
+    """A Policy that answers at once, or a token every `token_s`. It follows a script, or draws ids like dice.
+
+    With a seed, the same ids get the same answer; without, every request gets another one.
+    """
+
+    engine = "scripted"
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        vocabulary: int = 512,
+        max_context_tokens: int = 1024,
+        seed: int = 0,
+        token_s: float = 0.0,
+    ) -> None:
+        self.max_context_tokens = max_context_tokens
+        self._script = script
+        self._vocabulary = vocabulary
+        self._seed = seed
+        self._token_s = token_s
+        self._version = PolicyVersion()
+        self._numbers = count()
+        self._closed = False
+
+    @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
+    ) -> Generation:
+        if len(ids) >= self.max_context_tokens:
+            raise PolicyFailure(f"{len(ids)} tokens leave no room in a context of {self.max_context_tokens}")
+        stream = f"request {next(self._numbers)}" if seed is None else f"seed {seed}"
+        dice = random.Random(f"{self._seed} {stream} {list(ids)}")
+        answer: Iterable[int] = self._script(ids) if self._script else self._random_ids(dice, stop_ids)
+        output: list[int] = []
+        versions: list[PolicyVersion] = []
+        for token in itertools.islice(answer, min(max_tokens, self.max_context_tokens - len(ids))):
+            await asyncio.sleep(self._token_s)
+            if self._closed:
+                raise EngineDead("the policy was closed")
+            output.append(token)
+            versions.append(self._version)
+            if token in stop_ids:
+                break
+        logprobs = tuple(-dice.expovariate(1.0) * temperature for _ in output)
+        return Generation(ids=tuple(output), logprobs=logprobs, spans=_spans(versions))
+
+    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+        """Change the version. Raises WeightsRejected when there is no file."""
+        if not await asyncio.to_thread(weights.is_file):
+            raise WeightsRejected(f"there is no {weights}: {policy} is not applied")
+        self._version = policy
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def _random_ids(self, dice: random.Random, stop_ids: Sequence[int]) -> Iterator[int]:
+        while True:
+            if stop_ids and dice.random() < STOP_SHARE:
+                yield dice.choice(stop_ids)
+            else:
+                yield dice.randrange(self._vocabulary)
+
+
+def text_script(
+    decode: Callable[[Sequence[int]], str], encode: Callable[[str], Sequence[int]], answer: Callable[[str], str]
+) -> Script:
+    """Return a script that reads and writes text: `answer` gets all that the policy has read."""
+    return lambda ids: encode(answer(decode(ids)))
+
+
+def _spans(versions: Sequence[PolicyVersion]) -> tuple[VersionSpan, ...]:
+    return tuple(
+        VersionSpan(version=policy.version, lineage=policy.lineage, tokens=len(list(run)))
+        for policy, run in itertools.groupby(versions)
+    )

@@ -1,0 +1,253 @@
+"""The policy on vLLM: one engine in a child process, ids in and out, weights renewed between two tokens."""
+
+import asyncio
+import json
+import os
+import signal
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from horizonrl.actors.policy import Generation
+from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.types import PolicyVersion, VersionSpan
+
+REQUEST_TIMEOUT_S = 900.0
+"""A request without an answer for so long has been forgotten by its engine."""
+APPLY_TIMEOUT_S = 300.0
+EXTENSION = "horizonrl.actors.vllm_extension.WeightsExtension"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    model_dir: Path
+    max_context_tokens: int
+    max_running: int = 32
+    """Requests that are decoded at once; others wait."""
+    threads: int = 1
+    """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
+    kv_cache_mib: int = 512
+    """On CPU only; on a GPU the cache takes what is free."""
+    seed: int = 0
+    """Of requests without a seed of their own."""
+
+
+class VllmPolicy:
+    """A Policy on vLLM's AsyncLLM. A failed `apply` leaves it paused: no token comes from weights in doubt."""
+
+    def __init__(self, engine: Any, settings: VllmSettings, version: PolicyVersion, description: str) -> None:
+        self.max_context_tokens = settings.max_context_tokens
+        self.engine = description
+        self._engine = engine
+        self._shapes = frame_shapes(*settings.model_dir.glob("*.safetensors"))
+        self._version = version
+        self._numbers = count()
+        self._running: set[str] = set()
+        self._applying = asyncio.Lock()
+        self._unfit: str | None = None
+        """Why no request can be served any more."""
+
+    @classmethod
+    async def start(cls, settings: VllmSettings, version: PolicyVersion | None = None) -> "VllmPolicy":
+        """Start the engine and return once it can generate with the weights of `model_dir`, known as `version`.
+
+        Blocks the event loop, and belongs before everything else: the engine is forked while the process has one
+        thread (3-5 s on CPU), and spawned when it has more (twice as long).
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, about torch
+            engine, description = _start_engine(settings)
+        policy = cls(engine, settings, version or PolicyVersion(), description)
+        await engine.collective_rpc("tie_to_parent")
+        await engine.update_weight_version(_label(policy.version))
+        await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
+        return policy
+
+    @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
+    ) -> Generation:
+        """Sample a continuation (see Policy). With a seed, the same weights and batch give the same tokens."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._unfit is not None:
+            raise EngineDead(self._unfit)
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop_token_ids=list(stop_ids),
+            ignore_eos=True,  # `stop_ids` says it all
+            seed=seed,
+            logprobs=0,  # of the sampled token only
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        # The salt keeps one version's key-value blocks from serving another's prompts.
+        prompt = {"prompt_token_ids": list(ids), "cache_salt": _label(self._version)}
+        request_id = str(next(self._numbers))
+        self._running.add(request_id)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                async with aclosing(self._engine.generate(prompt, params, request_id)) as outputs:
+                    return self._generation([output async for output in outputs][-1].outputs[0])
+        except PolicyFailure:
+            raise
+        except EngineDeadError as error:
+            raise EngineDead(f"the engine's process is gone: {error}") from error
+        except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
+            raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
+        finally:
+            self._running.discard(request_id)
+
+    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+        """Load a weights file between two tokens; running requests go on with their tokens under the new version.
+
+        Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does
+        not compute what the file says, or the load failed half-way, the engine stays paused and has to be replaced.
+        """
+        try:
+            shapes = await asyncio.to_thread(frame_shapes, weights)
+        except (OSError, ValueError) as error:
+            raise WeightsRejected(f"{weights} is no weights file ({error}): {policy} is not applied") from error
+        if shapes != self._shapes:
+            raise WeightsRejected(f"{weights} does not hold the tensors of this model: {policy} is not applied")
+        async with self._applying, asyncio.timeout(APPLY_TIMEOUT_S):
+            # Clearing the cache makes running requests recompute their keys and values with the new weights: what
+            # they then sample is what the version in its label would sample.
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            self._unfit = f"the weights of {policy} were not applied to the end; replace the engine"
+            try:
+                await self._load(weights, policy)
+                await self._engine.update_weight_version(_label(policy))
+                self._unfit = None
+            finally:
+                if self._unfit is None:
+                    self._version = policy
+                    await self._engine.resume_generation()
+                else:
+                    await self._engine.abort(list(self._running))
+
+    async def close(self) -> None:
+        """End the engine's process; harmless when repeated."""
+        self._unfit = "the policy was closed"
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown, 0)
+            engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
+
+    async def _load(self, weights: Path, policy: PolicyVersion) -> None:
+        """Load and probe the weights. Raises WeightsRejected."""
+        try:
+            await self._engine.collective_rpc("load_frame", args=(str(weights),))
+            probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), policy.version))
+        except Exception as error:  # a failed call arrives as a bare Exception
+            raise WeightsRejected(f"loading {policy} failed: {error}") from error
+        for probe in probes:
+            if probe["stale"] or not probe["compared"]:
+                raise WeightsRejected(
+                    f"the engine does not compute with {policy}: {len(probe['stale'])} of {probe['compared']} layers "
+                    f"differ from {weights.name}, such as {probe['stale'][:3]}; replace the engine"
+                )
+
+    def _generation(self, output: Any) -> Generation:
+        if output.finish_reason not in ("stop", "length"):
+            if self._unfit is not None:
+                raise EngineDead(self._unfit)
+            raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
+        ids = tuple(output.token_ids)
+        return Generation(
+            ids=ids,
+            logprobs=tuple(min(0.0, at[i].logprob) for i, at in zip(ids, output.logprobs, strict=True)),
+            spans=tuple(_span(span) for span in output.weight_versions),
+        )
+
+
+def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in safetensors files, read from their headers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
+
+
+def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
+    """Import vLLM and start its engine; return it with its description."""
+    os.environ.update(
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+        TOKENIZERS_PARALLELISM="false",
+        OMP_NUM_THREADS=str(settings.threads),
+    )
+    import torch
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine's process: one child less
+        torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
+    import vllm
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor import Executor
+
+    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu)).create_engine_config()
+    if on_cpu and len(os.listdir("/proc/self/task")) == 1:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after the config, which asks for spawn on CPU
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
+    try:
+        engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+    except RuntimeError as error:
+        raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
+    return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
+
+
+def _engine_options(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # nothing but the request decides how is sampled
+        "max_model_len": settings.max_context_tokens,
+        "max_num_seqs": settings.max_running,
+        "logprobs_mode": "processed_logprobs",  # of the distribution after temperature
+        "enable_prefix_caching": True,
+        "seed": settings.seed,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": EXTENSION,
+    }
+    if on_cpu:
+        options |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": settings.kv_cache_mib << 20,
+            "block_size": 32,  # the default of 128 never finds a short prompt's prefix
+            # A seeded request whose prompt is split kills the engine: CPU generators cannot be wound back.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(2048, settings.max_context_tokens),
+        }
+    return options
+
+
+def _label(policy: PolicyVersion) -> str:
+    return f"{policy.lineage}.{policy.version}"
+
+
+def _span(span: Any) -> VersionSpan:
+    lineage, version = span.version.split(".")
+    return VersionSpan(version=int(version), lineage=int(lineage), tokens=span.end - span.start)

@@ -1,0 +1,122 @@
+"""Weights reach the policy: the newest announced version is fetched, verified and applied between two tokens.
+
+Place in the flow: announced Version → **applied Version**. The learner announces under the key `policy`; a version
+that a newer one has overtaken is never fetched.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+from horizonrl.actors.policy import Policy
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights import fetch_frame
+from horizonrl.common.errors import BrokerError, RunFailed, WeightsRejected
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import PolicyVersion, WeightsManifest
+
+log = get_logger()
+
+RETRY_S = 5.0
+"""A frame that could not be fetched is tried again after this long, or at the next announcement if that is sooner."""
+
+
+class WeightsFollower:
+    def __init__(self, transport: Transport, policy: Policy, scratch_dir: Path, metrics: Metrics | None = None) -> None:
+        """`scratch_dir` holds a fetched frame until it is applied; /dev/shm saves a write to disk."""
+        self._transport = transport
+        self._policy = policy
+        self._scratch_dir = scratch_dir
+        self._metrics = metrics or Metrics()
+        self._announced: WeightsManifest | None = None
+        self._news = asyncio.Event()
+        self._applied = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Follow the learner until cancelled.
+
+        Takes announcements; gives applied weights; waits for the key `policy`; woken by the broker. Raises
+        WeightsRejected when the policy's probe fails: the engine has to be replaced.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._keep_up())
+
+    async def reached(self, version: PolicyVersion, timeout_s: float) -> bool:
+        """Wait until the policy is at least as new as `version`, or as the newest one announced; say whether it is.
+
+        False after `timeout_s`: what is then sampled is older, says so in its spans, and the learner judges it.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not self._is_applied(version):
+                    newest = await StateStore(self._transport).get(Key.POLICY)
+                    if isinstance(newest, WeightsManifest):
+                        version = min(version, newest.policy, key=_age)
+                        async with self._applied:
+                            await self._applied.wait_for(lambda: self._is_applied(version))
+        except TimeoutError:
+            log.warning("weights_late", wanted=str(version), applied=str(self._policy.version), waited_s=timeout_s)
+            return False
+        return True
+
+    async def _listen(self) -> None:
+        """Note the newest announcement. Takes manifests; waits for and is woken by the broker."""
+        async for manifest in StateStore(self._transport).watch(Key.POLICY):
+            if isinstance(manifest, WeightsManifest):
+                self._announced = manifest
+                self._news.set()
+        raise RunFailed("the watch of the key `policy` ended: no more weights would arrive")
+
+    async def _keep_up(self) -> None:
+        """Apply the newest announcement. Takes what `_listen` noted; gives applied weights; woken by `_listen`."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._announced is not None and not self._is_applied(self._announced.policy):
+                if not await self._apply(self._announced):
+                    await self._wait_for_news()
+
+    async def _apply(self, manifest: WeightsManifest) -> bool:
+        """Fetch and apply one version; return False when the frame could not be had."""
+        started = time.monotonic()
+        scratch = self._scratch_dir / f"{manifest.policy}.safetensors"
+        try:
+            frame = await fetch_frame(self._transport, manifest, scratch)
+        except (WeightsRejected, BrokerError) as error:
+            log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
+            return False
+        fetched = time.monotonic()
+        try:
+            await self._policy.apply(frame, manifest.policy)
+        finally:
+            scratch.unlink(missing_ok=True)
+        done = time.monotonic()
+        self._metrics.observe("weights_apply_seconds", done - started)
+        log.info(
+            "weights_applied",
+            version=str(manifest.policy),
+            fetch_s=round(fetched - started, 3),
+            apply_s=round(done - fetched, 3),
+        )
+        async with self._applied:
+            self._applied.notify_all()
+        return True
+
+    async def _wait_for_news(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    def _is_applied(self, version: PolicyVersion) -> bool:
+        return _age(self._policy.version) >= _age(version)
+
+
+def _age(policy: PolicyVersion) -> tuple[int, int]:
+    """Order versions by time: a resumed learner's line is newer than all of the line before."""
+    return policy.lineage, policy.version

@@ -1,0 +1,168 @@
+"""The actor's loop over the in-memory broker: every way in which a lease ends."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from horizonrl.actors.loop import ActorLoop, ActorSettings
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.groups import Entry, GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.errors import EngineDead
+from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
+from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
+
+CHAT = make_chat()
+
+
+def ticket(number: int = 0) -> Ticket:
+    return Ticket(
+        number=number, kind=Kind.TRAIN, task=Task(env_id="echo", task_id="say"), group_size=2, horizon_turns=4
+    )
+
+
+def actor(
+    transport: Transport,
+    scratch: Path,
+    environment: Callable[[], Echo] = Echo,
+    policy: SayingPolicy | None = None,
+    drain_s: float = 1.0,
+    groups_at_once: int = 2,
+) -> ActorLoop:
+    policy = policy or SayingPolicy(CHAT)
+    return ActorLoop(
+        settings=ActorSettings(groups_at_once=groups_at_once, max_deliver=2, drain_s=drain_s),
+        transport=transport,
+        rollouts={"echo": Rollout(policy, CHAT, None, step_timeout_s=30.0)},
+        make_environment=lambda _: environment(),
+        follower=WeightsFollower(transport, policy, scratch),
+        provenance=Provenance(actor="test"),
+        stopping=asyncio.Event(),
+    )
+
+
+async def entries(transport: Transport, count: int) -> list[Entry]:
+    reader = await GroupLog(transport).read(after=0)
+    found = [await reader.next(timeout_s=5.0) for _ in range(count)]
+    return [entry for entry in found if entry is not None]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(5):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path)
+        running = asyncio.create_task(loop.run())
+        records = [entry.record for entry in await entries(transport, 5)]
+        loop.stopping.set()
+        await running
+        assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [0, 1, 2, 3, 4]
+        assert await transport.waiting() == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, environment=Breaking)
+        running = asyncio.create_task(loop.run())
+        (entry,) = await entries(transport, 1)
+        loop.stopping.set()
+        await running
+        assert isinstance(entry.record, Void)
+        assert entry.record.reason == "delivered 2 times without a group"
+        assert await transport.waiting() == (0, 0)
+        assert loop.metrics.value("tickets_given_back_total", reason="broken") == 2
+
+    import horizonrl.actors.loop as loop_module
+
+    loop_module.RETRY_DELAY_S, before = 0.01, loop_module.RETRY_DELAY_S
+    try:
+        asyncio.run(scenario())
+    finally:
+        loop_module.RETRY_DELAY_S = before
+
+
+def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        slow = actor(transport, tmp_path, environment=Hanging, drain_s=0.05)
+        running = asyncio.create_task(slow.run())
+        await until(lambda: slow.metrics.value("episodes_running") == 2)
+        slow.stopping.set()
+        await running
+        assert slow.metrics.value("tickets_given_back_total", reason="drained") == 1
+
+        quick = actor(transport, tmp_path)
+        running = asyncio.create_task(quick.run())
+        (entry,) = await entries(transport, 1)
+        quick.stopping.set()
+        await running
+        assert isinstance(entry.record, Group)
+        assert entry.record.deliveries == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_late_group_is_refused_and_counted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        await GroupLog(transport).publish_void(Void(ticket=ticket(), reason="elsewhere", actor="other"))
+        loop = actor(transport, tmp_path)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.metrics.value("groups_refused_total") == 1)
+        loop.stopping.set()
+        await running
+        assert len(await asyncio.wait_for(entries(transport, 1), 5)) == 1
+        assert await transport.waiting() == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_dead_engine_ends_the_actor_and_its_tickets_are_given_back(tmp_path: Path) -> None:
+    def die() -> None:
+        raise EngineDead("gone")
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, fail=die), groups_at_once=1)
+        try:
+            async with asyncio.timeout(5):
+                await loop.run()
+        except* EngineDead:
+            pass
+        else:
+            raise AssertionError("the actor went on without an engine")
+        lease = await TicketQueue(transport).lease(1.0)
+        assert lease is not None
+        assert lease.deliveries == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        loop = actor(transport, tmp_path)
+        running = asyncio.create_task(loop.run())
+        await StateStore(transport).put(Key.PROGRESS, Progress(finished=True))
+        async with asyncio.timeout(5):
+            await running
+
+    asyncio.run(scenario())

@@ -1,0 +1,108 @@
+import asyncio
+
+import pytest
+
+from horizonrl.actors.rollout import Rollout
+from horizonrl.common.errors import EngineDead, PolicyFailure
+from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
+from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
+
+CHAT = make_chat()
+
+
+def ticket(
+    horizon_turns: int = 5, kind: Kind = Kind.TRAIN, announce: bool = False, max_turn_tokens: int = 16
+) -> Ticket:
+    return Ticket(
+        number=0,
+        kind=kind,
+        task=Task(env_id="echo", task_id="say"),
+        group_size=1,
+        horizon_turns=horizon_turns,
+        announce_horizon=announce,
+        sampling=Sampling(max_turn_tokens=max_turn_tokens),
+    )
+
+
+def play(environment: Echo, order: Ticket | None = None, policy: SayingPolicy | None = None) -> Episode:
+    rollout = Rollout(policy or SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05)
+    return asyncio.run(rollout.episode(environment, order or ticket(), 0))
+
+
+def test_what_the_policy_reads_is_what_it_wrote_and_the_rendered_observations_id_for_id() -> None:
+    policy = SayingPolicy(CHAT)
+    episode = play(Echo(last=3), policy=policy)
+    read = episode.prompt_ids
+    assert policy.asked[0] == read
+    for turn, asked in zip(episode.turns, policy.asked[1:], strict=False):
+        read = read + turn.output_ids + turn.observation_ids
+        assert asked == read
+    assert len(policy.asked) == 3
+
+
+def test_an_episode_that_the_environment_ends_is_terminated_with_its_reward_on_the_last_turn() -> None:
+    episode = play(Echo(last=3))
+    assert (episode.stop, episode.success) == (StopReason.TERMINATED, True)
+    assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 1.0]
+    assert episode.turns[-1].observation_ids == ()
+
+
+def test_the_horizon_cuts_and_the_cut_is_truncated() -> None:
+    episode = play(Echo(last=9), ticket(horizon_turns=4))
+    assert (episode.stop, len(episode.turns), episode.success) == (StopReason.HORIZON, 4, False)
+
+
+def test_an_environment_that_ends_on_the_last_turn_is_terminated_rather_than_cut() -> None:
+    assert play(Echo(last=4), ticket(horizon_turns=4)).stop is StopReason.TERMINATED
+
+
+def test_a_turn_that_would_not_fit_into_the_context_is_not_begun() -> None:
+    policy = SayingPolicy(CHAT, max_context_tokens=150)
+    episode = play(Echo(last=99), ticket(horizon_turns=50), policy)
+    assert episode.stop is StopReason.CONTEXT
+    assert all(len(asked) + 16 <= 150 for asked in policy.asked)
+
+
+def test_a_first_prompt_that_does_not_fit_is_a_broken_episode_that_says_so() -> None:
+    episode = play(Echo(), policy=SayingPolicy(CHAT, max_context_tokens=20))
+    assert episode.stop is StopReason.ENV_ERROR
+    assert "first prompt" in (episode.error or "")
+
+
+def test_a_hanging_environment_is_a_broken_episode_and_not_a_zero() -> None:
+    episode = play(Hanging())
+    assert episode.stop is StopReason.ENV_TIMEOUT
+    assert not episode.valid
+
+
+def test_a_raising_environment_is_a_broken_episode_that_names_the_error() -> None:
+    episode = play(Breaking())
+    assert episode.stop is StopReason.ENV_ERROR
+    assert episode.error == "RuntimeError: the kitchen is on fire"
+
+
+def test_a_failed_request_breaks_the_episode_and_a_dead_engine_ends_the_rollout() -> None:
+    def fail() -> None:
+        raise PolicyFailure("no room")
+
+    def die() -> None:
+        raise EngineDead("gone")
+
+    assert play(Echo(), policy=SayingPolicy(CHAT, fail=fail)).stop is StopReason.POLICY_ERROR
+    with pytest.raises(EngineDead):
+        play(Echo(), policy=SayingPolicy(CHAT, fail=die))
+
+
+def test_a_demonstration_is_played_by_the_expert_with_certain_logprobs() -> None:
+    policy = SayingPolicy(CHAT)
+    episode = play(Echo(last=2), ticket(kind=Kind.DEMO), policy)
+    assert policy.asked == []
+    assert [turn.text for turn in episode.turns] == ["yes", "yes"]
+    assert {logprob for turn in episode.turns for logprob in turn.logprobs} == {0.0}
+
+
+def test_the_agent_is_told_its_remaining_turns_only_where_the_ticket_says_so() -> None:
+    told = play(Echo(last=3), ticket(horizon_turns=3, announce=True))
+    assert told.prompt.endswith("[3 turns left]")
+    assert told.turns[0].observation.endswith("[2 turns left]")
+    assert "turns left" not in play(Echo(last=3)).prompt

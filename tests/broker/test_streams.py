@@ -1,0 +1,73 @@
+import asyncio
+import uuid
+
+import pytest
+from nats.js import api
+
+from horizonrl.broker.api import Stream
+from horizonrl.broker.connect import connect
+from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.streams import ACTORS, STREAMS, stream_name, stream_of, subject_of
+from horizonrl.common.config import BrokerSection
+from horizonrl.common.errors import ConfigError
+
+
+@pytest.fixture
+def run() -> str:
+    return f"t-{uuid.uuid4().hex[:8]}"
+
+
+def test_every_stream_has_a_subject_of_its_own() -> None:
+    assert [spec.stream for spec in STREAMS] == list(Stream)
+    assert all(stream_of(subject_of(stream)) is stream for stream in Stream)
+
+
+@pytest.mark.process
+def test_streams_are_durable_files_that_refuse_what_does_not_fit(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        transport = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=9_000))
+        js = transport._js
+        for stream in Stream:
+            config = (await js.stream_info(stream_name(run, stream))).config
+            assert config.storage == api.StorageType.FILE
+            assert config.retention == api.RetentionPolicy.LIMITS
+            assert config.discard == api.DiscardPolicy.NEW
+            assert config.duplicate_window == 3_600
+            assert config.max_bytes == (9_000 if stream is Stream.GROUPS else -1)
+        consumer = (await js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config
+        assert (consumer.ack_policy, consumer.max_deliver, consumer.ack_wait) == (api.AckPolicy.EXPLICIT, -1, 30.0)
+        await transport.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_connecting_again_changes_what_may_change_and_keeps_the_messages(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        first = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=9_000, ack_wait_s=30))
+        await first.publish("tickets.train", b"t")
+        delivery = await first.lease(5.0)
+        assert delivery is not None
+        second = await connect(run, BrokerSection(url=nats_server.url, max_log_bytes=10_000, ack_wait_s=7))
+        assert (await second._js.stream_info(stream_name(run, Stream.GROUPS))).config.max_bytes == 10_000
+        assert (await second._js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config.ack_wait == 7
+        await delivery.acknowledge()
+        assert await second.waiting() == (0, 0)
+        await first.close()
+        await second.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        other = await connect(f"{run}-other", BrokerSection(url=nats_server.url))
+        await other._js.add_stream(
+            name=stream_name(run, Stream.GROUPS), subjects=[f"{run}.groups.>"], storage=api.StorageType.MEMORY
+        )
+        with pytest.raises(ConfigError, match=rf"{run}_GROUPS.*storage"):
+            await connect(run, BrokerSection(url=nats_server.url, connect_timeout_s=5))
+        await other.close()
+
+    asyncio.run(scenario())

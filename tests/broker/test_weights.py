@@ -1,0 +1,141 @@
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from horizonrl.broker.api import Stream
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
+from horizonrl.common.errors import LogGap, WeightsRejected
+from horizonrl.common.types import PolicyVersion
+from tests.brokers import Broker
+
+FRAME_BYTES = 20_000_003
+"""Ten chunks, the last one short."""
+
+
+def make_file(path: Path, size: int = FRAME_BYTES) -> tuple[Path, str]:
+    path.write_bytes(os.urandom(size))
+    return path, digest_file(path)
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> tuple[Path, str]:
+    return make_file(tmp_path / "frame.safetensors", 5_000)
+
+
+@pytest.fixture
+def small() -> MemoryTransport:
+    """A transport whose messages hold a kilobyte."""
+    return MemoryTransport(MemoryServer(max_payload_bytes=1_024))
+
+
+def test_a_frame_of_20_mb_comes_back_as_it_was(broker: Broker, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file, digest = make_file(tmp_path / "frame")
+        async with broker.open() as learner, broker.open() as actor:
+            manifest = await publish_frame(learner, file, PolicyVersion(version=3), digest)
+            assert (manifest.chunks, manifest.weights_bytes) == (10, FRAME_BYTES)
+            assert (manifest.first_sequence, manifest.last_sequence) == (1, 10)
+            fetched = await fetch_frame(actor, manifest, tmp_path / "fetched")
+            assert fetched == tmp_path / "fetched"
+            assert fetched.read_bytes() == file.read_bytes()
+
+    asyncio.run(scenario())
+
+
+def test_an_older_frame_is_discarded_and_the_newer_one_stays(broker: Broker, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            manifests = []
+            for version in range(3):
+                file, digest = make_file(tmp_path / f"frame-{version}", 5_000)
+                manifests.append(await publish_frame(transport, file, PolicyVersion(version=version), digest))
+            await discard_frames_below(transport, manifests[1])
+            assert (await transport.extent(Stream.WEIGHTS)).messages == 2
+            await fetch_frame(transport, manifests[2], tmp_path / "fetched")
+            with pytest.raises(LogGap):
+                await fetch_frame(transport, manifests[0], tmp_path / "fetched")
+
+    asyncio.run(scenario())
+
+
+def test_frames_of_two_versions_may_interleave(small: MemoryTransport, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        files = [make_file(tmp_path / f"frame-{version}", 5_000) for version in range(2)]
+        manifests = await asyncio.gather(
+            *(publish_frame(small, file, PolicyVersion(version=v), digest) for v, (file, digest) in enumerate(files))
+        )
+        for manifest, (file, _) in zip(manifests, files, strict=True):
+            fetched = await fetch_frame(small, manifest, tmp_path / "fetched")
+            assert fetched.read_bytes() == file.read_bytes()
+
+    asyncio.run(scenario())
+
+
+def test_a_corrupted_chunk_is_rejected_and_leaves_no_file(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
+        held = small.server.runs["run"].streams[Stream.WEIGHTS].messages
+        chunk = held[2]
+        held[2] = type(chunk)(chunk.subject, bytes(1_024), chunk.sequence, chunk.headers)
+        with pytest.raises(WeightsRejected, match=r"v1\.l0"):
+            await fetch_frame(small, manifest, tmp_path / "fetched")
+        assert os.listdir(tmp_path) == [frame[0].name]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("offset", ["5000", "-1", "x", "", "99999999999999999999"])
+def test_a_chunk_outside_of_its_frame_is_rejected(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path, offset: str
+) -> None:
+    async def scenario() -> None:
+        policy = PolicyVersion(version=1)
+        await small.publish("weights.frame", b"x", headers={"Horizon-Policy": "v1.l0", "Horizon-Offset": offset})
+        manifest = await publish_frame(small, frame[0], policy, frame[1])
+        with pytest.raises(WeightsRejected, match="outside"):
+            await fetch_frame(small, manifest.model_copy(update={"first_sequence": 1}), tmp_path / "fetched")
+
+    asyncio.run(scenario())
+
+
+def test_a_missing_chunk_is_rejected_without_waiting_for_it(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
+        del small.server.runs["run"].streams[Stream.WEIGHTS].messages[3]
+        async with asyncio.timeout(5.0):
+            with pytest.raises(WeightsRejected, match="1 of 5 chunks"):
+                await fetch_frame(small, manifest, tmp_path / "fetched")
+
+    asyncio.run(scenario())
+
+
+def test_a_shared_file_is_used_when_it_is_the_one_announced(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        file, digest = frame
+        manifest = await publish_frame(small, file, PolicyVersion(), digest)
+        shared = manifest.model_copy(update={"path": str(file)})
+        assert await fetch_frame(small, shared, tmp_path / "fetched") == file
+        file.write_bytes(b"overwritten")
+        assert await fetch_frame(small, shared, tmp_path / "fetched") == tmp_path / "fetched"
+        with pytest.raises(WeightsRejected, match="shared_files"):
+            await fetch_frame(small, shared.model_copy(update={"chunks": 0}), tmp_path / "fetched")
+
+    asyncio.run(scenario())
+
+
+def test_publishing_a_frame_again_stores_nothing_twice(small: MemoryTransport, frame: tuple[Path, str]) -> None:
+    async def scenario() -> None:
+        first = await publish_frame(small, frame[0], PolicyVersion(version=2, lineage=1), frame[1])
+        assert await publish_frame(small, frame[0], PolicyVersion(version=2, lineage=1), frame[1]) == first
+        assert (await small.extent(Stream.WEIGHTS)).messages == first.chunks
+
+    asyncio.run(scenario())

@@ -1,0 +1,86 @@
+"""One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 120.0
+
+
+def run_program(mode: str, model_dir: Path, directory: Path, ranks: int) -> list[dict[str, Any]]:
+    """Run `mode` on `ranks` processes; return what each printed, with its exit code as `rc`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [_start(mode, model_dir, directory, rank, ranks, port) for rank in range(ranks)]
+    try:
+        outputs = [process.communicate(timeout=DEADLINE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    printed = [json.loads(out.splitlines()[-1]) if out else {"error": error} for out, error in outputs]
+    return [{**line, "rc": process.returncode} for line, process in zip(printed, processes, strict=True)]
+
+
+def _start(mode: str, model_dir: Path, directory: Path, rank: int, ranks: int, port: int) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    if ranks > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
+        environment |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, __file__, mode, str(model_dir), str(directory)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+class Deserter:
+    """An engine whose process dies in its first step."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def train_step(self, *_: Any) -> Any:
+        os._exit(7)
+
+
+def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
+    from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
+    from horizonrl.learner.ranks import Leader, follow
+    from tests.learner.traces import make_batch
+
+    stage = int(mode.removeprefix("train-z")) if mode.startswith("train-z") else 1
+    engine = DeepSpeedEngine(
+        EngineSettings(model_dir, zero_stage=stage, micro_batch_tokens=128, collective_timeout_s=15)
+        if mode != "resume"
+        else EngineSettings(model_dir, collective_timeout_s=15)
+    )
+    if mode == "resume":
+        state = engine.load(directory)
+        for seed in (2, 3):
+            engine.train_step(make_batch(seed), "rl", 1e-3)
+        return {"state": state, "digest": engine.write_weights(directory / "resumed.safetensors")}
+    if engine.rank != 0:
+        follow(engine if mode != "desert" else Deserter(engine))
+        return {}
+    leader = Leader(engine)
+    stats = [leader.train_step(make_batch(seed, traces=7), "rl", 1e-3) for seed in (0, 1)]
+    leader.save(directory / "checkpoint", {"cursor": 3})
+    stats += [leader.train_step(make_batch(2), "rl", 1e-3)]
+    digest = leader.write_weights(directory / "weights.safetensors")
+    state = leader.load(directory / "checkpoint")
+    leader.train_step(make_batch(2), "rl", 1e-3)
+    again = leader.write_weights(directory / "again.safetensors")
+    leader.close()
+    figures = {name: [getattr(s, name) for s in stats] for name in ("loss", "grad_norm", "trained_tokens", "ess")}
+    return {**figures, "state": state, "repeats": again == digest}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))))

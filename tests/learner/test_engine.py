@@ -1,0 +1,208 @@
+"""DeepSpeedEngine on the tiny model, alone in this process."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from horizonrl.broker.weights import digest_file
+from horizonrl.common.errors import CheckpointError, ConfigError, RunFailed
+from horizonrl.learner.batch import Batch
+from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.loss import LossSettings
+from horizonrl.learner.model import load_language_model
+from tests.learner.ranks_program import run_program
+from tests.learner.traces import make_batch
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch.distributed"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+]
+
+StartEngine = Callable[..., DeepSpeedEngine]
+
+
+@pytest.fixture
+def start(tiny_model: Path) -> Iterator[StartEngine]:
+    """Start engines with the given settings; all are closed afterwards."""
+    engines: list[DeepSpeedEngine] = []
+
+    def start_engine(**settings: Any) -> DeepSpeedEngine:
+        engines.append(DeepSpeedEngine(EngineSettings(model_dir=tiny_model, **settings)))
+        return engines[-1]
+
+    yield start_engine
+    for engine in engines:
+        engine.close()
+
+
+def weights_of(engine: DeepSpeedEngine, path: Path) -> torch.Tensor:
+    engine.write_weights(path)
+    return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(path).items())])
+
+
+def reference_step(model_dir: Path, batch: Batch, lr: float) -> tuple[float, float, torch.Tensor]:
+    """Take the step in plain torch: float32 throughout, one unpadded row at a time, the loss written out."""
+    lm: Any = load_language_model(model_dir).float()
+    loss = torch.zeros(())
+    for trace in batch.traces:
+        ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
+        scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
+        for at in np.flatnonzero(trace.mask_L):
+            A = float(trace.advantages_L[at])
+            r = (scores_LV[at - 1, ids_L[at]] - float(trace.logprobs_L[at])).exp()
+            surrogate = torch.minimum(r * A, r.clamp(0.8, 1.28) * A)
+            loss = loss - (torch.maximum(surrogate, torch.tensor(3 * A)) if A < 0 else surrogate)
+    loss = loss / batch.trained_tokens
+    loss.backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+    torch.optim.AdamW(lm.parameters(), lr=lr, weight_decay=0.0).step()
+    named = sorted(lm.named_parameters())
+    return loss.item(), float(grad_norm), torch.cat([parameter.detach().flatten() for _, parameter in named])
+
+
+def cosine(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(first, second, dim=0))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_path: Path, zero_stage: int) -> None:
+    batch = make_batch()
+    engine = start(zero_stage=zero_stage, micro_batch_tokens=128)
+    before = weights_of(engine, tmp_path / "before")
+    stats = engine.train_step(batch, "rl", lr=1e-2)
+    loss, grad_norm, after = reference_step(tiny_model, batch, lr=1e-2)
+    assert stats.loss == pytest.approx(loss, abs=5e-3)
+    assert stats.grad_norm == pytest.approx(grad_norm, rel=2e-2)
+    assert cosine(weights_of(engine, tmp_path / "after") - before, after - before) > 0.97
+
+
+def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, tmp_path: Path) -> None:
+    batch = make_batch(traces=8)
+    whole, cut = start(micro_batch_tokens=2048), start(micro_batch_tokens=60)
+    before = weights_of(whole, tmp_path / "before")
+    stats, stats_cut = whole.train_step(batch, "rl", 1e-2), cut.train_step(batch, "rl", 1e-2)
+    for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
+        assert getattr(stats_cut, name) == pytest.approx(getattr(stats, name), rel=1e-2, abs=1e-3), name
+    assert stats.trained_tokens == stats_cut.trained_tokens == batch.trained_tokens
+    deltas = [weights_of(engine, tmp_path / "after") - before for engine in (whole, cut)]
+    assert cosine(*deltas) > 0.99
+
+
+def test_gradient_checkpointing_changes_only_the_memory(start: StartEngine, tmp_path: Path) -> None:
+    engines = [start(gradient_checkpointing=checkpointing) for checkpointing in (False, True)]
+    plain, checkpointed = (engine.train_step(make_batch(), "rl", 1e-3) for engine in engines)
+    assert checkpointed.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
+
+
+def test_observation_tokens_give_no_gradient(start: StartEngine) -> None:
+    traces = [replace(trace, advantages_L=(~trace.mask_L).astype(np.float32)) for trace in make_batch().traces]
+    assert start().train_step(Batch(tuple(traces), 1), "rl", 1e-3).grad_norm == 0.0
+
+
+def test_imitation_learns_a_sequence_by_heart(start: StartEngine) -> None:
+    engine, batch = start(), make_batch(traces=2)
+    losses = [engine.train_step(batch, "imitation", 5e-3).loss for _ in range(8)]
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_imitation_leaves_out_what_it_cannot_measure(start: StartEngine) -> None:
+    stats = start().train_step(make_batch(), "imitation", 1e-3)
+    assert stats.trained_tokens == make_batch().trained_tokens and stats.entropy > 0
+    assert all(math.isnan(getattr(stats, name)) for name in ("kl", "logprob_gap", "importance_mean", "ess"))
+
+
+def test_a_policy_that_scores_its_own_samples_has_no_gap(start: StartEngine, tiny_model: Path) -> None:
+    lm: Any = load_language_model(tiny_model)
+    traces = []
+    for trace in make_batch().traces:
+        with torch.no_grad():
+            scores_LV = lm(input_ids=torch.from_numpy(trace.ids_L)[None].long()).logits[0].float().log_softmax(-1)
+        mu_L = scores_LV[:-1].gather(1, torch.from_numpy(trace.ids_L).long()[1:, None])[:, 0].numpy()
+        traces.append(replace(trace, logprobs_L=np.where(trace.mask_L, np.concatenate([[0], mu_L]), 0)))
+    stats = start().train_step(
+        Batch(tuple(replace(t, versions_L=t.versions_L.clip(max=1)) for t in traces), 1), "rl", 0
+    )
+    assert stats.logprob_gap < 0.05 and stats.logprob_gap_fresh < 0.05
+    assert stats.ess > 0.99 and stats.importance_mean == pytest.approx(1.0, abs=0.02)
+
+
+def test_without_learning_rate_the_weights_stay(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    first = engine.write_weights(tmp_path / "first")
+    engine.train_step(make_batch(), "rl", 0.0)
+    assert engine.write_weights(tmp_path / "second") == first
+
+
+def test_the_weights_file_has_hugging_face_names_and_its_own_digest(
+    start: StartEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    digest = start().write_weights(tmp_path / "weights.safetensors")
+    written, original = load_file(tmp_path / "weights.safetensors"), load_file(tiny_model / "model.safetensors")
+    assert written.keys() == original.keys()
+    assert all(torch.equal(written[name], original[name]) for name in original)
+    assert digest == digest_file(tmp_path / "weights.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.safetensors"]
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(start: StartEngine) -> None:
+    traces = [replace(trace, advantages_L=np.full_like(trace.advantages_L, np.nan)) for trace in make_batch().traces]
+    with pytest.raises(RunFailed, match="resume from the last checkpoint"):
+        start().train_step(Batch(tuple(traces), 1), "rl", 1e-3)
+
+
+def test_a_batch_that_trains_nothing_is_refused(start: StartEngine) -> None:
+    with pytest.raises(ValueError, match="without trained tokens"):
+        start().train_step(Batch((), 0), "rl", 1e-3)
+
+
+def test_a_trace_over_the_budget_is_refused(start: StartEngine) -> None:
+    with pytest.raises(ConfigError, match="micro_batch_tokens"):
+        start(micro_batch_tokens=10).train_step(make_batch(), "rl", 1e-3)
+
+
+def test_the_trust_region_is_the_settings_one(start: StartEngine) -> None:
+    traces = [replace(t, logprobs_L=np.where(t.mask_L, -30, 0).astype(np.float32)) for t in make_batch().traces]
+    stats = start(loss=LossSettings(dual_clip=3.0)).train_step(Batch(tuple(traces), 1), "rl", 1e-3)
+    assert stats.clip_share == 1.0 and stats.grad_norm == 0.0
+
+
+def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(
+    start: StartEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = start()
+    for seed in (0, 1):
+        engine.train_step(make_batch(seed), "rl", 1e-3)
+    engine.save(tmp_path / "checkpoint", {"cursor": 7})
+    for seed in (2, 3):
+        engine.train_step(make_batch(seed), "rl", 1e-3)
+    digest = engine.write_weights(tmp_path / "weights.safetensors")
+    (resumed,) = run_program("resume", tiny_model, tmp_path / "checkpoint", ranks=1)
+    assert resumed["state"] == {"cursor": 7}
+    assert resumed["digest"] == digest
+
+
+def test_a_checkpoint_holds_the_weights_file(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.train_step(make_batch(), "rl", 1e-3)
+    engine.save(tmp_path / "checkpoint", {})
+    digest = engine.write_weights(tmp_path / "weights.safetensors")
+    assert digest_file(tmp_path / "checkpoint" / "weights.safetensors") == digest
+
+
+def test_a_checkpoint_of_another_stage_is_refused_with_the_cure(start: StartEngine, tmp_path: Path) -> None:
+    start(zero_stage=1).save(tmp_path, {})
+    with pytest.raises(CheckpointError, match=r"learner\.zero_stage = 1, this engine has 2"):
+        start(zero_stage=2).load(tmp_path)
+
+
+def test_a_directory_without_a_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no engine's checkpoint"):
+        start().load(tmp_path)

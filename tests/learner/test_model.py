@@ -1,0 +1,103 @@
+"""The scorer against Hugging Face's own forward pass, one unpadded row at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch.nn import functional
+
+from horizonrl.learner.model import CHUNK_ROWS, TokenScorer, load_language_model, token_scores
+from horizonrl.learner.packing import pack
+from tests.learner.traces import make_batch
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model: Path) -> Any:
+    return load_language_model(tiny_model).float().eval()
+
+
+def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
+    batch = make_batch(traces=5)
+    (micro_batch,) = pack(batch.traces, 1, 1000)[0]
+    scorer = TokenScorer(lm)
+    logprobs_N, entropies_N = scorer(torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N))
+    alone: list[float] = []
+    entropies: list[float] = []
+    for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
+        ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
+        scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
+        asked = np.flatnonzero(trace.mask_L)
+        alone += [scores_LV[at - 1, ids_L[at]].item() for at in asked]
+        entropies += [-(scores_LV[at - 1].exp() * scores_LV[at - 1]).sum().item() for at in asked]
+    assert_allclose(logprobs_N.detach(), alone, atol=2e-5)
+    assert_allclose(entropies_N.detach(), entropies, atol=2e-5)
+
+
+def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, bool]] = []
+    sdpa = functional.scaled_dot_product_attention
+
+    def spy(*args: Any, attn_mask: Any = None, is_causal: bool = False, **kwargs: Any) -> Any:
+        seen.append((attn_mask, is_causal))
+        return sdpa(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    TokenScorer(lm)(torch.randint(512, (3, 20)), torch.tensor([5, 25]))
+    assert seen == [(None, True)] * 2
+
+
+def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
+    ids_BT = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(0))
+    asked_N = torch.tensor([5, 25, 29])
+    other_BT = ids_BT.clone()
+    other_BT[1, 10:] = 7
+    scorer = TokenScorer(lm)
+    assert torch.equal(scorer(ids_BT, asked_N)[0], scorer(other_BT, asked_N)[0])
+
+
+def test_temperature_divides_the_logits(lm: Any) -> None:
+    ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
+    logits_V = lm(input_ids=ids_BT).logits[0, 4]
+    oracle = (logits_V / 0.7).log_softmax(-1)[ids_BT[0, 5]]
+    logprobs_N, _ = TokenScorer(lm, temperature=0.7)(ids_BT, torch.tensor([5]))
+    assert logprobs_N.item() == pytest.approx(oracle.item(), abs=1e-5)
+
+
+def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
+    logprobs_N, _ = TokenScorer(lm)(torch.zeros((1, 1), dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    logprobs_N.sum().backward()
+    assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("tokens", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 1])
+def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    logits_NV = torch.randn(tokens, 50, dtype=torch.float64, generator=generator).mul_(5).requires_grad_()
+    ids_N = torch.randint(50, (tokens,), generator=generator)
+    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
+    weights_N = torch.randn(tokens, dtype=torch.float64, generator=generator)
+    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
+    (gradient_NV,) = torch.autograd.grad(logprobs_N @ weights_N, logits_NV)
+    (oracle_gradient_NV,) = torch.autograd.grad(
+        oracle_NV.gather(1, ids_N[:, None])[:, 0] @ weights_N, logits_NV, retain_graph=True
+    )
+    assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
+    assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
+    assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    logits_NV = torch.tensor([[3e4, -3e4, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([1]))
+    logprobs_N.sum().backward()
+    assert logits_NV.grad is not None
+    assert torch.isfinite(torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])).all()
+
+
+def test_a_model_that_transforms_its_logits_is_refused(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm.config, "final_logit_softcapping", 30.0, raising=False)
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        TokenScorer(lm)
