@@ -85,10 +85,8 @@ class ScriptedPolicy:
 
     def _random_ids(self, dice: random.Random, stop_ids: Sequence[int]) -> Iterator[int]:
         while True:
-            if stop_ids and dice.random() < STOP_SHARE:
-                yield dice.choice(stop_ids)
-            else:
-                yield dice.randrange(self._vocabulary)
+            token, stops = dice.randrange(self._vocabulary), dice.random() < STOP_SHARE
+            yield stop_ids[token % len(stop_ids)] if stops and stop_ids else token
 
 
 def text_script(

@@ -89,7 +89,7 @@ class DeepSpeedEngine:
         started = time.perf_counter()
         if batch.trained_tokens == 0:
             raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
-        plans = pack(batch.traces, self._ranks, self._settings.micro_batch_tokens)
+        plans = pack(batch.traces, self._ranks, self._settings.micro_batch_tokens, share=self._shares_prefixes)
         tally = Tally()
         for micro_batch in plans[self.rank]:
             loss, measured = self._forward(micro_batch, batch.version, objective)
@@ -147,6 +147,12 @@ class DeepSpeedEngine:
         self._engine.destroy()
 
     @property
+    def _shares_prefixes(self) -> bool:
+        """A shared prefix goes through the model's key-value cache, which gradient checkpointing switches off, and is a
+        forward pass more than other ranks may make, which stage 3 with its collectives in every layer cannot bear."""
+        return self._settings.zero_stage < 3 and not self._settings.gradient_checkpointing
+
+    @property
     def _shape(self) -> dict[str, int]:
         """What must be equal for DeepSpeed's partitions to fit."""
         stage = self._settings.zero_stage
@@ -154,8 +160,8 @@ class DeepSpeedEngine:
 
     def _forward(self, micro_batch: MicroBatch, version: int, objective: Objective) -> tuple[Tensor, Tally]:
         """Return the summed loss of a micro-batch and its tally."""
-        ids_BT, trained_N = self._tensor(micro_batch.ids_BT), self._tensor(micro_batch.trained_N)
-        logprobs_N, entropies_N = self._engine(ids_BT, trained_N)
+        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
+        logprobs_N, entropies_N = self._engine(*map(self._tensor, asked))
         if objective == "imitation":
             loss_N = imitation_loss(logprobs_N)
             return loss_N.sum(), imitation_tally(loss_N, entropies_N)

@@ -1,6 +1,6 @@
 """A causal language model that scores the tokens it is asked about, and no others.
 
-Knows nothing of losses or of DeepSpeed. Axes: B rows, T positions, N asked tokens, D hidden, V vocabulary.
+Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positions, N asked tokens, D hidden, V vocabulary.
 """
 
 from pathlib import Path
@@ -27,17 +27,25 @@ class TokenScorer(nn.Module):
         if scaled:
             raise ValueError(f"{config.model_type} models transform their logits ({scaled[0]}): not supported")
 
-    def forward(self, ids_BT: Tensor, asked_N: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy, float32 [N], of the tokens at flat positions `asked_N` of `ids_BT`.
 
-        Padding must be on the right. The token at position t is scored by the hidden state at t − 1, so no row's
-        first token may be asked about.
+        Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The token at
+        position t is scored by the hidden state at t − 1, so no row's first token may be asked about.
         """
         lm: Any = self.lm
-        hidden_BTD = lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, asked_N - 1)
+        hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
         logits_NV = lm.get_output_embeddings()(hidden_ND)
         return token_scores(logits_NV, ids_BT.flatten().index_select(0, asked_N), self.temperature)
+
+    def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
+        """Return the last hidden states of the rows; a prefix is read once, and its gradient is the sum over rows."""
+        model: Any = cast(Any, self.lm).base_model
+        if len(prefix_P) == 0:
+            return cast(Tensor, model(input_ids=ids_BT, use_cache=False).last_hidden_state)
+        cache = model(input_ids=prefix_P[None], use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(ids_BT))
+        return cast(Tensor, model(input_ids=ids_BT, past_key_values=cache, use_cache=True).last_hidden_state)
 
 
 def token_scores(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from horizonrl.broker.server import EmbeddedServer
+from tests.engine import tiny_models, vllm_engine
+
+__all__ = ["tiny_models", "vllm_engine"]
 
 
 @pytest.fixture(scope="session")

@@ -97,7 +97,7 @@ def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
     async def until_gone() -> None:
         async with asyncio.timeout(15.0):
-            while running(pid):  # noqa: ASYNC110  # not our child: nothing announces its end
+            while running(pid):  # not our child: nothing announces its end
                 await asyncio.sleep(0.05)
 
     asyncio.run(until_gone())

@@ -18,7 +18,7 @@ from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
 from horizonrl.learner.loss import LossSettings
 from horizonrl.learner.model import load_language_model
 from tests.learner.ranks_program import run_program
-from tests.learner.traces import make_batch
+from tests.learner.traces import make_batch, make_groups
 
 pytestmark = [
     pytest.mark.process,
@@ -94,6 +94,17 @@ def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, t
     assert stats.trained_tokens == stats_cut.trained_tokens == batch.trained_tokens
     deltas = [weights_of(engine, tmp_path / "after") - before for engine in (whole, cut)]
     assert cosine(*deltas) > 0.99
+
+
+def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_path: Path) -> None:
+    batch = make_groups(0, groups=2, group_size=4, prompt=100)
+    sharing, plain = start(zero_stage=1), start(zero_stage=3)  # stage 3 never shares
+    before = weights_of(plain, tmp_path / "before")
+    stats, stats_plain = sharing.train_step(batch, "rl", 1e-2), plain.train_step(batch, "rl", 1e-2)
+    for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
+        assert getattr(stats, name) == pytest.approx(getattr(stats_plain, name), rel=1e-2, abs=1e-3), name
+    deltas = [weights_of(engine, tmp_path / "after") - before for engine in (sharing, plain)]
+    assert cosine(*deltas) > 0.98
 
 
 def test_gradient_checkpointing_changes_only_the_memory(start: StartEngine, tmp_path: Path) -> None:

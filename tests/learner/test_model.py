@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from horizonrl.learner.model import CHUNK_ROWS, TokenScorer, load_language_model, token_scores
 from horizonrl.learner.packing import pack
-from tests.learner.traces import make_batch
+from tests.learner.traces import make_batch, make_groups
+
+NO_PREFIX = torch.empty(0, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +25,9 @@ def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
     batch = make_batch(traces=5)
     (micro_batch,) = pack(batch.traces, 1, 1000)[0]
     scorer = TokenScorer(lm)
-    logprobs_N, entropies_N = scorer(torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N))
+    logprobs_N, entropies_N = scorer(
+        NO_PREFIX, torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N)
+    )
     alone: list[float] = []
     entropies: list[float] = []
     for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
@@ -45,8 +49,23 @@ def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPa
         return sdpa(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
-    TokenScorer(lm)(torch.randint(512, (3, 20)), torch.tensor([5, 25]))
+    TokenScorer(lm)(NO_PREFIX, torch.randint(512, (3, 20)), torch.tensor([5, 25]))
     assert seen == [(None, True)] * 2
+
+
+def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
+    scorer, batch = TokenScorer(lm), make_groups(0, groups=1, group_size=4, prompt=60)
+    outcomes = []
+    for share in (False, True):
+        (mb,) = pack(batch.traces, 1, 1000, share=share)[0]
+        assert (mb.prefix_P.size > 0) is share
+        logprobs_N, entropies_N = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
+        lm.zero_grad()
+        (logprobs_N * torch.from_numpy(mb.advantages_N)).sum().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
+        outcomes.append((logprobs_N.detach(), entropies_N, gradient))
+    for alone, shared in zip(*outcomes, strict=True):
+        assert_allclose(shared, alone, atol=2e-4, rtol=1e-3)
 
 
 def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
@@ -55,19 +74,19 @@ def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
     other_BT = ids_BT.clone()
     other_BT[1, 10:] = 7
     scorer = TokenScorer(lm)
-    assert torch.equal(scorer(ids_BT, asked_N)[0], scorer(other_BT, asked_N)[0])
+    assert torch.equal(scorer(NO_PREFIX, ids_BT, asked_N)[0], scorer(NO_PREFIX, other_BT, asked_N)[0])
 
 
 def test_temperature_divides_the_logits(lm: Any) -> None:
     ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
     logits_V = lm(input_ids=ids_BT).logits[0, 4]
     oracle = (logits_V / 0.7).log_softmax(-1)[ids_BT[0, 5]]
-    logprobs_N, _ = TokenScorer(lm, temperature=0.7)(ids_BT, torch.tensor([5]))
+    logprobs_N, _ = TokenScorer(lm, temperature=0.7)(NO_PREFIX, ids_BT, torch.tensor([5]))
     assert logprobs_N.item() == pytest.approx(oracle.item(), abs=1e-5)
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
-    logprobs_N, _ = TokenScorer(lm)(torch.zeros((1, 1), dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    logprobs_N, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
     logprobs_N.sum().backward()
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
 

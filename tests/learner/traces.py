@@ -22,3 +22,26 @@ def make_batch(seed: int = 0, traces: int = 6, longest: int = 60, version: int =
     rng = np.random.default_rng(seed)
     lengths = rng.integers(8, longest, traces)
     return Batch(tuple(make_trace(rng, int(length), version=version) for length in lengths), version)
+
+
+def make_groups(seed: int, groups: int, group_size: int, prompt: int, version: int = 1) -> Batch:
+    """A batch of groups whose episodes begin with the same prompt of `prompt` ids."""
+    rng = np.random.default_rng(seed)
+    traces = []
+    for _ in range(groups):
+        prompt_ids = rng.integers(0, 512, prompt).astype(np.int32)
+        for _ in range(group_size):
+            tail = make_trace(rng, int(rng.integers(8, 40)), version=version)
+            first = int(tail.mask_L.argmax())
+            ids_L = np.concatenate([prompt_ids, tail.ids_L[first:]])
+            rest = {
+                name: np.concatenate([np.full(prompt, fill, column.dtype), column[first:]])
+                for name, column, fill in (
+                    ("mask_L", tail.mask_L, False),
+                    ("logprobs_L", tail.logprobs_L, 0.0),
+                    ("versions_L", tail.versions_L, -1),
+                    ("advantages_L", tail.advantages_L, 0.0),
+                )
+            }
+            traces.append(Trace(ids_L=ids_L, **rest))
+    return Batch(tuple(traces), version)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).parent / "plugin"
