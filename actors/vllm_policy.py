@@ -56,7 +56,7 @@ class VllmPolicy:
         """Start the engine and return once it can generate with the weights of `model_dir`, known as `version`.
 
         Blocks the event loop, and belongs before everything else: the engine is forked while the process has one
-        thread (3-5 s on CPU), and spawned when it has more (twice as long).
+        thread, and spawned when it has more, which imports everything a second time.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, about torch
@@ -126,21 +126,13 @@ class VllmPolicy:
             raise WeightsRejected(f"{weights} is no weights file ({error}): {policy} is not applied") from error
         if shapes != self._shapes:
             raise WeightsRejected(f"{weights} does not hold the tensors of this model: {policy} is not applied")
-        async with self._applying, asyncio.timeout(APPLY_TIMEOUT_S):
-            # Clearing the cache makes running requests recompute their keys and values with the new weights: what
-            # they then sample is what the version in its label would sample.
-            await self._engine.pause_generation(mode="keep", clear_cache=True)
-            self._unfit = f"the weights of {policy} were not applied to the end; replace the engine"
-            try:
-                await self._load(weights, policy)
-                await self._engine.update_weight_version(_label(policy))
-                self._unfit = None
-            finally:
-                if self._unfit is None:
-                    self._version = policy
-                    await self._engine.resume_generation()
-                else:
-                    await self._engine.abort(list(self._running))
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with self._applying, asyncio.timeout(APPLY_TIMEOUT_S):
+                await self._replace(weights, policy)
+        except (EngineDeadError, TimeoutError) as error:
+            raise EngineDead(f"the engine did not take {policy}: {type(error).__name__} {error}") from error
 
     async def close(self) -> None:
         """End the engine's process; harmless when repeated."""
@@ -149,6 +141,22 @@ class VllmPolicy:
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, 0)
             engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
+
+    async def _replace(self, weights: Path, policy: PolicyVersion) -> None:
+        """Pause, load, label, resume; without a proof that the new weights compute, do not resume."""
+        try:
+            # Clearing the cache makes running requests recompute their keys and values with the new weights: what
+            # they then sample is what the version in its label would sample.
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            self._unfit = f"the weights of {policy} were not applied to the end; replace the engine"
+            await self._load(weights, policy)
+            await self._engine.update_weight_version(_label(policy))
+            self._version, self._unfit = policy, None
+        finally:
+            if self._unfit is None:
+                await self._engine.resume_generation()
+            else:
+                await self._engine.abort(list(self._running))
 
     async def _load(self, weights: Path, policy: PolicyVersion) -> None:
         """Load and probe the weights. Raises WeightsRejected."""

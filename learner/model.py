@@ -1,6 +1,7 @@
 """A causal language model that scores the tokens it is asked about, and no others.
 
-Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positions, N asked tokens, D hidden, V vocabulary.
+Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positions, N asked tokens,
+D hidden, V vocabulary.
 """
 
 from pathlib import Path

@@ -86,6 +86,7 @@ def test_temperature_divides_the_logits(lm: Any) -> None:
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
+    lm.zero_grad()
     logprobs_N, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
     logprobs_N.sum().backward()
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
