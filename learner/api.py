@@ -15,7 +15,10 @@ Objective = Literal["imitation", "rl"]
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one optimizer step measured, over its trained tokens."""
+    """What one optimizer step measured, over its trained tokens.
+
+    Imitation knows no behaviour policy: there `kl`, both gaps, `clip_share`, the importance figures and `ess` are NaN.
+    """
 
     loss: float
     grad_norm: float
