@@ -148,9 +148,9 @@ class DeepSpeedEngine:
 
     @property
     def _shares_prefixes(self) -> bool:
-        """A shared prefix goes through the model's key-value cache, which gradient checkpointing switches off, and is a
-        forward pass more than other ranks may make, which stage 3 with its collectives in every layer cannot bear."""
-        return self._settings.zero_stage < 3 and not self._settings.gradient_checkpointing
+        """A shared prefix goes through the model's key-value cache, which gradient checkpointing switches off, and it
+        changes how often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks."""
+        return self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
 
     @property
     def _shape(self) -> dict[str, int]:

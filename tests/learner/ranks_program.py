@@ -53,7 +53,7 @@ class Deserter:
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
     from horizonrl.learner.ranks import Leader, follow
-    from tests.learner.traces import make_batch
+    from tests.learner.traces import make_batch, make_groups
 
     stage = int(mode.removeprefix("train-z")) if mode.startswith("train-z") else 1
     engine = DeepSpeedEngine(
@@ -70,7 +70,8 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         follow(engine if mode != "desert" else Deserter(engine))
         return {}
     leader = Leader(engine)
-    stats = [leader.train_step(make_batch(seed, traces=7), "rl", 1e-3) for seed in (0, 1)]
+    batches = (make_batch(0, traces=7), make_groups(1, groups=3, group_size=4, prompt=60))
+    stats = [leader.train_step(batch, "rl", 1e-3) for batch in batches]
     leader.save(directory / "checkpoint", {"cursor": 3})
     stats += [leader.train_step(make_batch(2), "rl", 1e-3)]
     digest = leader.write_weights(directory / "weights.safetensors")

@@ -7,7 +7,8 @@ import pytest
 from tests.process.conftest import Workplace
 
 KEYS = set(
-    """phase step version lineage time horizon reward_mean success_rate return_std turns_mean truncated_share error_share
+    """phase step version lineage time horizon reward_mean success_rate return_std turns_mean truncated_share
+    error_share
     staleness_mean staleness_max groups_trained groups_dropped tickets_issued tickets_outstanding tokens_trained
     train_tokens_per_s generated_tokens_per_s loss kl entropy clip_share importance_mean importance_max ess grad_norm lr
     weights_bytes weights_publish_s step_s wait_s logprob_gap logprob_gap_fresh""".split()

@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.types import Phase, PolicyVersion
+from horizonrl.learner.api import StepStats
+from horizonrl.learner.collector import Draft, Drop
+from horizonrl.learner.journal import Journal
+from horizonrl.learner.report import StepTimes, metrics_line
+from tests.records import make_group
+
+NAN = float("nan")
+STATS = StepStats(
+    loss=0.5,
+    grad_norm=1.0,
+    lr=1e-5,
+    entropy=0.1,
+    kl=0.01,
+    logprob_gap=0.03,
+    logprob_gap_fresh=NAN,
+    clip_share=0.0,
+    importance_mean=1.0,
+    importance_max=1.2,
+    ess=0.99,
+    trained_tokens=100,
+    compute_s=2.0,
+)
+TIMES = StepTimes(wait_s=1.0, step_s=4.0, publish_s=0.1, weights_bytes=10)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_crash(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for step in range(1, 6):
+        journal.write_ledger({"step": step})
+        journal.write_metrics({"step": step})
+        journal.write_episodes(step, [make_group(step)])
+    with (tmp_path / "ledger.jsonl").open("a") as file:
+        file.write('{"step": 3, "cut')
+    journal.rewind(3)
+    assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2, 3]
+    assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [path.stem for path in sorted((tmp_path / "episodes").iterdir())] == [f"step-{n:06d}" for n in (1, 2, 3)]
+
+
+def test_an_episode_is_kept_as_text_that_a_person_can_follow(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write_episodes(1, [make_group(7, rewards=(1.0, None))])
+    solved, broken = lines(tmp_path / "episodes" / "step-000001.jsonl")
+    assert (solved["ticket"], solved["success"], solved["return"]) == ("train-00000007", True, 1.0)
+    assert (broken["stop"], broken["error"]) == ("env_error", "it broke")
+
+
+def test_success_counts_every_group_consumed_and_no_broken_episode() -> None:
+    solved, mixed = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(1.0, 0.0, None))
+    draft = Draft(admitted=[(2, mixed)], consumed=[solved, mixed], dropped=[Drop(1, "train-00000000", "zero_variance")])  # type: ignore[arg-type]
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), draft, STATS, TIMES)
+    assert line["success_rate"] == 3 / 4
+    assert line["error_share"] == 1 / 5
+    assert (line["groups_trained"], line["groups_dropped"], line["episodes"]) == (1, 1, 5)
+    assert line["staleness_max"] == 0
+
+
+def test_what_was_not_measured_is_null_rather_than_nan() -> None:
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), Draft(), STATS, TIMES)
+    assert line["logprob_gap_fresh"] is None
+    assert line["success_rate"] is None
+    json.dumps(line, allow_nan=False)

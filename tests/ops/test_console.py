@@ -1,0 +1,54 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import rich.console
+
+from horizonrl.common.config import RunConfig
+from horizonrl.ops.console import COLUMNS, Console, caption, mean_success
+
+LINE: dict[str, Any] = {
+    "step": 3,
+    "time": 10.0,
+    "phase": "rl",
+    "horizon": 4,
+    "episodes": 8,
+    "success_rate": 0.5,
+    "reward_mean": 0.5,
+    "turns_mean": 2.5,
+    "truncated_share": 0.25,
+    "staleness_max": None,
+    "groups_trained": 2,
+    "groups_dropped": 1,
+    "tickets_issued": 12,
+    "tickets_outstanding": 4,
+    "loss": 0.1,
+    "logprob_gap": None,
+    "generated_tokens_per_s": 100.0,
+    "step_s": 2.0,
+    "wait_s": 0.1,
+}
+
+
+def test_every_column_shows_a_line_of_the_journal_whatever_was_not_measured() -> None:
+    assert all(cell(LINE) for cell in COLUMNS.values())
+
+
+def test_the_caption_says_what_was_issued_and_where_it_is() -> None:
+    assert caption([LINE]).startswith("tickets: 12 issued = 8 settled + 4 outstanding")
+
+
+def test_success_over_steps_is_weighted_by_their_episodes() -> None:
+    few, many = {"success_rate": 1.0, "episodes": 1}, {"success_rate": 0.0, "episodes": 3}
+    assert mean_success([few, many, {"success_rate": None, "episodes": 0}]) == 0.25
+    assert mean_success([]) is None
+
+
+def test_the_table_fits_a_terminal_of_usual_width(tmp_path: Path) -> None:
+    console = Console(RunConfig.load([], [f"--run.root={tmp_path}"]))
+    out = io.StringIO()
+    rich.console.Console(file=out, width=140).print(console._table([LINE] * 20, {"actor-0": 1}))
+    shown = out.getvalue()
+    assert "gen tok/s" in shown
+    assert "restarted: actor-0 1x" in shown
+    assert "…" not in shown
