@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def _python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     cure = None if sys.version_info >= (3, 11) else "install Python 3.11 or later"
     yield Finding("python", version, cure)
+
+
+def _core() -> Iterator[Finding]:
+    """The packages that every role needs."""
+    required = [
+        re.split(r"[^\w.-]", line)[0] for line in importlib.metadata.requires("horizonrl") or () if ";" not in line
+    ]
+    missing = [name for name in required if _version(name) is None]
+    yield Finding("core packages", f"{len(required) - len(missing)} of {len(required)}", _install(missing))
+
+
+def _install(packages: list[str]) -> str | None:
+    return f"pip install {' '.join(packages)}" if packages else None
 
 
 def _packages() -> Iterator[Finding]:
@@ -102,4 +116,4 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _packages, _nats_server, _model, _machine)
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _core, _packages, _nats_server, _model, _machine)
