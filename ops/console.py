@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from rich.live import Live
 from rich.table import Table
 
 from horizonrl.common.config import RunConfig
+from horizonrl.common.types import Progress
 from horizonrl.ops.rundir import read_lines
 
 REFRESH_S = 1.0
+QUIET_S = 60.0
+"""A console that is no terminal says what is waited for once a step has taken this long."""
 ROWS = 12
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -42,6 +46,8 @@ class Console:
         self._metrics = config.run_dir / "metrics.jsonl"
         self._console = rich.console.Console()
         self._started = time.monotonic()
+        self.progress: Progress | None = None
+        """The learner's latest word, set by whoever watches the broker."""
 
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
@@ -69,21 +75,27 @@ class Console:
                 await asyncio.sleep(REFRESH_S)
 
     async def _follow_plainly(self) -> None:
-        shown = 0
-        header = True
+        shown, spoken = 0, time.monotonic()
         while True:
             lines = await asyncio.to_thread(read_lines, self._metrics)
+            if lines and not shown:
+                self.say("  ".join(f"{name:>9}" for name in COLUMNS))
             for line in lines[shown:]:
-                if header:
-                    self.say("  ".join(f"{name:>9}" for name in COLUMNS))
-                    header = False
                 self.say("  ".join(f"{cell(line):>9}" for cell in COLUMNS.values()))
-            shown = len(lines)
+            if len(lines) > shown:
+                shown, spoken = len(lines), time.monotonic()
+            elif time.monotonic() - spoken > QUIET_S:
+                self.say(f"  waiting: {waiting_for(self.progress)}")
+                spoken = time.monotonic()
             await asyncio.sleep(REFRESH_S)
 
     def _table(self, lines: list[dict[str, Any]], restarts: dict[str, int]) -> Table:
         done = lines[-1]["step"] if lines else 0
-        table = Table(title=self._title(done, lines, restarts), title_justify="left", caption=caption(lines))
+        table = Table(
+            title=self._title(done, lines, restarts),
+            title_justify="left",
+            caption=f"{caption(lines)}; {waiting_for(self.progress)}",
+        )
         for name in COLUMNS:
             table.add_column(name, justify="right")
         for line in lines[-ROWS:]:
@@ -118,10 +130,18 @@ def caption(lines: list[dict[str, Any]]) -> str:
         return "waiting for the first step"
     line = lines[-1]
     settled = line["tickets_issued"] - line["tickets_outstanding"]
-    return (
-        f"tickets: {line['tickets_issued']} issued = {settled} settled + {line['tickets_outstanding']} outstanding; "
-        f"groups of a step: trained+dropped"
-    )
+    return f"tickets: {line['tickets_issued']} issued = {settled} settled + {line['tickets_outstanding']} outstanding"
+
+
+def waiting_for(progress: Progress | None) -> str:
+    """Say what the run has settled so far, so that a long wait explains itself."""
+    if progress is None:
+        return "the engines start"
+    trained = sum(ends.trained for ends in progress.outcomes.values())
+    dropped = sum((Counter(ends.dropped) for ends in progress.outcomes.values()), Counter())
+    reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))
+    void = sum(ends.void for ends in progress.outcomes.values())
+    return f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
 
 
 def mean_success(lines: list[dict[str, Any]]) -> float | None:

@@ -15,11 +15,14 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from horizonrl.broker.api import Key
 from horizonrl.broker.connect import connect
 from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.common.errors import CheckpointError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.types import Progress
 from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
@@ -136,17 +139,29 @@ async def _supervise(config: RunConfig, console: Console, interrupted: asyncio.E
         async with asyncio.TaskGroup() as group:
             watches = {part.name: group.create_task(part.watch()) for part in parts}
             drawing = group.create_task(console.follow(lambda: {part.name: part.restarts for part in parts}))
+            listening = group.create_task(_listen(config, console))
             stop = group.create_task(interrupted.wait())
             await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*watches.values(), drawing, stop):
+            for task in (*watches.values(), drawing, listening, stop):
                 task.cancel()
-    except* RunFailed as failures:
+    except* HorizonError as failures:
         raise failures.exceptions[0] from None
     finally:
         with console.waiting("ending the actors, the controller and the learner"):
             for part in reversed(parts):  # actors give their leases back while the broker still listens
                 await part.stop()
     return not interrupted.is_set()
+
+
+async def _listen(config: RunConfig, console: Console) -> None:
+    """Keep the console's view of the learner's progress up to date."""
+    transport = await connect(config.run.name, config.broker)
+    try:
+        async for progress in StateStore(transport).watch(Key.PROGRESS):
+            if isinstance(progress, Progress):
+                console.progress = progress
+    finally:
+        await transport.close()
 
 
 def _parts(config: RunConfig, recipe: Path) -> list[Part]:

@@ -5,7 +5,8 @@ from typing import Any
 import rich.console
 
 from horizonrl.common.config import RunConfig
-from horizonrl.ops.console import COLUMNS, Console, caption, mean_success
+from horizonrl.common.types import DropReason, Kind, Outcomes, Progress
+from horizonrl.ops.console import COLUMNS, Console, caption, mean_success, waiting_for
 
 LINE: dict[str, Any] = {
     "step": 3,
@@ -52,3 +53,13 @@ def test_the_table_fits_a_terminal_of_usual_width(tmp_path: Path) -> None:
     assert "gen tok/s" in shown
     assert "restarted: actor-0 1x" in shown
     assert "…" not in shown
+
+
+def test_a_long_wait_explains_itself() -> None:
+    outcomes = {
+        Kind.DEMO: Outcomes(trained=8),
+        Kind.TRAIN: Outcomes(trained=2, dropped={DropReason.ZERO_VARIANCE: 3, DropReason.STALE: 1}, void=1),
+    }
+    said = waiting_for(Progress(outcomes=outcomes))
+    assert said == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
+    assert waiting_for(None) == "the engines start"
