@@ -6,10 +6,12 @@ loop has committed is one `Commit`: a checkpoint holds exactly that, and the log
 
 import asyncio
 import time
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -33,6 +35,8 @@ from horizonrl.learner.weights import WeightsPublisher
 
 log = get_logger()
 
+T = TypeVar("T")
+
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 
@@ -51,6 +55,8 @@ class LearnerLoop:
     config: RunConfig
     transport: Transport
     engine: Engine
+    engine_thread: Executor
+    """The one thread in which the engine was made and is called: torch counts its threads per thread."""
     rules: Rules
     identity: dict[str, str]
     """What a checkpoint must match to be resumed: digests of the model, the tokenizer and the template."""
@@ -104,7 +110,7 @@ class LearnerLoop:
         if checkpoint is not None:
             state = checkpoint.state
             self._check_identity(state["identity"], checkpoint.path)
-            await asyncio.to_thread(self.engine.load, checkpoint.path)
+            await self._on_engine(self.engine.load, checkpoint.path)
             self._lineage = max(self._lineage, state["lineage"] + 1)
             self._commit = Commit(step=state["step"], cursor=state["cursor"], books=state["books"])
             self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
@@ -113,7 +119,7 @@ class LearnerLoop:
         log.info("learner_started", step=self._commit.step, lineage=self._lineage, resumed=checkpoint is not None)
         self.metrics.set("learner_lineage", self._lineage)
         if self._commit.step and self._phase() is Phase.RL:
-            digest = await asyncio.to_thread(self.engine.write_weights, self._weights.path_for(self.policy))
+            digest = await self._on_engine(self.engine.write_weights, self._weights.path_for(self.policy))
             await self._weights.announce(self.policy, digest)
         await self._announce_progress()
 
@@ -169,7 +175,7 @@ class LearnerLoop:
         draft = self._collector.commit()
         self._commit = Commit(self._commit.step + 1, self._collector.cursor, self._collector.books.dump())
         file = self._weights.path_for(self.policy)
-        digest = await asyncio.to_thread(self.engine.write_weights, file)
+        digest = await self._on_engine(self.engine.write_weights, file)
         self._journal.write_ledger(self._ledger_line(draft, batch, digest))
         self._journal.write_episodes(self._commit.step, draft.consumed)
         publish_s = 0.0
@@ -184,6 +190,9 @@ class LearnerLoop:
         times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
         await self._report(phase, draft, stats, times)
 
+    async def _on_engine(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.engine_thread, partial(call, *arguments))
+
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
         section = self.config.imitation if phase is Phase.IMITATION else self.config.rl
         objective: Objective = "imitation" if phase is Phase.IMITATION else "rl"
@@ -191,7 +200,7 @@ class LearnerLoop:
         lr = section.lr * min(1.0, (self._commit.step + 1) / warmup) if warmup else section.lr
         try:
             async with asyncio.timeout(self.config.learner.step_timeout_s):
-                return await asyncio.to_thread(self.engine.train_step, batch, objective, lr)
+                return await self._on_engine(self.engine.train_step, batch, objective, lr)
         except TimeoutError:
             raise RunFailed(
                 f"step {self._commit.step + 1} took longer than learner.step_timeout_s = "
@@ -216,7 +225,7 @@ class LearnerLoop:
         }
 
         save = partial(self.engine.save, state=state)
-        await asyncio.to_thread(self._checkpoints.write, self._commit.step, save, state)
+        await self._on_engine(self._checkpoints.write, self._commit.step, save, state)
         self._saved_step = self._commit.step
         oldest = self._checkpoints.all()[-1]
         await self._log.purge_below(oldest.state["cursor"] + 1)

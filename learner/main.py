@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import signal
 import sys
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from horizonrl.broker.connect import connect
@@ -42,15 +44,19 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
             importance_cap=config.rl.importance_cap,
         ),
     )
-    engine = await asyncio.to_thread(DeepSpeedEngine, settings)
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+    engine = await asyncio.get_running_loop().run_in_executor(thread, DeepSpeedEngine, settings)
     if engine.rank != 0:
-        await asyncio.to_thread(follow, engine)
+        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs us
+            signal.signal(number, signal.SIG_IGN)
+        await asyncio.get_running_loop().run_in_executor(thread, follow, engine)
         return
-    await lead(config, Leader(engine), identity, engine.vocabulary)
+    await lead(config, engine, thread, identity)
 
 
-async def lead(config: RunConfig, engine: Leader, identity: dict[str, str], vocabulary: int) -> None:
+async def lead(config: RunConfig, local: DeepSpeedEngine, thread: Executor, identity: dict[str, str]) -> None:
     """Run rank 0: the loop over the group log."""
+    engine = Leader(local)
     service = Service()
     transport = await connect(config.run.name, config.broker)
 
@@ -61,10 +67,11 @@ async def lead(config: RunConfig, engine: Leader, identity: dict[str, str], voca
         config=config,
         transport=transport,
         engine=engine,
+        engine_thread=thread,
         rules=Rules(
             max_staleness=config.rl.max_staleness,
             advantage=config.rl.advantage,
-            vocabulary=vocabulary,
+            vocabulary=local.vocabulary,
             max_context_tokens=config.model.max_context_tokens,
         ),
         identity=identity,
@@ -77,4 +84,4 @@ async def lead(config: RunConfig, engine: Leader, identity: dict[str, str], voca
             await loop.run()
     finally:
         await transport.close()
-        await asyncio.to_thread(engine.close)
+        await asyncio.get_running_loop().run_in_executor(thread, engine.close)
