@@ -30,7 +30,16 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
+    """Keys of one subject. The word "none" turns an option off wherever it is written: TOML has no null."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: None if value == "none" else value for key, value in given.items()}
 
 
 class RunSection(Section):
@@ -291,7 +300,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
-        return None if text == "none" else json.loads(text)
+        return json.loads(text)
     except ValueError:
         return text
 

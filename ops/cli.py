@@ -96,9 +96,10 @@ def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    import tomli_w
+    config = _load(arguments.recipes, overrides)
+    from horizonrl.ops.rundir import to_toml
 
-    print(tomli_w.dumps(_load(arguments.recipes, overrides).model_dump(mode="json", exclude_none=True)), end="")
+    print(to_toml(config), end="")
     return 0
 
 

@@ -47,7 +47,7 @@ class Part:
     name: str
     recipe: Path
     log_file: Path
-    overrides: list[str]
+    environment: dict[str, str]
     restarts: int = 0
     process: asyncio.subprocess.Process | None = None
     started: float = field(default_factory=time.monotonic)
@@ -56,11 +56,11 @@ class Part:
         self.started = time.monotonic()
         with self.log_file.open("ab") as sink:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "horizonrl.ops.cli", self.role, str(self.recipe), *self.overrides),
+                *(sys.executable, "-m", "horizonrl.ops.cli", self.role, str(self.recipe)),
                 stdout=sink,
                 stderr=sink,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | {SUPERVISED: "1"},
+                env=os.environ | self.environment,
                 start_new_session=True,  # Ctrl-C reaches the console alone, which ends the parts in order
             )
 
@@ -168,8 +168,10 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.password
-    overrides = [] if secret is None else ["--broker.password", secret.get_secret_value()]
-    return [Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", overrides) for role, name in names]
+    environment = {SUPERVISED: "1"}
+    if secret is not None:  # not as an argument: every user of the machine can read those
+        environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
+    return [Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment) for role, name in names]
 
 
 def last_lines(path: Path, count: int = 15) -> str:

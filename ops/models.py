@@ -103,7 +103,10 @@ def _convert(gguf: Path, out: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     except ImportError as error:
         raise MissingDependency(f"making {SMOLLM2} needs {error.name}: pip install 'horizonrl[cpu]'") from error
-    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+    with (
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):  # progress bars, DeepSpeed
         source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
         model = AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)

@@ -13,12 +13,20 @@ CONFIG = "config.toml"
 ADDRESS = "broker.url"
 
 
+def to_toml(config: RunConfig) -> str:
+    """Return the resolved config, without secrets, as a recipe for the same run."""
+    sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"password"}})
+    for section in sections.values():
+        if isinstance(section, dict):
+            section.update({key: "none" for key, value in section.items() if value is None})
+    return tomli_w.dumps(sections)
+
+
 def write_config(config: RunConfig) -> Path:
-    """Write the resolved config, without secrets, and return its path; it is a recipe for the same run."""
-    values = config.model_dump(mode="json", exclude_none=True, exclude={"broker": {"password"}})
+    """Write the run's config into its directory and return the path."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / CONFIG
-    path.write_text(tomli_w.dumps(values))
+    path.write_text(to_toml(config))
     return path
 
 

@@ -18,6 +18,7 @@ LINE: dict[str, Any] = {
     "reward_mean": 0.5,
     "turns_mean": 2.5,
     "truncated_share": 0.25,
+    "staleness_mean": None,
     "staleness_max": None,
     "groups_trained": 2,
     "groups_dropped": 1,

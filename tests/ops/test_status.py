@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config import RunConfig
+from horizonrl.ops.cli import main
+from horizonrl.ops.rundir import read_config, read_lines, write_config
+from tests.ops.test_console import LINE
+
+
+def test_a_run_directory_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.dual_clip=none", "--broker.password=secret"])
+    path = write_config(config)
+    assert "secret" not in path.read_text()
+    again = read_config(config.run_dir)
+    assert again.rl.max_staleness == config.rl.max_staleness
+    assert again.run_dir == config.run_dir
+
+
+def test_an_option_that_was_turned_off_stays_off_when_the_run_resumes(tmp_path: Path) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.dual_clip=none"])
+    write_config(config)
+    assert read_config(config.run_dir).rl.dual_clip is None
+
+
+def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2')
+    assert read_lines(path) == [{"step": 1}]
+
+
+def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}"])
+    write_config(config)
+    (config.run_dir / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
+    assert main(["status", str(config.run_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 (rl)" in shown
+    assert "50 %" in shown
