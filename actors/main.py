@@ -2,6 +2,7 @@
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 from horizonrl.actors.chat import ChatTemplate
@@ -9,7 +10,7 @@ from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.connect import connect
+from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.common.types import Provenance
@@ -30,39 +31,35 @@ async def run(config: RunConfig, model_dir: Path, identity: dict[str, str], scra
         )
     )
     chat = ChatTemplate.load(model_dir)
-    transport = await connect(config.run.name, config.broker)
     environments = {env.id: env for env in config.envs}
-
-    def refresh() -> None:
-        service.metrics.mirror_broker(transport.connected, transport.counters)
-        service.metrics.set("actor_policy_version", policy.version.version)
-
-    loop = ActorLoop(
-        settings=ActorSettings(
-            groups_at_once=config.actor.slots // config.rollout.group_size,
-            max_deliver=config.broker.max_deliver,
-            drain_s=config.actor.drain_s,
-        ),
-        transport=transport,
-        rollouts={
-            env.id: Rollout(policy, chat, config.rollout.system_prompt, env.step_timeout_s) for env in config.envs
-        },
-        make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
-        follower=WeightsFollower(transport, policy, scratch_dir, service.metrics),
-        provenance=Provenance(
-            actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
-            engine=policy.engine,
-            model_digest=identity["model"],
-            template_digest=identity["template"],
-            environment=", ".join(f"{env.id} {registry.load(env.id).version}" for env in config.envs),
-        ),
-        stopping=service.stopping,
-        metrics=service.metrics,
-    )
     try:
-        async with service.open(config.metrics.host, config.metrics.port, refresh):
-            service.ready = True
-            await loop.run()
+        async with connected(config.run.name, config.broker) as transport:
+            loop = ActorLoop(
+                settings=ActorSettings(
+                    groups_at_once=config.actor.slots // config.rollout.group_size,
+                    max_deliver=config.broker.max_deliver,
+                    drain_s=config.actor.drain_s,
+                ),
+                transport=transport,
+                rollouts={
+                    env.id: Rollout(policy, chat, config.rollout.system_prompt, env.step_timeout_s)
+                    for env in config.envs
+                },
+                make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
+                follower=WeightsFollower(transport, policy, scratch_dir, service.metrics),
+                provenance=Provenance(
+                    actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
+                    engine=policy.engine,
+                    model_digest=identity["model"],
+                    template_digest=identity["template"],
+                    environment=", ".join(f"{env.id} {registry.load(env.id).version}" for env in config.envs),
+                ),
+                stopping=service.stopping,
+                metrics=service.metrics,
+            )
+            refresh = partial(service.metrics.mirror_broker, transport)
+            async with service.open(config.metrics.host, config.metrics.port, refresh):
+                service.ready = True
+                await loop.run()
     finally:
-        await transport.close()
         await policy.close()

@@ -95,6 +95,7 @@ class WeightsFollower:
             scratch.unlink(missing_ok=True)
         done = time.monotonic()
         self._metrics.observe("weights_apply_seconds", done - started)
+        self._metrics.set("actor_policy_version", manifest.policy.version)
         log.info(
             "weights_applied",
             version=str(manifest.policy),

@@ -3,6 +3,8 @@
 import asyncio
 import re
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +23,16 @@ PING_S = 5
 """A connection that is silently dead is noticed after two of these."""
 PENDING_BYTES = 128 << 20
 """Above this the client waits inside a publish, where nats-py 2.16 swallows a cancellation."""
+
+
+@asynccontextmanager
+async def connected(run: str, broker: BrokerSection) -> AsyncIterator[NatsTransport]:
+    """Hold a run's transport open while the body runs (see `connect`)."""
+    transport = await connect(run, broker)
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 async def connect(run: str, broker: BrokerSection) -> NatsTransport:

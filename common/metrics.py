@@ -6,7 +6,7 @@ Ours alone: vLLM may switch prometheus_client's default registry into multiproce
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -84,6 +84,16 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
+class BrokerLink(Protocol):
+    """What metrics are read from a connection to the broker."""
+
+    counters: Any
+    """A dataclass of counts."""
+
+    @property
+    def connected(self) -> bool: ...
+
+
 class Metrics:
     """The metrics of one process: `metrics.count("episodes_total", env="textcraft", stop="horizon")`."""
 
@@ -109,11 +119,11 @@ class Metrics:
         """Return the present value of a counter or a gauge."""
         return self.registry.get_sample_value(f"horizonrl_{name}", labels) or 0.0
 
-    def mirror_broker(self, connected: bool, counters: object) -> None:
-        """Copy the transport's own counters, a dataclass, into the gauges of the same meaning."""
-        self.set("broker_connected", float(connected))
+    def mirror_broker(self, transport: BrokerLink) -> None:
+        """Copy the transport's own counters into the gauges of the same meaning."""
+        self.set("broker_connected", float(transport.connected))
         names = {"reconnects": "broker_reconnects", "full_waits": "broker_full_waits", "denied": "broker_denied"}
-        for field, value in asdict(counters).items():  # type: ignore[call-overload]
+        for field, value in asdict(transport.counters).items():
             if (name := names.get(field, field)) in self._metrics:
                 self.set(name, value)
 

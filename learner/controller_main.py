@@ -1,6 +1,8 @@
 """The controller's wiring; it needs no torch."""
 
-from horizonrl.broker.connect import connect
+from functools import partial
+
+from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.envs import registry
@@ -15,15 +17,9 @@ async def run_controller(config: RunConfig) -> None:
         Source(env.id, tuple(spec.task_id for spec in registry.select(env.id, env.split, env.categories)), env.weight)
         for env in config.envs
     ]
-    transport = await connect(config.run.name, config.broker)
-    controller = Controller(config, transport, sources, service.metrics)
-
-    def refresh() -> None:
-        service.metrics.mirror_broker(transport.connected, transport.counters)
-
-    try:
+    async with connected(config.run.name, config.broker) as transport:
+        controller = Controller(config, transport, sources, service.metrics)
+        refresh = partial(service.metrics.mirror_broker, transport)
         async with service.open(config.metrics.host, config.metrics.port, refresh):
             service.ready = True
             await until_stopped(controller.run(), service.stopping)
-    finally:
-        await transport.close()

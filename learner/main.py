@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from horizonrl.broker.connect import connect
+from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.collector import Rules
@@ -58,30 +59,24 @@ async def lead(config: RunConfig, local: DeepSpeedEngine, thread: Executor, iden
     """Run rank 0: the loop over the group log."""
     engine = Leader(local)
     service = Service()
-    transport = await connect(config.run.name, config.broker)
-
-    def refresh() -> None:
-        service.metrics.mirror_broker(transport.connected, transport.counters)
-
-    loop = LearnerLoop(
-        config=config,
-        transport=transport,
-        engine=engine,
-        engine_thread=thread,
-        rules=Rules(
-            max_staleness=config.rl.max_staleness,
-            advantage=config.rl.advantage,
-            vocabulary=local.vocabulary,
-            max_context_tokens=config.model.max_context_tokens,
-        ),
-        identity=identity,
-        stopping=service.stopping,
-        metrics=service.metrics,
-    )
-    try:
+    async with connected(config.run.name, config.broker) as transport:
+        loop = LearnerLoop(
+            config=config,
+            transport=transport,
+            engine=engine,
+            engine_thread=thread,
+            rules=Rules(
+                max_staleness=config.rl.max_staleness,
+                advantage=config.rl.advantage,
+                vocabulary=local.vocabulary,
+                max_context_tokens=config.model.max_context_tokens,
+            ),
+            identity=identity,
+            stopping=service.stopping,
+            metrics=service.metrics,
+        )
+        refresh = partial(service.metrics.mirror_broker, transport)
         async with service.open(config.metrics.host, config.metrics.port, refresh):
             service.ready = True
             await loop.run()
-    finally:
-        await transport.close()
-        await asyncio.get_running_loop().run_in_executor(thread, engine.close)
+    await asyncio.get_running_loop().run_in_executor(thread, engine.close)

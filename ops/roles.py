@@ -9,6 +9,7 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import die_with_parent, run_role
+from horizonrl.ops.rundir import write_config
 
 SUPERVISED = "HORIZONRL_SUPERVISED"
 """Set in the environment of a role that must not outlive the process that started it."""
@@ -44,6 +45,7 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.ops.models import model_identity, resolve_model
 
     spawn_ranks(config.learner.ranks)
+    write_config(config)  # the run directory is the learner's: export and status read it from there
     model_dir = resolve_model(config.model.name)
     return lambda: run_learner(config, model_dir, model_identity(model_dir))
 
