@@ -1,6 +1,7 @@
 """One command runs everything: real nats-server, real vLLM, real DeepSpeed."""
 
 import json
+import signal
 
 import pytest
 
@@ -39,3 +40,28 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
     assert model.num_parameters() > 0
     assert AutoTokenizer.from_pretrained(model_dir).chat_template
     assert json.loads((model_dir / "version.json").read_text())["step"] == 8
+
+
+@pytest.mark.process
+def test_two_ranks_train_as_one_learner(workplace: Workplace) -> None:
+    process = workplace.start("train", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2")
+    assert process.wait(240) == 0, workplace.logs()
+    assert [line["step"] for line in workplace.lines()] == [1, 2, 3]
+    assert (workplace.run_dir / "checkpoints" / "step-000003").is_dir()
+
+
+@pytest.mark.process
+def test_an_interrupted_run_ends_cleanly_and_the_same_command_resumes_it(workplace: Workplace) -> None:
+    process = workplace.start("train")
+    workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(90) == 130, workplace.logs()
+    assert "Resume with:" in (workplace.root / "0-train.log").read_text()
+
+    again = workplace.start("train")
+    assert again.wait(240) == 0, workplace.logs()
+    lines = workplace.lines("ledger.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[-1]["lineage"] == 1
+    trained = [ticket for line in lines for _, ticket in line["trained"]]
+    assert len(trained) == len(set(trained))
