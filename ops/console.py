@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import rich.box
 import rich.console
 from rich.live import Live
 from rich.table import Table
@@ -31,13 +32,15 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cut": lambda line: percent(line["truncated_share"]),
     "stale": lambda line: "-" if line["staleness_max"] is None else f"≤{line['staleness_max']}",
     "groups": lambda line: f"{line['groups_trained']}+{line['groups_dropped']}",
-    "out": lambda line: str(line["tickets_outstanding"]),
     "loss": lambda line: number(line["loss"], 3),
     "gap": lambda line: number(line["logprob_gap"], 3),
-    "gen tok/s": lambda line: number(line["generated_tokens_per_s"], 0),
+    "tok/s": lambda line: number(line["generated_tokens_per_s"], 0),
     "step s": lambda line: number(line["step_s"], 1),
     "wait s": lambda line: number(line["wait_s"], 1),
 }
+
+WIDTHS = {"step": 5, "phase": 9, "turns": 6, "cut": 5, "stale": 6}
+"""Columns of the plain output that are not 7 wide."""
 
 
 class Console:
@@ -79,9 +82,9 @@ class Console:
         while True:
             lines = await asyncio.to_thread(read_lines, self._metrics)
             if lines and not shown:
-                self.say("  ".join(f"{name:>9}" for name in COLUMNS))
+                self.say("  ".join(f"{name:>{WIDTHS.get(name, 7)}}" for name in COLUMNS))
             for line in lines[shown:]:
-                self.say("  ".join(f"{cell(line):>9}" for cell in COLUMNS.values()))
+                self.say("  ".join(f"{cell(line):>{WIDTHS.get(name, 7)}}" for name, cell in COLUMNS.items()))
             if len(lines) > shown:
                 shown, spoken = len(lines), time.monotonic()
             elif time.monotonic() - spoken > QUIET_S:
@@ -92,12 +95,15 @@ class Console:
     def _table(self, lines: list[dict[str, Any]], restarts: dict[str, int]) -> Table:
         done = lines[-1]["step"] if lines else 0
         table = Table(
+            box=rich.box.SIMPLE_HEAD,
+            padding=0,
+            pad_edge=False,
             title=self._title(done, lines, restarts),
             title_justify="left",
             caption=f"{caption(lines)}; {waiting_for(self.progress)}",
         )
         for name in COLUMNS:
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True)
         for line in lines[-ROWS:]:
             table.add_row(*(cell(line) for cell in COLUMNS.values()))
         return table
