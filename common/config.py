@@ -272,7 +272,7 @@ class RunConfig(BaseSettings):
         try:
             loaded = Loaded()
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from None
+            raise ConfigError("\n".join(map(_explain, _innermost(error.errors())))) from None
         except TOMLDecodeError as error:
             raise ConfigError(f"a recipe is not TOML: {error}") from None
         return RunConfig.model_construct(**dict(loaded))
@@ -303,6 +303,18 @@ def _parse_value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _innermost(problems: Sequence[Any]) -> list[Any]:
+    """Leave out what is wrong with a value only because something inside it is."""
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if not any(
+            len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"] for place in places
+        )
+    ]
 
 
 def _explain(problem: Any) -> str:

@@ -50,6 +50,12 @@ def test_a_mistake_is_one_clear_message(overrides: list[str], message: str) -> N
         RunConfig.load([], overrides)
 
 
+def test_a_wrong_item_is_not_reported_again_as_a_wrong_list() -> None:
+    with pytest.raises(ConfigError) as raised:
+        RunConfig.load([], ["--horizon.horizons", "[0]"])
+    assert len(str(raised.value).splitlines()) == 1
+
+
 def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no recipe at .*gone\.toml"):
         RunConfig.load([tmp_path / "gone.toml"])
