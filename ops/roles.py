@@ -1,6 +1,7 @@
 """One role in this process, as pods and terminals run it."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,7 +24,11 @@ def run(role: str, config: RunConfig) -> int:
         die_with_parent()
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
-    return run_role(ROLES[role](config))
+    code = run_role(ROLES[role](config))
+    if code:  # a thread that is stuck in a step must not keep a failed role alive
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
