@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from horizonrl.learner.batch import Batch
+from horizonrl.learner.batch import Batch, Trace
 
 Objective = Literal["imitation", "rl"]
 
@@ -30,8 +30,8 @@ class StepStats:
     logprob_gap: float
     """Mean absolute difference of the learner's and the behaviour policy's logprobs, before the step."""
     logprob_gap_fresh: float
-    """The same over the tokens that the trained version itself sampled: what is left is the difference of two engines.
-    NaN when the batch holds none."""
+    """The same for tokens and weights of one version: what is left is the difference of two engines. Over the tokens
+    that the trained version sampled; NaN when the batch holds none (see `Engine.gap_at`)."""
     clip_share: float
     """Share of tokens whose gradient the trust region stopped."""
     importance_mean: float
@@ -45,6 +45,12 @@ class StepStats:
 class Engine(Protocol):
     def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
         """Take one optimizer step on the whole batch."""
+
+    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        """Return the mean |log π − log μ| over the trace's tokens of `version`, π taken from its weights file.
+
+        The difference of two engines and nothing else, for a batch that holds no token of the version in training.
+        """
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors (bfloat16, Hugging Face names); return their xxh3_128 digest."""

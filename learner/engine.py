@@ -23,11 +23,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.learner.api import Objective, StepStats
-from horizonrl.learner.batch import Batch
+from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.export import WEIGHTS_FILE, write_weights_file
 from horizonrl.learner.loss import (
     Behaviour,
@@ -78,6 +79,7 @@ class DeepSpeedEngine:
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.vocabulary: int = lm.get_input_embeddings().num_embeddings
+        self._earlier: TokenScorer | None = None
         self._parameters = sum(parameter.numel() for parameter in lm.parameters())
         self._adamw = torch.optim.AdamW(lm.parameters(), weight_decay=settings.weight_decay, fused=True)
         scorer, config = TokenScorer(lm, settings.temperature), _deepspeed_config(settings)
@@ -106,6 +108,18 @@ class DeepSpeedEngine:
                 "checkpoint with a lower learning rate"
             )
         return _stats(self._total(tally), grad_norm, lr, time.perf_counter() - started)
+
+    @torch.no_grad()
+    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        """Score one trace with an earlier version's weights, in a second model that is made when first asked for."""
+        if self._earlier is None:
+            self._earlier = TokenScorer(load_language_model(self._settings.model_dir), self._settings.temperature)
+        self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
+        (micro_batch,) = pack([trace], 1, len(trace.ids_L), share=False)[0]
+        arrays = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
+        logprobs_N, _ = self._earlier(*map(torch.from_numpy, arrays))
+        gaps_N = (logprobs_N - torch.from_numpy(micro_batch.logprobs_N)).abs()
+        return float(gaps_N[torch.from_numpy(micro_batch.versions_N == version)].mean())
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""

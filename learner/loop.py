@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -200,13 +200,24 @@ class LearnerLoop:
         lr = section.lr * min(1.0, (self._commit.step + 1) / warmup) if warmup else section.lr
         try:
             async with asyncio.timeout(self.config.learner.step_timeout_s):
-                return await self._on_engine(self.engine.train_step, batch, objective, lr)
+                gap = await self._gap_of_engines(batch) if phase is Phase.RL else None
+                stats = await self._on_engine(self.engine.train_step, batch, objective, lr)
+                return stats if gap is None else replace(stats, logprob_gap_fresh=gap)
         except TimeoutError:
             raise RunFailed(
                 f"step {self._commit.step + 1} took longer than learner.step_timeout_s = "
                 f"{self.config.learner.step_timeout_s} s: a rank is stuck or the batch is too large; "
                 "start the learner again to resume from the last checkpoint"
             ) from None
+
+    async def _gap_of_engines(self, batch: Batch) -> float | None:
+        """Compare actor and learner on one trace of the batch's newest version, where the step itself cannot."""
+        newest = max(int(trace.versions_L.max()) for trace in batch.traces)
+        weights = self._weights.find(newest)
+        if newest == batch.version or weights is None:
+            return None
+        trace = max(batch.traces, key=lambda trace: int((trace.versions_L == newest).sum()))
+        return await self._on_engine(self.engine.gap_at, trace, newest, weights)
 
     def _checkpoint_is_due(self, phase: Phase) -> bool:
         phase_ended = self._phase() is not phase or self._commit.step == self.config.total_steps

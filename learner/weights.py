@@ -12,8 +12,8 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import discard_frames_below, publish_frame
 from horizonrl.common.types import PolicyVersion, WeightsManifest
 
-FILES_KEPT = 2
-"""The newest frame, and the one before it that an actor may still be reading."""
+FILES_KEPT = 3
+"""The newest frame and the two before it: an actor may still read one, and the learner compares engines on them."""
 
 
 @dataclass
@@ -30,6 +30,10 @@ class WeightsPublisher:
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where the weights of a version are to be written."""
         return self.directory / f"frame-{policy.version:06d}-{policy.lineage:03d}.safetensors"
+
+    def find(self, version: int) -> Path | None:
+        """Return the file of a version, of the newest lineage that has it, if it is still kept."""
+        return max(self.directory.glob(f"frame-{version:06d}-*.safetensors"), default=None)
 
     async def announce(self, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, float]:
         """Publish the file at `path_for(policy)`; return its manifest and the seconds it took."""

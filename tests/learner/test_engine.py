@@ -145,6 +145,20 @@ def test_a_policy_that_scores_its_own_samples_has_no_gap(start: StartEngine, tin
     assert stats.ess > 0.99 and stats.importance_mean == pytest.approx(1.0, abs=0.02)
 
 
+def test_the_gap_at_an_earlier_version_is_measured_with_that_versions_weights(
+    start: StartEngine, tmp_path: Path
+) -> None:
+    engine = start()
+    (trace,) = make_batch(traces=1, version=3).traces
+    mask_L = trace.mask_L
+    batch = Batch((replace(trace, versions_L=np.where(mask_L, 3, -1).astype(np.int32)),), version=3)
+    engine.write_weights(tmp_path / "v3")
+    measured = engine.train_step(batch, "rl", lr=1e-2).logprob_gap_fresh
+    assert engine.gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(measured, rel=1e-3)
+    engine.write_weights(tmp_path / "v4")
+    assert engine.gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(measured, rel=1e-2)
+
+
 def test_without_learning_rate_the_weights_stay(start: StartEngine, tmp_path: Path) -> None:
     engine = start()
     first = engine.write_weights(tmp_path / "first")

@@ -30,6 +30,7 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
     rl = lines[2:]
     assert {line["horizon"] for line in rl} == {2, 3}
     assert all(line["staleness_max"] <= 2 for line in rl)
+    assert all(line["logprob_gap_fresh"] < 0.1 for line in rl)
     assert all(line["lineage"] == 0 for line in lines)
     assert lines[-1]["tickets_outstanding"] == 0
 
