@@ -15,7 +15,7 @@ import numpy as np
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
 from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
-from horizonrl.learner.advantage import ADVANTAGES
+from horizonrl.learner.advantage import group_advantages
 from horizonrl.learner.batch import Batch, Trace, trace_of
 from horizonrl.learner.settlement import Books
 
@@ -158,5 +158,5 @@ class Collector:
         if group.ticket.kind is Kind.DEMO:
             return [trace_of(episode, 1.0) for episode in valid]
         returns_G = np.array([episode.episode_return for episode in valid], dtype=np.float64)
-        advantages_G = ADVANTAGES[self.rules.advantage](returns_G)
+        advantages_G = group_advantages(self.rules.advantage, returns_G)
         return [trace_of(episode, float(A)) for episode, A in zip(valid, advantages_G, strict=True)]

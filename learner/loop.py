@@ -91,6 +91,7 @@ class LearnerLoop:
             if not await self._fill(reader):
                 break
             await self._step(wait_s=time.monotonic() - started)
+        await reader.close()
         if self._saved_step < self._commit.step:
             await self._save()
         if self._commit.step == self.config.total_steps:
