@@ -34,6 +34,8 @@ class ActorSettings:
     groups_at_once: int
     max_deliver: int
     drain_s: float
+    total_steps: int
+    """The run's optimizer steps, by this actor's config."""
 
 
 @dataclass
@@ -71,10 +73,13 @@ class ActorLoop:
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner has said that the run is finished."""
+        running = False
         async for progress in StateStore(self.transport).watch(Key.PROGRESS):
-            if isinstance(progress, Progress) and progress.finished:
-                log.info("run_finished", step=progress.step)
-                self.stopping.set()
+            if isinstance(progress, Progress):
+                running = running or not progress.finished
+                if progress.ended(self.settings.total_steps, running):
+                    log.info("run_finished", step=progress.step)
+                    self.stopping.set()
 
     async def _serve(self) -> None:
         """Serve one ticket after the other. Takes leases; gives groups; waits for tickets; woken by the broker."""
@@ -116,10 +121,11 @@ class ActorLoop:
                 if ticket.kind is not Kind.DEMO:  # an expert needs no weights
                     await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
-                if len(group.valid_episodes) >= min(2, ticket.group_size):
+            if len(group.valid_episodes) >= min(2, ticket.group_size):
+                async with lease.kept():
                     await self._publish(group)
                     await lease.acknowledge()
-                    return
+                return
         except LeaseLost:
             raise
         except BaseException:  # drained, or the engine died: either way the ticket is another actor's now

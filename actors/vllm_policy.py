@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,6 +19,8 @@ from horizonrl.common.types import PolicyVersion, VersionSpan
 REQUEST_TIMEOUT_S = 900.0
 """A request without an answer for so long has been forgotten by its engine."""
 APPLY_TIMEOUT_S = 300.0
+WATCH_TICKS = 20
+"""Looks at the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
 EXTENSION = "horizonrl.actors.vllm_extension.WeightsExtension"
 
 
@@ -34,10 +36,12 @@ class VllmSettings:
     """On CPU only; on a GPU the cache takes what is free."""
     seed: int = 0
     """Of requests without a seed of their own."""
+    engine_timeout_s: float = 120.0
+    """An engine that answers nothing for so long is dead; it answers between two steps, which take seconds at most."""
 
 
 class VllmPolicy:
-    """A Policy on vLLM's AsyncLLM. A failed `apply` leaves it paused: no token comes from weights in doubt."""
+    """A Policy on vLLM's AsyncLLM. After a failed `apply` it is dead: no token comes from weights in doubt."""
 
     def __init__(self, engine: Any, settings: VllmSettings, version: PolicyVersion, description: str) -> None:
         self.max_context_tokens = settings.max_context_tokens
@@ -46,10 +50,12 @@ class VllmPolicy:
         self._shapes = frame_shapes(*settings.model_dir.glob("*.safetensors"))
         self._version = version
         self._numbers = count()
-        self._running: set[str] = set()
+        self._deadlines: set[asyncio.Timeout] = set()
+        """Of all that waits for the engine."""
         self._applying = asyncio.Lock()
-        self._unfit: str | None = None
-        """Why no request can be served any more."""
+        self._watching: asyncio.Task[None] | None = None
+        self._dead: str | None = None
+        """Why the engine serves nothing any more."""
 
     @classmethod
     async def start(cls, settings: VllmSettings, version: PolicyVersion | None = None) -> "VllmPolicy":
@@ -65,6 +71,7 @@ class VllmPolicy:
         await engine.collective_rpc("tie_to_parent")
         await engine.update_weight_version(_label(policy.version))
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
+        policy._watching = asyncio.create_task(policy._watch(settings.engine_timeout_s / WATCH_TICKS))
         return policy
 
     @property
@@ -83,10 +90,7 @@ class VllmPolicy:
         """Sample a continuation (see Policy). With a seed, the same weights and batch give the same tokens."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
-        from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._unfit is not None:
-            raise EngineDead(self._unfit)
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -100,25 +104,22 @@ class VllmPolicy:
         # The salt keeps one version's key-value blocks from serving another's prompts.
         prompt = {"prompt_token_ids": list(ids), "cache_salt": _label(self._version)}
         request_id = str(next(self._numbers))
-        self._running.add(request_id)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                async with aclosing(self._engine.generate(prompt, params, request_id)) as outputs:
-                    return self._generation([output async for output in outputs][-1].outputs[0])
+            async with (
+                self._alive(REQUEST_TIMEOUT_S),
+                aclosing(self._engine.generate(prompt, params, request_id)) as outputs,
+            ):
+                return self._generation([output async for output in outputs][-1].outputs[0])
         except PolicyFailure:
             raise
-        except EngineDeadError as error:
-            raise EngineDead(f"the engine's process is gone: {error}") from error
         except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
             raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
-        finally:
-            self._running.discard(request_id)
 
     async def apply(self, weights: Path, policy: PolicyVersion) -> None:
         """Load a weights file between two tokens; running requests go on with their tokens under the new version.
 
         Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does
-        not compute what the file says, or the load failed half-way, the engine stays paused and has to be replaced.
+        not compute what the file says, or the load failed half-way, the policy is dead: the engine has to be replaced.
         """
         try:
             shapes = await asyncio.to_thread(frame_shapes, weights)
@@ -126,37 +127,85 @@ class VllmPolicy:
             raise WeightsRejected(f"{weights} is no weights file ({error}): {policy} is not applied") from error
         if shapes != self._shapes:
             raise WeightsRejected(f"{weights} does not hold the tensors of this model: {policy} is not applied")
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
-            async with self._applying, asyncio.timeout(APPLY_TIMEOUT_S):
+            async with self._applying, self._alive(APPLY_TIMEOUT_S):
                 await self._replace(weights, policy)
-        except (EngineDeadError, TimeoutError) as error:
-            raise EngineDead(f"the engine did not take {policy}: {type(error).__name__} {error}") from error
+        except TimeoutError as error:
+            raise EngineDead(f"the engine did not take {policy} within {APPLY_TIMEOUT_S:g} s") from error
 
     async def close(self) -> None:
         """End the engine's process; harmless when repeated."""
-        self._unfit = "the policy was closed"
+        self._die("the policy was closed")
+        if self._watching is not None:
+            self._watching.cancel()
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, 0)
             engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
 
+    @asynccontextmanager
+    async def _alive(self, limit_s: float) -> AsyncIterator[None]:
+        """Wait for the engine in the body. Raises EngineDead when it is dead or dies, TimeoutError after `limit_s`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        try:
+            async with asyncio.timeout(limit_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
+        except EngineDeadError as error:
+            raise EngineDead(f"the engine's process is gone: {error}") from error
+        except TimeoutError as error:
+            if self._dead is None:
+                raise
+            raise EngineDead(self._dead) from error
+
+    def _die(self, reason: str) -> None:
+        """Serve nothing any more: all that waits for the engine raises EngineDead now."""
+        self._dead = self._dead or reason
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
+
+    async def _watch(self, tick_s: float) -> None:
+        """Die when the engine's process is gone, or when it has not answered for WATCH_TICKS ticks.
+
+        A small call each tick is answered between two steps of the engine; while weights are applied, which has a
+        deadline of its own, silence does not count.
+        """
+        call, silent_ticks = asyncio.ensure_future(self._engine.get_weight_version()), 0
+        try:
+            while silent_ticks < WATCH_TICKS:
+                await asyncio.sleep(tick_s)
+                await self._engine.check_health()
+                if call.done():
+                    call.result()
+                    call, silent_ticks = asyncio.ensure_future(self._engine.get_weight_version()), 0
+                elif not self._applying.locked():
+                    silent_ticks += 1
+            self._die(f"the engine has not answered for {WATCH_TICKS * tick_s:g} s; replace it")
+        except Exception as error:  # noqa: BLE001 - vLLM has no error tree: whatever failed, there was no answer
+            self._die(f"the engine does not answer: {type(error).__name__}: {error}")
+        finally:
+            call.cancel()
+
     async def _replace(self, weights: Path, policy: PolicyVersion) -> None:
-        """Pause, load, label, resume; without a proof that the new weights compute, do not resume."""
+        """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
         try:
             # Clearing the cache makes running requests recompute their keys and values with the new weights: what
             # they then sample is what the version in its label would sample.
             await self._engine.pause_generation(mode="keep", clear_cache=True)
-            self._unfit = f"the weights of {policy} were not applied to the end; replace the engine"
             await self._load(weights, policy)
             await self._engine.update_weight_version(_label(policy))
-            self._version, self._unfit = policy, None
-        finally:
-            if self._unfit is None:
-                await self._engine.resume_generation()
-            else:
-                await self._engine.abort(list(self._running))
+        except BaseException:
+            self._die(f"the weights of {policy} were not applied to the end; replace the engine")
+            raise
+        self._version = policy
+        await self._engine.resume_generation()
 
     async def _load(self, weights: Path, policy: PolicyVersion) -> None:
         """Load and probe the weights. Raises WeightsRejected."""
@@ -174,8 +223,6 @@ class VllmPolicy:
 
     def _generation(self, output: Any) -> Generation:
         if output.finish_reason not in ("stop", "length"):
-            if self._unfit is not None:
-                raise EngineDead(self._unfit)
             raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
         ids = tuple(output.token_ids)
         return Generation(

@@ -58,6 +58,18 @@ class Extent:
     stored_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Where the ticket queue stands."""
+
+    waiting: int
+    """Tickets that no actor holds."""
+    leased: int
+    """Tickets under a lease, or on their way back from one."""
+    floor: int
+    """Every ticket message up to this sequence has been acknowledged or purged."""
+
+
 @dataclass(slots=True)
 class TransportCounters:
     """What a transport has met since it was opened."""
@@ -140,14 +152,16 @@ class Transport(Protocol):
 
     async def extent(self, stream: Stream) -> Extent: ...
 
-    async def waiting(self) -> tuple[int, int]:
-        """Return how many tickets wait to be leased and how many are leased now."""
+    async def queue(self) -> QueueState: ...
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         """Remove the messages with a sequence below `below`."""
 
-    async def put(self, key: Key, data: bytes) -> int:
-        """Set a key and return its revision."""
+    async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
+        """Set a key and return its revision.
+
+        With `after`, raises StateConflict unless that is still the key's revision: somebody else has set it since.
+        """
 
     async def get(self, key: Key) -> bytes | None: ...
 

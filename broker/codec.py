@@ -6,6 +6,7 @@ Whatever the bytes are, decoding them yields a valid record or raises a RecordEr
 """
 
 import struct
+from itertools import count
 from typing import Any, TypeVar
 
 import msgpack
@@ -18,6 +19,8 @@ SCHEMA_VERSION = 1
 MAX_RECORD_BYTES = 64 << 20
 MAX_COLLECTION = 4_096
 """Most elements of an array or a map on the wire: above every bound in `common/types.py`, below a memory bomb."""
+MAX_CONTAINERS = 1 << 20
+"""Most arrays and maps of a record: an empty one is a byte on the wire and 70 bytes in memory."""
 
 TYPES: dict[type[Record], str] = {
     Ticket: "ticket",
@@ -31,6 +34,7 @@ PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprob
 """The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
 
 R = TypeVar("R", bound=Record)
+C = TypeVar("C")
 
 
 def encode(record: Record) -> bytes:
@@ -78,10 +82,18 @@ def _pack_array(code: str, values: tuple[float, ...]) -> bytes:
 
 
 def _unpack(data: bytes) -> Any:
+    numbers = count(1)
+
+    def counted(container: C) -> C:
+        if next(numbers) > MAX_CONTAINERS:
+            raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
+        return container
+
     try:
         return msgpack.unpackb(
             data,
-            object_hook=_unpack_arrays,
+            object_hook=lambda fields: _unpack_arrays(counted(fields)),
+            list_hook=counted,
             ext_hook=_refuse_extension,
             strict_map_key=True,
             max_array_len=MAX_COLLECTION,
@@ -94,7 +106,10 @@ def _unpack(data: bytes) -> Any:
 
 def _unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
     for name, code in PACKED.items():
-        if isinstance(packed := fields.get(name), bytes):
+        if name in fields:
+            packed = fields[name]
+            if not isinstance(packed, bytes):
+                raise ValueError(f"{name} is no binary")
             if len(packed) % 4:
                 raise ValueError(f"{name} has {len(packed)} bytes, not a multiple of 4")
             fields[name] = struct.unpack(f"<{len(packed) // 4}{code}", packed)

@@ -15,11 +15,13 @@ from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
 from horizonrl.common.errors import LogGap, MalformedRecord, RecordError
-from horizonrl.common.types import Group, Void
+from horizonrl.common.types import Group, Kind, Void
 
 VOID = "groups.void"
 PART = "groups.part"
 JOINED = "groups.joined"
+ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
+"""The subjects whose messages end a ticket."""
 PARTS = "Horizon-Parts"
 DIGEST = "Horizon-Digest"
 FIRST = "Horizon-First-Sequence"
@@ -83,6 +85,11 @@ class GroupLog:
         """Read the entries that follow sequence `after`."""
         return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after))
 
+    async def end(self) -> int:
+        """Return the sequence of the last entry, 0 when there is none."""
+        newest = [await self._transport.last(Stream.GROUPS, subject) for subject in ENDS]
+        return max((message.sequence for message in newest if message is not None), default=0)
+
     async def purge_below(self, sequence: int) -> None:
         """Remove what no entry from `sequence` on needs: parts of later joined groups may stand before it."""
         floor = sequence
@@ -104,6 +111,11 @@ class LogReader:
         self._transport = transport
         self._reader = reader
         self._ahead: deque[Message] = deque()
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are at hand without asking the broker."""
+        return len(self._ahead)
 
     async def next(self, timeout_s: float) -> Entry | None:
         """Return the next entry, or None once `timeout_s` has passed without one. Raises LogGap.

@@ -21,8 +21,9 @@ from horizonrl.common.logs import get_logger
 log = get_logger()
 T = TypeVar("T")
 
-CALL_DEADLINE_S = 30.0
-"""How long a request is repeated before its caller hears that the broker is unreachable."""
+CALL_DEADLINE_S = 600.0
+"""How long a request is repeated before its caller hears that the broker is unreachable: a restart, an upgrade or a
+failed node is waited out, a broker that is gone ends the role with an error."""
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
 PASSING = (
@@ -84,15 +85,21 @@ class Link:
         """Wait for the connection, then run the body; raise TimeoutError in it when the connection is lost.
 
         No answer comes over a connection that is lost, so that whoever waits for one should ask again on the next.
+        A cancellation that the client swallowed in the body is raised after it: nats-py waits with `wait_for`, which in
+        Python 3.11 lets an answer that comes at the same moment win.
         """
         await self._up.wait()
         self.raise_refusal()
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task else 0
         async with asyncio.timeout(None) as patience:
             self._waiting.add(patience)
             try:
                 yield
             finally:
                 self._waiting.discard(patience)
+        if task and task.cancelling() > cancelled_before:
+            raise asyncio.CancelledError
 
     def raise_refusal(self) -> None:
         """Raise BrokerDenied once for the latest refusal, if there was one."""

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from horizonrl.broker.api import Extent, Key, Message, Stored, Stream, TransportCounters
+from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream, TransportCounters
 from horizonrl.broker.nats_reader import check_gap
 from horizonrl.broker.streams import stream_of
-from horizonrl.common.errors import LeaseLost, RecordTooLarge
+from horizonrl.common.errors import LeaseLost, RecordTooLarge, StateConflict
 
 
 @dataclass
@@ -210,9 +210,10 @@ class MemoryTransport:
         held = self._run.streams[stream]
         return Extent(held.first_sequence, held.last_sequence, len(held.messages), held.stored_bytes)
 
-    async def waiting(self) -> tuple[int, int]:
+    async def queue(self) -> QueueState:
         fresh = [sequence for sequence in self._run.streams[Stream.TICKETS].messages if sequence > self._run.delivered]
-        return len(fresh), len(self._run.leases)
+        floor = min(self._run.leases, default=self._run.delivered + 1) - 1
+        return QueueState(len(fresh), len(self._run.leases), floor)
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         held = self._run.streams[stream]
@@ -223,7 +224,9 @@ class MemoryTransport:
                     self._run.leases.pop(sequence, None)
         await self.server.notify()
 
-    async def put(self, key: Key, data: bytes) -> int:
+    async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
+        if after is not None and self._run.state.get(key, (0, b""))[0] != after:
+            raise StateConflict(f"the key {key.value} has been set by another program since revision {after}")
         self._run.revision += 1
         self._run.state[key] = (self._run.revision, bytes(data))
         await self.server.notify()

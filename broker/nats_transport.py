@@ -13,11 +13,11 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from horizonrl.broker.api import Extent, Key, Message, Stored, Stream
-from horizonrl.broker.link import STREAM_IS_FULL, Link
+from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
+from horizonrl.broker.link import CALL_DEADLINE_S, STREAM_IS_FULL, Link
 from horizonrl.broker.nats_reader import SLICE_S, NatsReader, to_message
 from horizonrl.broker.streams import ACTORS, bucket_name, stream_name, subject_of
-from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge
+from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
@@ -27,6 +27,8 @@ HEADER_ROOM = 4_096
 ANSWER_S = 2.0
 """How long an attempt waits for its answer; with a message id, a repeat that was not needed is harmless."""
 SECONDS_PER_MB = 1.0
+WRONG_LAST_SEQUENCE = 10071
+"""JetStream's err_code when a subject's last message is not the expected one."""
 
 
 class NatsDelivery:
@@ -46,7 +48,7 @@ class NatsDelivery:
     async def give_back(self, delay_s: float = 0.0) -> None:
         await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
 
-    async def _say(self, word: bytes, deadline_s: float = 30.0) -> None:
+    async def _say(self, word: bytes, deadline_s: float = CALL_DEADLINE_S) -> None:
         """Send an acknowledgement of one kind; the server confirms each that comes as a request."""
         await self._link.ask(lambda: self._link.client.request(self._reply, word, timeout=ANSWER_S), deadline_s)
 
@@ -138,10 +140,11 @@ class NatsTransport:
         state = (await self._link.ask(lambda: self._js.stream_info(name))).state
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes)
 
-    async def waiting(self) -> tuple[int, int]:
+    async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
         consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS))
-        return consumer.num_pending or 0, consumer.num_ack_pending or 0
+        floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+        return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor)
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         if below <= 1:
@@ -149,8 +152,19 @@ class NatsTransport:
         name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
         await self._link.ask(lambda: self._js.purge_stream(name, seq=below, subject=filtered))
 
-    async def put(self, key: Key, data: bytes) -> int:
-        return (await self._store(self._subject(key), data, {})).sequence
+    async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
+        expected = {} if after is None else {"Nats-Expected-Last-Subject-Sequence": str(after)}
+        try:
+            return (await self._store(self._subject(key), data, expected)).sequence
+        except nats.js.errors.APIError as error:
+            if error.err_code != WRONG_LAST_SEQUENCE:
+                raise
+        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        if entry is not None and entry.data == data:  # set by this call, whose answer was lost
+            return entry.sequence
+        raise StateConflict(
+            f"the key {key.value} of run {self.run} has been set by another program since revision {after}"
+        )
 
     async def get(self, key: Key) -> bytes | None:
         entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))

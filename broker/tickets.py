@@ -18,13 +18,16 @@ from horizonrl.common.types import Kind, Ticket
 
 log = get_logger()
 
+AGAIN = "tickets.again"
+"""Tickets issued again: apart from the others, whose last one tells how many were issued."""
 SCAN_LIMIT = 256
 SCAN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An actor's hold on a ticket: `held()` around the work, then `acknowledge` or `give_back`."""
+    """An actor's hold on a ticket: `held()` around the work, `kept()` around the delivery, then `acknowledge`; or
+    `give_back`."""
 
     ticket: Ticket
     deliveries: int
@@ -40,13 +43,8 @@ class Lease:
         ticket may be another actor's.
         """
         try:
-            async with asyncio.timeout(self.ack_wait_s) as deadline:
-                heartbeat = asyncio.create_task(self._extend(deadline))
-                try:
-                    yield
-                finally:
-                    heartbeat.cancel()
-                    await asyncio.wait([heartbeat])
+            async with asyncio.timeout(self.ack_wait_s) as deadline, self._extended(deadline):
+                yield
         except TimeoutError:
             if deadline.expired():
                 raise LeaseLost(
@@ -55,12 +53,30 @@ class Lease:
                 ) from None
             raise
 
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Extend the lease while the body runs, and never cancel it.
+
+        For a finished group: it is worth delivering however long the broker is away, and a second one is refused.
+        """
+        async with asyncio.timeout(None) as never, self._extended(never):
+            yield
+
+    @asynccontextmanager
+    async def _extended(self, deadline: asyncio.Timeout) -> AsyncIterator[None]:
+        heartbeat = asyncio.create_task(self._extend(deadline))
+        try:
+            yield
+        finally:
+            heartbeat.cancel()
+            await asyncio.wait([heartbeat])
+
     async def _extend(self, deadline: asyncio.Timeout) -> None:
-        """Move the deadline with every confirmed extension, until cancelled; a lost lease ends the body at once."""
+        """Move the deadline, if there is one, with every confirmed extension; a lost lease ends the body at once."""
         loop = asyncio.get_running_loop()
 
         def move(when: float) -> None:
-            if not deadline.expired():  # one that has just expired cannot be moved
+            if deadline.when() is not None and not deadline.expired():  # one that has just expired cannot be moved
                 deadline.reschedule(when)
 
         while True:
@@ -93,6 +109,14 @@ class TicketQueue:
         stored = await self._transport.publish(_subject(ticket.kind), encode(ticket), message_id=ticket.ticket_id)
         return not stored.duplicate
 
+    async def issue_again(self, ticket: Ticket, earlier: int) -> None:
+        """Publish a vanished ticket under its own id; `earlier` is the sequence of its newest copy, 0 without one."""
+        await self._transport.publish(AGAIN, encode(ticket), message_id=f"{ticket.ticket_id}.again-{earlier}")
+
+    async def standing(self) -> dict[str, tuple[int, Ticket]]:
+        """Return the newest copy of each ticket that the stream holds and its sequence, by ticket id."""
+        return {ticket.ticket_id: (sequence, ticket) for sequence, ticket in await self._scan("tickets.>")}
+
     async def issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one."""
         message = await self._transport.last(Stream.TICKETS, _subject(kind))
@@ -101,7 +125,7 @@ class TicketQueue:
         try:
             return decode(message.data, Ticket).number + 1
         except RecordError:  # something foreign stands last: look past it
-            return max((number for _, number in await self._standing(kind)), default=-1) + 1
+            return max((ticket.number for _, ticket in await self._scan(_subject(kind))), default=-1) + 1
 
     async def lease(self, timeout_s: float) -> Lease | None:
         """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""
@@ -120,29 +144,34 @@ class TicketQueue:
     async def purge_below(self, lowest_unsettled: Mapping[Kind, int]) -> None:
         """Remove each kind's tickets below its number, but never the last one issued: `issued` reads it."""
         for kind, number in lowest_unsettled.items():
-            await self._purge_kind(kind, number)
+            keep = min(number, await self.issued(kind) - 1)
+            if keep > self._purged.get(kind, 0):
+                await self._purge(_subject(kind), {kind: keep})
+                self._purged[kind] = keep
+        await self._purge(AGAIN, lowest_unsettled)
 
-    async def _purge_kind(self, kind: Kind, number: int) -> None:
-        keep = min(number, await self.issued(kind) - 1)
-        if keep <= self._purged.get(kind, 0):
-            return
-        below = next((sequence for sequence, number in await self._standing(kind) if number >= keep), 0)
-        await self._transport.purge(Stream.TICKETS, below, _subject(kind))
-        self._purged[kind] = keep
+    async def _purge(self, subject: str, keep: Mapping[Kind, int]) -> None:
+        """Remove a subject's tickets up to the first one that is to be kept."""
+        if tickets := await self._scan(subject):
+            wanted = (sequence for sequence, ticket in tickets if ticket.number >= keep.get(ticket.kind, 0))
+            await self._transport.purge(Stream.TICKETS, next(wanted, tickets[-1][0] + 1), subject)
 
-    async def _standing(self, kind: Kind) -> list[tuple[int, int]]:
-        """Return sequence and number of each ticket of a kind that the stream holds, in the order of issue."""
-        last = await self._transport.last(Stream.TICKETS, _subject(kind))
-        reached = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
-        reader = await self._transport.reader(Stream.TICKETS, reached, _subject(kind))
-        standing: list[tuple[int, int]] = []
-        while last is not None and reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
+    async def _scan(self, subject: str) -> list[tuple[int, Ticket]]:
+        """Return sequence and ticket of all that the stream holds under a subject, in the order of issue."""
+        extent = await self._transport.extent(Stream.TICKETS)
+        last = await self._transport.last(Stream.TICKETS, subject)
+        found: list[tuple[int, Ticket]] = []
+        if last is None:
+            return found
+        reached = extent.first_sequence - 1
+        reader = await self._transport.reader(Stream.TICKETS, reached, subject)
+        while reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
             reached = messages[-1].sequence
             for message in messages:
                 with suppress(RecordError):
-                    standing.append((message.sequence, decode(message.data, Ticket).number))
+                    found.append((message.sequence, decode(message.data, Ticket)))
         await reader.close()
-        return standing
+        return found
 
 
 def _subject(kind: Kind) -> str:

@@ -156,6 +156,8 @@ class LearnerSection(Section):
     checkpoint_every: Positive = 5
     """Steps between checkpoints; a phase's end and SIGTERM always write one."""
     keep_checkpoints: Positive = 2
+    keep_log: bool = False
+    """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint."""
     step_timeout_s: Seconds = 1800.0
     """A step that takes longer is taken for stuck, and the learner ends with an error."""
 
@@ -163,6 +165,8 @@ class LearnerSection(Section):
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
     """Actors that `train` starts on this machine; 0 leaves them to other machines."""
+    engine: Literal["vllm", "scripted"] = "vllm"
+    """scripted: random tokens without a model, for `bench chaos`, `bench soak` and for developing an environment."""
     slots: Positive = 32
     """Episodes that one actor runs at once."""
     threads: Positive = 1
@@ -241,6 +245,12 @@ class RunConfig(BaseSettings):
         if step < self.imitation.steps:
             return Phase.IMITATION, step
         return Phase.RL, step - self.imitation.steps
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of optimizer step number `step` (from 0), linear warm-up included."""
+        phase, _ = self.phase(step)
+        peak = self.imitation.lr if phase is Phase.IMITATION else self.rl.lr
+        return peak * min(1.0, (step + 1) / self.learner.warmup_steps) if self.learner.warmup_steps else peak
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step

@@ -11,6 +11,7 @@ HorizonError
 │   ├── BrokerUnreachable               no server answers at the url
 │   ├── BrokerDenied                    the server refuses the credentials or a subject
 │   ├── LeaseLost                       the ticket was given to another actor
+│   ├── StateConflict                   a key was set by somebody else since it was last set here
 │   └── LogGap                          the group log no longer holds what the cursor points at
 ├── EnvironmentFailure (RuntimeError)   the environment broke: the episode is void, never a zero reward
 │   └── EnvironmentTimeout (TimeoutError)
@@ -54,6 +55,9 @@ class BrokerDenied(BrokerError): ...
 
 
 class LeaseLost(BrokerError): ...
+
+
+class StateConflict(BrokerError): ...
 
 
 class LogGap(BrokerError): ...

@@ -29,6 +29,7 @@ class Metric:
 TABLE = (
     # controller
     Metric("counter", "tickets_issued_total", "Tickets published by the controller.", ("kind",)),
+    Metric("counter", "tickets_reissued_total", "Tickets that queue and log had lost, issued again.", ("kind",)),
     Metric("gauge", "tickets_outstanding", "Tickets issued and not settled.", ("kind",)),
     Metric("gauge", "tickets_waiting", "Tickets that no actor holds."),
     Metric("gauge", "tickets_leased", "Tickets that actors hold."),

@@ -3,16 +3,23 @@
 /healthz  the event loop beats (never the broker: a restart would not mend it)
 /readyz   the role can do its work now
 /metrics  Prometheus
+
+A role ends with 0 when it is done, 1 when it failed, and 70 when its own watch ended it: stalled, or too slow to stop.
 """
 
 import asyncio
 import contextlib
 import ctypes
+import errno
+import faulthandler
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import uvloop
 from aiohttp import web
@@ -23,6 +30,19 @@ from horizonrl.common.metrics import Metrics
 
 log = get_logger()
 
+WATCH_TICKS = 20
+"""Looks at the event loop within `stall_limit_s`: a process that was paused (SIGSTOP) loses one of them, not all."""
+LOCKED_LIMITS = 4
+"""Stall limits after which faulthandler ends the process with code 1. It needs no Python, and is for C code that keeps
+Python's lock, such as a regular expression; unlike the watch it takes a pause of that length for a stall."""
+CLOSE_S = 30.0
+"""From the end of a role's work to the end of its event loop, which waits for its threads."""
+REPORT_S = 5.0
+"""Longest time to say why the process ends: the log itself may be what hangs."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
 
 @dataclass
 class Service:
@@ -31,6 +51,10 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by SIGTERM and SIGINT: finish what is in hand, then return."""
+    stop_within_s: float | None = None
+    """From SIGTERM or SIGINT to the end of the process, whatever hangs; None sets no limit."""
+    stall_limit_s: float = 120.0
+    """An event loop that has not run for so long is stalled, and the process ends."""
     ready: bool = False
     port: int = 0
 
@@ -39,7 +63,7 @@ class Service:
         """Answer signals and HTTP while the body runs; `refresh` is called before each reading of the metrics."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
+            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         runner = web.AppRunner(self._application(refresh), access_log=None)
         await runner.setup()
         try:
@@ -53,12 +77,19 @@ class Service:
         self.port = runner.addresses[0][1]
         log.info("service_opened", metrics=f"http://{host}:{self.port}/metrics")
         try:
-            yield self
+            with _watched(loop, self.stall_limit_s):
+                yield self
         finally:
             self.ready = False
             await runner.cleanup()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    def _stop(self, signal_name: str) -> None:
+        """Set `stopping`. The timer is never cancelled: what closes after the body may hang as well."""
+        if self.stop_within_s is not None and not self.stopping.is_set():
+            _deadline(self.stop_within_s, "stop_overdue", f"of {signal_name}").start()
+        self.stopping.set()
 
     def _application(self, refresh: Callable[[], None]) -> web.Application:
         async def healthz(_: web.Request) -> web.Response:
@@ -77,6 +108,65 @@ class Service:
         return application
 
 
+@contextlib.contextmanager
+def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
+    """End the process when `loop` has not run for `limit_s` within the body.
+
+    The watch counts ticks of its own and looks at no clock: the clock of a paused process goes on, its ticks do not.
+    """
+    beat, closed, tick_s = threading.Event(), threading.Event(), limit_s / WATCH_TICKS
+
+    async def beating() -> None:
+        while True:
+            beat.set()
+            await asyncio.sleep(tick_s)
+
+    def allow_lock() -> None:
+        faulthandler.dump_traceback_later(limit_s * LOCKED_LIMITS, exit=True, file=sys.__stderr__ or 2)
+
+    def watching() -> None:
+        missed = 0
+        while not closed.wait(tick_s):
+            allow_lock()
+            missed = 0 if beat.is_set() else missed + 1
+            beat.clear()
+            if missed == WATCH_TICKS:
+                _end_process("loop_stalled", f"the event loop has not run for {limit_s:g} s: something blocks it")
+
+    beats, watch = loop.create_task(beating()), threading.Thread(target=watching, daemon=True)
+    allow_lock()
+    watch.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        beats.cancel()
+        watch.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _deadline(limit_s: float, event: str, since: str) -> threading.Timer:
+    """Return a timer that ends the process `limit_s` after its start, unless it is cancelled."""
+    timer = threading.Timer(limit_s, _end_process, (event, f"this process has not ended within {limit_s:g} s {since}"))
+    timer.daemon = True
+    return timer
+
+
+def _end_process(event: str, reason: str) -> None:
+    """Say why and where the main thread stands, and end the process, whatever else it does."""
+
+    def report() -> None:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        log.error(event, reason=reason)
+        stack = "".join(traceback.format_stack(frame))
+        print(f"error: {reason}; the main thread stands at:\n{stack}", file=sys.stderr, flush=True)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    reporter.join(REPORT_S)
+    os._exit(os.EX_SOFTWARE)
+
+
 async def until_stopped(work: Awaitable[None], stopping: asyncio.Event) -> None:
     """Run `work` until it returns or `stopping` is set; then cancel it and wait for it to end."""
     async with asyncio.TaskGroup() as group:
@@ -91,31 +181,55 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
     await awaitable
 
 
-def run_role(role: Callable[[], Awaitable[None]]) -> int:
-    """Run a role's main coroutine on uvloop and return the exit code; an expected error is one clear message."""
-    code = 0
+def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -> int:
+    """Run a role's main coroutine on uvloop and return the exit code; whatever it raises is told and is code 1."""
+    closing = _deadline(CLOSE_S, "close_overdue", "after its work: a thread of it is stuck")
     try:
-        uvloop.run(_awaited(role()))
-    except* HorizonError as errors:
-        code = 1
-        for error in _leaves(errors):
-            log.error("role_failed", error=type(error).__name__, reason=str(error))
-            print(f"error: {error}", file=sys.stderr)
-    return code
+        return uvloop.run(_told(role, run_dir, closing))
+    finally:
+        closing.cancel()
 
 
-def _leaves(errors: BaseExceptionGroup[HorizonError]) -> list[HorizonError]:
-    found: list[HorizonError] = []
-    for error in errors.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+async def _told(role: Callable[[], Awaitable[None]], run_dir: Path | None, closing: threading.Timer) -> int:
+    """Run the role; tell of an expected error in one clear message, of a defect in its traceback, before all closes."""
+    try:
+        await role()
+    except Exception as error:  # noqa: BLE001 - the end of the role: what it is, it is told, and the code is not 0
+        messages = [(leaf, _message(leaf, run_dir)) for leaf in _leaves(error)]
+        for leaf, message in messages:
+            log.error("role_failed", error=type(leaf).__name__, reason=message or str(leaf))
+            if message is not None:
+                print(f"error: {message}", file=sys.stderr)
+        if any(message is None for _, message in messages):
+            traceback.print_exception(error)
+        return 1
+    finally:
+        closing.start()
+    return 0
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
+
+
+def _message(error: BaseException, run_dir: Path | None) -> str | None:
+    """Return what to tell of an expected error, None for a defect, whose traceback tells more."""
+    if isinstance(error, HorizonError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        place = error.filename or run_dir or "the run directory or the folder of temporary files"
+        return f"{error.strerror}: {place}; free some space and start the same command again, the run will resume"
+    return None
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent dies, so that killing a console leaves no orphan behind."""
-    if sys.platform == "linux":
+    """Ask Linux to end this process when the thread that started it ends; may be called between fork and exec."""
+    if _libc is not None:
         parent = os.getppid()
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before the call
             os.kill(os.getpid(), signal.SIGTERM)

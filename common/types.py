@@ -8,7 +8,7 @@ people to read; nothing is ever trained from text (invariant 4, token exactness)
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
@@ -16,6 +16,8 @@ MAX_TOKENS = 1 << 20
 """Most tokens of one array: far above any context in use, far below what could exhaust memory."""
 MAX_SPANS = 1_024
 """Most versions that sample one turn."""
+MAX_ENTRIES = 16
+"""Most entries of a map that has one a kind or a reason."""
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_\-]+$")]
 """A token of a subject: run, ticket and environment names."""
@@ -23,11 +25,23 @@ ShortText = Annotated[str, Field(max_length=1_024)]
 LongText = Annotated[str, Field(max_length=1 << 18)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
-Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS)]
-FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
+Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
+"""Far above any reward in use; an advantage of larger ones would be infinite, and the weights with it."""
 HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]
+Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
+
+
+def _few(given: object) -> object:
+    if isinstance(given, dict) and len(given) > MAX_ENTRIES:
+        raise ValueError(f"{len(given)} entries, at most {MAX_ENTRIES}")
+    return given
+
+
+Few = BeforeValidator(_few)
+"""As `fail_fast` does for arrays: of very many wrong entries pydantic would describe each one, at a kilobyte each."""
 
 
 class Record(BaseModel):
@@ -106,7 +120,8 @@ class PolicyVersion(Record):
 class VersionSpan(Record):
     """`tokens` consecutive generated tokens that one policy version sampled."""
 
-    version: Count
+    version: Annotated[int, Field(ge=0, lt=1 << 31)]
+    """Batches hold it in 32 bits."""
     lineage: Count
     tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
@@ -157,9 +172,9 @@ class Turn(Record):
 
     output_ids: TokenIds
     logprobs: Logprobs
-    spans: Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_SPANS)]
+    spans: Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_SPANS, fail_fast=True)]
     observation_ids: TokenIds = ()
-    reward: FiniteFloat = 0.0
+    reward: Reward = 0.0
     text: LongText = ""
     """The generation, decoded for people."""
     observation: LongText = ""
@@ -183,7 +198,7 @@ class Episode(Record):
     """Place in the group, from 0."""
     prompt_ids: TokenIds
     """The rendered first prompt, up to and including the generation prompt."""
-    turns: Annotated[tuple[Turn, ...], Field(max_length=MAX_TURNS)]
+    turns: Annotated[tuple[Turn, ...], Field(max_length=MAX_TURNS, fail_fast=True)]
     stop: StopReason
     success: bool = False
     """The environment's own verdict, apart from the reward."""
@@ -231,7 +246,7 @@ class Group(Record):
     """The episodes of one ticket: the unit that travels and is trained."""
 
     ticket: Ticket
-    episodes: Annotated[tuple[Episode, ...], Field(max_length=MAX_GROUP_SIZE)]
+    episodes: Annotated[tuple[Episode, ...], Field(max_length=MAX_GROUP_SIZE, fail_fast=True)]
     provenance: Provenance
     deliveries: Annotated[int, Field(ge=1)] = 1
     """How often the ticket had been delivered when this group was made."""
@@ -278,7 +293,7 @@ class Outcomes(Record):
     """How many tickets of one kind were settled, by end."""
 
     trained: Count = 0
-    dropped: dict[DropReason, Count] = {}
+    dropped: Annotated[dict[DropReason, Count], Few] = {}
     void: Count = 0
 
     @property
@@ -301,10 +316,16 @@ class Progress(Record):
     """Optimizer steps taken in this phase: what horizon schedules count."""
     policy: PolicyVersion = PolicyVersion()
     cursor: Count = 0
-    outcomes: dict[Kind, Outcomes] = {}
-    lowest_unsettled: dict[Kind, Count] = {}
+    outcomes: Annotated[dict[Kind, Outcomes], Few] = {}
+    lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
+    met: Annotated[dict[Kind, Ranges], Few] = {}
+    """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
     finished: bool = False
+
+    def ended(self, total_steps: int, seen_running: bool) -> bool:
+        """Whether the run is over, rather than about to go on further than an earlier learner was told to go."""
+        return self.finished and (seen_running or self.step >= total_steps)
 
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
@@ -332,4 +353,4 @@ class HorizonState(Record):
     phase_step: Count = 0
     horizons: dict[Name, HorizonTurns] = {}
     """Per environment, the horizon of the tickets now issued."""
-    issued: dict[Kind, Count] = {}
+    issued: Annotated[dict[Kind, Count], Few] = {}

@@ -56,9 +56,12 @@ class Engine(Protocol):
         """Write the policy's weights as safetensors (bfloat16, Hugging Face names); return their xxh3_128 digest."""
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
-        """Write everything an exact resume needs into `directory`, with `state` (JSON-able) beside it."""
+        """Write the training state and `state` (JSON-able) into `directory`: all that an exact resume needs.
+
+        The policy's weights file is no part of it; the caller has written it before and puts it there.
+        """
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore what `save` wrote and return its `state`."""
+        """Restore what `save` wrote, with any number of ranks, and return its `state`."""
 
     def close(self) -> None: ...

@@ -7,6 +7,7 @@ are the recorded ones, position for position; nothing is re-tokenised (invariant
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from horizonrl.common.types import Episode
@@ -42,6 +43,14 @@ class Batch:
     @property
     def trained_tokens(self) -> int:
         return sum(trace.trained_tokens for trace in self.traces)
+
+    def digest(self) -> str:
+        """Return the xxh3_128 of everything in the batch that reaches the weights."""
+        hasher = xxhash.xxh3_128()
+        for trace in self.traces:
+            for array in (trace.ids_L, trace.mask_L, trace.logprobs_L, trace.versions_L, trace.advantages_L):
+                hasher.update(array.tobytes())
+        return hasher.hexdigest()
 
 
 def trace_of(episode: Episode, advantage: float) -> Trace:

@@ -10,13 +10,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.service import DISK_FULL
 
 STATE_FILE = "state.json"
+FULL_BYTES = 16 << 20
+"""A disk with less room is full: a failed write leaves that little behind, but a block or two it may."""
 _VISIBLE = re.compile(r"step-(\d{6,})")
 _INCOMING = ".incoming-"
 _OUTGOING = ".outgoing-"
@@ -45,19 +49,49 @@ class CheckpointStore:
 
         Whatever raises leaves the earlier checkpoints as they were. Older ones than the newest `keep` are removed.
         """
-        visible = self._root / f"step-{step:06d}"
+        self.fill(step, save)
+        return self.seal(step, state)
+
+    def fill(self, step: int, save: Callable[[Path], None]) -> None:
+        """Let `save` put the files of step's checkpoint into a directory beside; nothing is visible yet."""
+        visible, incoming = self._places(step)
         if _opened(visible) is not None:
             raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
         self._discard(visible)
-        incoming = self._root / f"{_INCOMING}{visible.name}"
         _remove(incoming)
-        incoming.mkdir()
-        save(incoming)
-        _seal(incoming, {"step": step, "state": dict(state)})
+        with self._room_for(incoming):
+            incoming.mkdir()
+            save(incoming)
+
+    def seal(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Make what `fill` wrote durable and visible: it takes as long as the disk does, and no step need wait."""
+        visible, incoming = self._places(step)
+        with self._room_for(incoming):
+            _seal(incoming, {"step": step, "state": dict(state)})
         incoming.rename(visible)
         _sync(self._root)
         self._tidy()
         return visible
+
+    @contextmanager
+    def _room_for(self, incoming: Path) -> Iterator[None]:
+        """Tell a full disk as such, and give back what was written: torch has no error of its own for it."""
+        try:
+            yield
+        except Exception as error:
+            free_bytes = shutil.disk_usage(self._root).free
+            if free_bytes > FULL_BYTES and getattr(error, "errno", None) not in DISK_FULL:
+                raise
+            _remove(incoming)
+            newest = self.newest()
+            raise CheckpointError(
+                f"the disk of {self._root} is full, {free_bytes >> 20} MiB are left ({type(error).__name__}: {error}): "
+                f"free some space and start again, to resume from step {newest.step if newest else 0}"
+            ) from error
+
+    def _places(self, step: int) -> tuple[Path, Path]:
+        visible = self._root / f"step-{step:06d}"
+        return visible, self._root / f"{_INCOMING}{visible.name}"
 
     def newest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None; what a crash left half-written or damaged is passed over."""

@@ -14,10 +14,10 @@ import numpy as np
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
-from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
+from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Void
 from horizonrl.learner.advantage import group_advantages
 from horizonrl.learner.batch import Batch, Trace, trace_of
-from horizonrl.learner.settlement import Books
+from horizonrl.learner.settlement import Books, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class Draft:
     consumed: list[Group] = field(default_factory=list)
     """Every group read, the dropped ones too: what the step's reward and success are measured on."""
     dropped: list[Drop] = field(default_factory=list)
-    voids: int = 0
+    voids: list[tuple[int, str]] = field(default_factory=list)
+    """(sequence, ticket id) in log order."""
     repeats: int = 0
 
 
@@ -78,9 +79,16 @@ class Collector:
                     self.draft.repeats += 1
                 else:
                     self.books.void(ticket.kind, ticket.number)
-                    self.draft.voids += 1
+                    self.draft.voids.append((entry.sequence, ticket.ticket_id))
             case DeadLetter(ticket_id=ticket_id):
                 self._consume_dead(entry.sequence, ticket_id)
+
+    def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
+        """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
+        met = self.books.above()
+        for _, group in self.draft.admitted:
+            met[group.ticket.kind].add(group.ticket.number)
+        return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in met.items()}
 
     def commit(self) -> Draft:
         """Settle the draft's groups as trained, and begin a new one."""

@@ -5,10 +5,12 @@ Place in the flow: progress → **Ticket** → actors. How many tickets of a kin
 stream itself; which task and which horizon the next one carries are pure functions of its number and of the step.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
@@ -16,6 +18,7 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Ticket
+from horizonrl.learner.audit import Audit, open_tickets
 from horizonrl.learner.curriculum import Curriculum, Source
 from horizonrl.learner.horizon import horizon_turns
 
@@ -32,21 +35,31 @@ class Controller:
     def __post_init__(self) -> None:
         self._queue = TicketQueue(self.transport)
         self._state = StateStore(self.transport)
+        self._log = GroupLog(self.transport)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
+        self._audit = Audit()
 
     async def run(self) -> None:
-        """Issue tickets while credit lasts, until the run is finished.
+        """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        async with asyncio.TaskGroup() as group:
+            auditing = group.create_task(self._audit_queue())
+            await self._follow()
+            auditing.cancel()
 
-        Takes the learner's progress; gives tickets and the `horizon` key; waits for settlements; woken by each new
-        value of the `progress` key.
+    async def _follow(self) -> None:
+        """Answer the learner's progress with tickets.
+
+        Takes progress; gives tickets and the `horizon` key; waits for settlements; woken by each new value of the
+        `progress` key. Returns when the run is finished.
         """
-        purged_step = 0
+        purged_step, running = 0, False
         async for progress in self._state.watch(Key.PROGRESS):
             if not isinstance(progress, Progress):
                 continue
-            issued = {kind: await self._queue.issued(kind) for kind in Kind}
+            running = running or not progress.finished
+            issued = await self._issued()
             self._check_conservation(progress, issued)
-            if progress.finished:
+            if progress.ended(self.config.total_steps, running):
                 log.info("run_finished", step=progress.step)
                 return
             await self._issue(progress, issued)
@@ -55,6 +68,30 @@ class Controller:
                 purged_step = progress.step
             await self._report(progress, issued)
         raise RunFailed("the broker stopped sending the run's progress; restart the controller")
+
+    async def _audit_queue(self) -> None:
+        """Issue again what neither queue nor log accounts for. Woken by the clock: a loss tells nobody of itself."""
+        while True:
+            await asyncio.sleep(self.transport.ack_wait_s)
+            progress = await self._state.get(Key.PROGRESS)
+            if isinstance(progress, Progress) and not progress.finished:
+                await self._issue_vanished(progress)
+
+    async def _issue_vanished(self, progress: Progress) -> None:
+        unmet = open_tickets(progress, await self._issued())
+        floor = (await self.transport.queue()).floor
+        standing = await self._queue.standing() if unmet else {}
+        gone = {name for name in unmet if name not in standing or standing[name][0] <= floor}
+        log_end = await self._log.end() if gone else 0
+        for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
+            kind, number = unmet[ticket_id]
+            earlier, ticket = standing.get(ticket_id) or (0, self._ticket(kind, number, progress))
+            await self._queue.issue_again(ticket, earlier)
+            self.metrics.count("tickets_reissued_total", kind=kind.value)
+            log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
+
+    async def _issued(self) -> dict[Kind, int]:
+        return {kind: await self._queue.issued(kind) for kind in Kind}
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
         kind = kind_of(progress.phase)
@@ -112,7 +149,7 @@ class Controller:
         horizons = {source.env_id: self.horizon(source.env_id, step) for source in self.sources}
         for env_id, turns in horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        waiting, leased = await self.transport.waiting()
-        self.metrics.set("tickets_waiting", waiting)
-        self.metrics.set("tickets_leased", leased)
+        queue = await self.transport.queue()
+        self.metrics.set("tickets_waiting", queue.waiting)
+        self.metrics.set("tickets_leased", queue.leased)
         await self._state.put(Key.HORIZON, HorizonState(phase_step=step, horizons=horizons, issued=issued))

@@ -10,9 +10,8 @@ from horizonrl.learner.controller import Controller
 from horizonrl.learner.curriculum import Source
 
 
-async def run_controller(config: RunConfig) -> None:
+async def run_controller(config: RunConfig, service: Service) -> None:
     """Run the controller until SIGTERM or the end of the run."""
-    service = Service()
     sources = [
         Source(env.id, tuple(spec.task_id for spec in registry.select(env.id, env.split, env.categories)), env.weight)
         for env in config.envs

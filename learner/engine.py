@@ -12,10 +12,13 @@ import math
 import os
 import time
 import warnings
-from contextlib import nullcontext, redirect_stdout
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from torch import Tensor
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.learner.api import Objective, StepStats
 from horizonrl.learner.batch import Batch, Trace
-from horizonrl.learner.export import WEIGHTS_FILE, write_weights_file
+from horizonrl.learner.export import write_weights_file
 from horizonrl.learner.loss import (
     Behaviour,
     LossSettings,
@@ -42,9 +45,11 @@ from horizonrl.learner.loss import (
 )
 from horizonrl.learner.model import TokenScorer, load_language_model
 from horizonrl.learner.packing import MicroBatch, pack
+from horizonrl.learner.partitions import MASTER, Partitions
+from horizonrl.learner.shards import open_shards, write_shards
 
-DEEPSPEED_TAG = "deepspeed"
 ENGINE_FILE = "engine.json"
+_RNG = "torch_rng"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +85,12 @@ class DeepSpeedEngine:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.vocabulary: int = lm.get_input_embeddings().num_embeddings
         self._earlier: TokenScorer | None = None
-        self._parameters = sum(parameter.numel() for parameter in lm.parameters())
-        self._adamw = torch.optim.AdamW(lm.parameters(), weight_decay=settings.weight_decay, fused=True)
+        # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
+        self._adamw = torch.optim.AdamW(lm.parameters(), lr=0.0, weight_decay=settings.weight_decay, fused=True)
         scorer, config = TokenScorer(lm, settings.temperature), _deepspeed_config(settings)
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             self._engine: Any = self._deepspeed.initialize(model=scorer, optimizer=self._adamw, config=config)[0]
+        self._partitions = Partitions(self._engine, settings.zero_stage)
 
     def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
         """Take one optimizer step on the whole batch; raise RunFailed when its gradient is not finite."""
@@ -127,34 +133,36 @@ class DeepSpeedEngine:
         return write_weights_file(tensors, path) if self.rank == 0 else ""
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
-        """Write DeepSpeed's own files, the weights file and `engine.json` into `directory`, which all ranks share."""
+        """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
-        generator = {"torch_rng": torch.get_rng_state()}
-        self._engine.save_checkpoint(str(directory), tag=DEEPSPEED_TAG, client_state=generator, save_latest=False)
-        self.write_weights(directory / WEIGHTS_FILE)
+        tensors = chain([(_RNG, torch.get_rng_state())], self._partitions.gathered())
         if self.rank == 0:
-            written = {"state": state, **self._shape}
+            files = write_shards(tensors, directory)
+            written = {"state": state, "optimizer_steps": self._partitions.steps, "files": files}
             (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
+        else:
+            deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
         dist.barrier()
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore what `save` wrote and return its `state`; raise CheckpointError when it is another engine's."""
+        """Restore what `save` wrote, on any number of ranks and at any stage, and return its `state`.
+
+        All ranks read `directory`. Raises CheckpointError when it is incomplete or of another model.
+        """
         try:
             written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error})") from error
-        for name, mine in self._shape.items():
-            if written.get(name) != mine:
-                raise CheckpointError(
-                    f"the checkpoint {directory} was written with {name} = {written.get(name)}, this engine has "
-                    f"{mine}: resume with the run's own config"
-                )
-        with redirect_stdout(io.StringIO()):
-            path, client_state = self._engine.load_checkpoint(str(directory), tag=DEEPSPEED_TAG)
-        if path is None:
-            raise CheckpointError(f"DeepSpeed's files are missing in {directory}: resume from an earlier checkpoint")
-        torch.set_rng_state(client_state["torch_rng"].cpu())
-        return dict(written["state"])
+            state, steps, files = dict(written["state"]), int(written["optimizer_steps"]), list(written["files"])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
+        rng = {_RNG: list(torch.get_rng_state().shape)}
+        with open_shards(directory, files) as shards:
+            _check_same_model(shards.shapes, rng | self._partitions.shapes, directory)
+            self._partitions.restore(shards.read, steps)
+            for name, parameter in self._partitions.parameters.items():
+                with self._whole(parameter, writer=0):
+                    parameter.data.copy_(shards.read(f"{MASTER}.{name}"))
+            torch.set_rng_state(shards.read(_RNG))
+        return state
 
     def close(self) -> None:
         """Free the engine; the process stays joined to the other ranks, since DeepSpeed cannot join twice."""
@@ -165,12 +173,6 @@ class DeepSpeedEngine:
         """A shared prefix goes through the model's key-value cache, which gradient checkpointing switches off, and it
         changes how often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks."""
         return self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
-
-    @property
-    def _shape(self) -> dict[str, int]:
-        """What must be equal for DeepSpeed's partitions to fit."""
-        stage = self._settings.zero_stage
-        return {"learner.ranks": self._ranks, "learner.zero_stage": stage, "model parameters": self._parameters}
 
     def _forward(self, micro_batch: MicroBatch, version: int, objective: Objective) -> tuple[Tensor, Tally]:
         """Return the summed loss of a micro-batch and its tally."""
@@ -200,12 +202,30 @@ class DeepSpeedEngine:
     def _gathered(self) -> dict[str, Tensor]:
         """Return the parameters under their Hugging Face names; ZeRO stage 3 gathers them, on rank 0 only."""
         tensors: dict[str, Tensor] = {}
-        partitioned = self._settings.zero_stage == 3
         for name, parameter in self._engine.module.lm.named_parameters():
-            with self._deepspeed.zero.GatheredParameters([parameter]) if partitioned else nullcontext():
+            with self._whole(parameter):
                 if self.rank == 0:
-                    tensors[name] = parameter.detach().to("cpu", copy=partitioned)
+                    tensors[name] = parameter.detach().to("cpu", copy=self._settings.zero_stage == 3)
         return tensors
+
+    def _whole(self, parameter: Any, writer: int | None = None) -> AbstractContextManager[None]:
+        """Give a context in which a parameter is not partitioned, and what the rank `writer` writes to it stays."""
+        if self._settings.zero_stage < 3:
+            return nullcontext()
+        gathered: AbstractContextManager[None]
+        gathered = self._deepspeed.zero.GatheredParameters([parameter], modifier_rank=writer)
+        return gathered
+
+
+def _check_same_model(saved: Mapping[str, list[int]], mine: Mapping[str, list[int]], directory: Path) -> None:
+    differing = [name for name in sorted(saved.keys() | mine.keys()) if saved.get(name) != mine.get(name)]
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"the checkpoint {directory} is of another model: {len(differing)} tensors differ, the first of them is "
+            f"{name}, of shape {saved.get(name, 'none')} there and {mine.get(name, 'none')} here; resume with the "
+            "model that the run began with"
+        )
 
 
 def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float) -> StepStats:

@@ -1,22 +1,39 @@
-"""The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step, and `episodes/`.
+"""The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step; `lineages.jsonl`, a line
+each time a learner started; and `episodes/`.
 
 Appended in step order and flushed to disk before the step's checkpoint; a resumed learner cuts the lines of steps that
 were rolled back, so that each step has one line.
 """
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import Group
+
+
+@contextmanager
+def only_learner(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory while the body runs. Raises RunFailed when another learner of this machine holds it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "learner.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFailed(f"another learner works in {run_dir}: end it, or give this run another run.name") from None
+        yield
 
 
 class Journal:
     def __init__(self, run_dir: Path) -> None:
         self._metrics = run_dir / "metrics.jsonl"
         self._ledger = run_dir / "ledger.jsonl"
+        self._lineages = run_dir / "lineages.jsonl"
         self._episodes = run_dir / "episodes"
         self._episodes.mkdir(parents=True, exist_ok=True)
 
@@ -34,6 +51,9 @@ class Journal:
 
     def write_ledger(self, line: dict[str, Any]) -> None:
         _append(self._ledger, line)
+
+    def write_lineage(self, line: dict[str, Any]) -> None:
+        _append(self._lineages, line)
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         _append(self._metrics, line)

@@ -5,29 +5,29 @@ loop has committed is one `Commit`: a checkpoint holds exactly that, and the log
 """
 
 import asyncio
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import xxhash
-
 from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.groups import Entry, GroupLog, LogReader
+from horizonrl.broker.groups import GroupLog, LogReader
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.common.errors import CheckpointError, RunFailed, StateConflict
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
 from horizonrl.learner.api import Engine, Objective, StepStats
 from horizonrl.learner.batch import Batch
-from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.collector import Collector, Draft, Rules, Standing
+from horizonrl.learner.export import WEIGHTS_FILE
 from horizonrl.learner.journal import Journal
 from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
 from horizonrl.learner.settlement import Books
@@ -37,6 +37,7 @@ log = get_logger()
 
 T = TypeVar("T")
 
+OBJECTIVES: dict[Phase, Objective] = {Phase.IMITATION: "imitation", Phase.RL: "rl"}
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 
@@ -50,13 +51,27 @@ class Commit:
     books: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineThread:
+    """An engine, and the one thread in which it was made and is called: torch counts its threads per thread."""
+
+    engine: Engine
+    thread: Executor
+
+    async def call(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, call, *arguments)
+
+    async def train(self, config: RunConfig, batch: Batch) -> StepStats:
+        """Take the optimizer step that makes `batch.version + 1`, as the config says for that step."""
+        objective = OBJECTIVES[config.phase(batch.version)[0]]
+        return await self.call(self.engine.train_step, batch, objective, config.lr(batch.version))
+
+
 @dataclass
 class LearnerLoop:
     config: RunConfig
     transport: Transport
-    engine: Engine
-    engine_thread: Executor
-    """The one thread in which the engine was made and is called: torch counts its threads per thread."""
+    engine: EngineThread
     rules: Rules
     identity: dict[str, str]
     """What a checkpoint must match to be resumed: digests of the model, the tokenizer and the template."""
@@ -76,26 +91,34 @@ class LearnerLoop:
         self._collector = Collector(self.rules, Books())
         self._commit = Commit(step=0, cursor=0, books=Books().dump())
         self._lineage = 0
+        self._revision: int | None = None
+        """Of the key `progress` as this learner last set it; the first time it takes the key over."""
+        self._issued = 0
+        """Tickets that had been issued when the batch was full."""
         self._saved_step = 0
+        self._sealing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sealing.set_result(None)
 
     async def run(self) -> None:
         """Train until the last step, or until `stopping` is set; leave a checkpoint behind either way.
 
         Takes groups from the log; gives versions, progress and the journal; waits for a full batch; woken by entries
-        of the log and by `stopping`.
+        of the log and by `stopping`, which ends every wait for the broker: a resumed learner says it all again.
         """
-        await self._resume()
-        reader = await self._log.read(after=self._commit.cursor)
-        while self._commit.step < self.config.total_steps:
-            started = time.monotonic()
-            if not await self._fill(reader):
-                break
-            await self._step(wait_s=time.monotonic() - started)
-        await reader.close()
-        if self._saved_step < self._commit.step:
-            await self._save()
+        async with asyncio.TaskGroup() as background:
+            await until_stopped(self._resume(), self.stopping)
+            reader = await self._log.read(after=self._commit.cursor)
+            while self._commit.step < self.config.total_steps:
+                started = time.monotonic()
+                await until_stopped(self._fill(reader), self.stopping)
+                if self.stopping.is_set():
+                    break
+                await self._step(background, wait_s=time.monotonic() - started)
+            if self._saved_step < self._commit.step:
+                await self._save(background)
+            await self._sealing
         if self._commit.step == self.config.total_steps:
-            await self._announce_progress(finished=True)
+            await until_stopped(self._announce_progress(finished=True), self.stopping)
         log.info("learner_ended", step=self._commit.step, of=self.config.total_steps)
 
     @property
@@ -108,101 +131,99 @@ class LearnerLoop:
         checkpoint = self._checkpoints.newest()
         if isinstance(earlier, Progress):
             self._lineage = earlier.policy.lineage + 1
+        changed: dict[str, Any] = {}
         if checkpoint is not None:
-            state = checkpoint.state
-            self._check_identity(state["identity"], checkpoint.path)
-            await self._on_engine(self.engine.load, checkpoint.path)
-            self._lineage = max(self._lineage, state["lineage"] + 1)
-            self._commit = Commit(step=state["step"], cursor=state["cursor"], books=state["books"])
-            self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
-            self._saved_step = self._commit.step
+            self._check_identity(checkpoint)
+            changed = changes(checkpoint.state["config"], self._config_recorded())
+            await self.engine.call(self.engine.engine.load, checkpoint.path)
+            self._take_up(checkpoint)
         self._journal.rewind(self._commit.step)
-        log.info("learner_started", step=self._commit.step, lineage=self._lineage, resumed=checkpoint is not None)
+        self._journal.write_lineage(
+            {"lineage": self._lineage, "from_step": self._commit.step, "time": time.time(), "changed": changed}
+        )
+        log.info(
+            "learner_started",
+            step=self._commit.step,
+            lineage=self._lineage,
+            resumed=checkpoint is not None,
+            changed=changed,
+        )
         self.metrics.set("learner_lineage", self._lineage)
         if self._commit.step and self._phase() is Phase.RL:
-            digest = await self._on_engine(self.engine.write_weights, self._weights.path_for(self.policy))
+            digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
             await self._weights.announce(self.policy, digest)
         await self._announce_progress()
 
-    def _check_identity(self, saved: dict[str, str], place: Path) -> None:
-        if saved != self.identity:
-            changed = ", ".join(
-                f"{key}: {saved.get(key)} → {self.identity.get(key)}"
-                for key in sorted(saved.keys() | self.identity.keys())
-                if saved.get(key) != self.identity.get(key)
-            )
+    def _take_up(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self._lineage = max(self._lineage, state["lineage"] + 1)
+        self._commit = Commit(step=state["step"], cursor=state["cursor"], books=state["books"])
+        self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
+        self._saved_step = self._commit.step
+
+    def _config_recorded(self) -> dict[str, Any]:
+        """Return what a resumed run is compared with: what the broker and the metrics listen on is no part of it."""
+        return self.config.model_dump(mode="json", exclude={"broker", "metrics"})
+
+    def _check_identity(self, checkpoint: Checkpoint) -> None:
+        if changed := changes(checkpoint.state["identity"], self.identity):
+            told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
             raise CheckpointError(
-                f"{place} was made with another model or template ({changed}); give the run another run.name, "
-                "or restore what was changed"
+                f"{checkpoint.path} was made with another model, tokenizer or template ({told}); give the run another "
+                "run.name, or restore what was changed"
             )
 
     def _phase(self) -> Phase:
         return self.config.phase(self._commit.step)[0]
 
-    async def _fill(self, reader: LogReader) -> bool:
-        """Consume entries until the batch is full; return False when `stopping` came first."""
+    async def _fill(self, reader: LogReader) -> None:
+        """Consume entries until the batch is full, and tell the controller whenever there is nothing more at hand."""
         standing = Standing(version=self._commit.step, phase=self._phase())
         wanted = self.config.groups_per_step(standing.phase)
-        while len(self._collector.draft.admitted) < wanted:
-            entry = await self._next_entry(reader)
-            if self.stopping.is_set():
-                return False
+        admitted = self._collector.draft.admitted
+        while len(admitted) < wanted:
+            entry = await reader.next(QUIET_S)
             if entry is None:
-                missing = wanted - len(self._collector.draft.admitted)
-                log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
+                log.warning("groups_awaited", missing=wanted - len(admitted), step=self._commit.step, quiet_s=QUIET_S)
                 continue
-            settled = self._collector.books.outcomes()
             self._collector.consume(entry, standing)
-            if self._collector.books.outcomes() != settled:
+            if not reader.ahead or len(admitted) == wanted:
                 await self._announce_progress()
-        return True
+        self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
 
-    async def _next_entry(self, reader: LogReader) -> Entry | None:
-        async with asyncio.TaskGroup() as group:
-            entry = group.create_task(reader.next(QUIET_S))
-            stop = group.create_task(self.stopping.wait())
-            await asyncio.wait({entry, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
-            if not entry.done():
-                entry.cancel()
-        return None if entry.cancelled() else entry.result()
-
-    async def _step(self, wait_s: float) -> None:
-        """Take one optimizer step on the draft and commit it: ledger, weights, progress, checkpoint."""
+    async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
+        """Take one optimizer step on the draft and commit it: weights, ledger, announcement, checkpoint, report."""
         started = time.monotonic()
-        phase, _ = self.config.phase(self._commit.step)
+        phase = self._phase()
         batch = self._collector.batch(self._commit.step)
         stats = await self._train(batch, phase)
         draft = self._collector.commit()
         self._commit = Commit(self._commit.step + 1, self._collector.cursor, self._collector.books.dump())
         file = self._weights.path_for(self.policy)
-        digest = await self._on_engine(self.engine.write_weights, file)
+        digest = await self.engine.call(self.engine.engine.write_weights, file)
+        weights_bytes = file.stat().st_size
         self._journal.write_ledger(self._ledger_line(draft, batch, digest))
         self._journal.write_episodes(self._commit.step, draft.consumed)
-        publish_s = 0.0
+        announced = time.monotonic()
+        await until_stopped(self._announce(digest), self.stopping)
+        publish_s = time.monotonic() - announced
+        if self._checkpoint_is_due(phase):
+            await self._save(background)
+        self._report(phase, draft, stats, StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes))
+
+    async def _announce(self, weights_digest: str) -> None:
+        """Tell the actors of new weights, if they sample with them, and the controller of the step."""
         if self._phase() is Phase.RL:
-            _, publish_s = await self._weights.announce(self.policy, digest)
+            await self._weights.announce(self.policy, weights_digest)
         else:
             self._weights.tidy()
-        weights_bytes = file.stat().st_size
         await self._announce_progress()
-        if self._checkpoint_is_due(phase):
-            await self._save()
-        times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
-        await self._report(phase, draft, stats, times)
-
-    async def _on_engine(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.engine_thread, partial(call, *arguments))
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
-        section = self.config.imitation if phase is Phase.IMITATION else self.config.rl
-        objective: Objective = "imitation" if phase is Phase.IMITATION else "rl"
-        warmup = self.config.learner.warmup_steps
-        lr = section.lr * min(1.0, (self._commit.step + 1) / warmup) if warmup else section.lr
         try:
             async with asyncio.timeout(self.config.learner.step_timeout_s):
                 gap = await self._gap_of_engines(batch) if phase is Phase.RL else None
-                stats = await self._on_engine(self.engine.train_step, batch, objective, lr)
+                stats = await self.engine.train(self.config, batch)
                 return stats if gap is None else replace(stats, logprob_gap_fresh=gap)
         except TimeoutError:
             raise RunFailed(
@@ -218,14 +239,15 @@ class LearnerLoop:
         if newest == batch.version or weights is None:
             return None
         trace = max(batch.traces, key=lambda trace: int((trace.versions_L == newest).sum()))
-        return await self._on_engine(self.engine.gap_at, trace, newest, weights)
+        return await self.engine.call(self.engine.engine.gap_at, trace, newest, weights)
 
     def _checkpoint_is_due(self, phase: Phase) -> bool:
         phase_ended = self._phase() is not phase or self._commit.step == self.config.total_steps
         return phase_ended or self._commit.step % self.config.learner.checkpoint_every == 0
 
-    async def _save(self) -> None:
-        """Write a checkpoint of the last commit, and free the log below what the oldest kept one needs."""
+    async def _save(self, background: asyncio.TaskGroup) -> None:
+        """Write a checkpoint of the last commit; it becomes durable and visible while the next step goes on."""
+        await self._sealing  # the one before
         started = time.monotonic()
         state = {
             "step": self._commit.step,
@@ -233,34 +255,52 @@ class LearnerLoop:
             "cursor": self._commit.cursor,
             "books": self._commit.books,
             "identity": self.identity,
-            "config": self.config.model_dump(mode="json"),
+            "config": self._config_recorded(),
         }
+        frame = self._weights.path_for(self.policy)
 
-        save = partial(self.engine.save, state=state)
-        await self._on_engine(self._checkpoints.write, self._commit.step, save, state)
-        self._saved_step = self._commit.step
-        oldest = self._checkpoints.all()[-1]
-        await self._log.purge_below(oldest.state["cursor"] + 1)
+        def save(directory: Path) -> None:
+            self.engine.engine.save(directory, state)
+            os.link(frame, directory / WEIGHTS_FILE)
+
+        await self.engine.call(self._checkpoints.fill, self._commit.step, save)
         stall_s = time.monotonic() - started
         self.metrics.observe("checkpoint_seconds", stall_s)
-        log.info("checkpoint_written", step=self._commit.step, stall_s=round(stall_s, 2))
+        self._saved_step = self._commit.step
+        self._sealing = background.create_task(self._seal(self._commit.step, state, stall_s))
+
+    async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
+        """Make a checkpoint durable, then free the log below what the oldest kept one needs."""
+        started = time.monotonic()
+        await asyncio.to_thread(self._checkpoints.seal, step, state)
+        log.info(
+            "checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(time.monotonic() - started, 2)
+        )
+        if not self.config.learner.keep_log:
+            oldest = self._checkpoints.all()[-1]
+            await until_stopped(self._log.purge_below(oldest.state["cursor"] + 1), self.stopping)
 
     async def _announce_progress(self, finished: bool = False) -> None:
+        """Say where the run stands. Raises RunFailed when another learner has spoken since this one last did."""
         phase, phase_step = self.config.phase(self._commit.step)
         books = self._collector.books
-        await self._state.put(
-            Key.PROGRESS,
-            Progress(
-                step=self._commit.step,
-                phase=phase,
-                phase_step=phase_step,
-                policy=self.policy,
-                cursor=self._collector.cursor,
-                outcomes=books.outcomes(),
-                lowest_unsettled=books.lowest_unsettled(),
-                finished=finished,
-            ),
+        progress = Progress(
+            step=self._commit.step,
+            phase=phase,
+            phase_step=phase_step,
+            policy=self.policy,
+            cursor=self._collector.cursor,
+            outcomes=books.outcomes(),
+            lowest_unsettled=books.lowest_unsettled(),
+            met=self._collector.met(),
+            finished=finished,
         )
+        try:
+            self._revision = await self._state.put(Key.PROGRESS, progress, self._revision)
+        except StateConflict as error:
+            raise RunFailed(
+                f"another learner has resumed this run ({error}): end one of the two, or give this run another run.name"
+            ) from None
 
     def _ledger_line(self, draft: Draft, batch: Batch, weights_digest: str) -> dict[str, Any]:
         return {
@@ -270,27 +310,28 @@ class LearnerLoop:
             "cursor": self._commit.cursor,
             "trained": [[sequence, group.ticket.ticket_id] for sequence, group in draft.admitted],
             "dropped": [[drop.sequence, drop.ticket_id, drop.reason.value] for drop in draft.dropped],
-            "voids": draft.voids,
+            "voids": [[sequence, ticket_id] for sequence, ticket_id in draft.voids],
             "repeats": draft.repeats,
-            "data_digest": digest_of(batch),
+            "data_digest": batch.digest(),
             "weights_digest": weights_digest,
         }
 
-    async def _report(self, phase: Phase, draft: Draft, stats: StepStats, times: StepTimes) -> None:
-        issued = {kind: await self._tickets.issued(kind) for kind in Kind}
-        outcomes = self._collector.books.outcomes()
+    def _report(self, phase: Phase, draft: Draft, stats: StepStats, times: StepTimes) -> None:
+        settled = sum(ends.settled for ends in self._collector.books.outcomes().values())
         line = metrics_line(phase, self.policy, draft, stats, times)
-        line["tickets_issued"] = sum(issued.values())
-        line["tickets_outstanding"] = sum(issued.values()) - sum(ends.settled for ends in outcomes.values())
+        line |= {"tickets_issued": self._issued, "tickets_outstanding": self._issued - settled}
         self._journal.write_metrics(line)
         mirror_metrics(self.metrics, line, draft)
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
 
 
-def digest_of(batch: Batch) -> str:
-    """Return the xxh3_128 digest of everything in a batch that reaches the weights."""
-    hasher = xxhash.xxh3_128()
-    for trace in batch.traces:
-        for array in (trace.ids_L, trace.mask_L, trace.logprobs_L, trace.versions_L, trace.advantages_L):
-            hasher.update(array.tobytes())
-    return hasher.hexdigest()
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what differs between two nested mappings, as `section.key: (before, now)`."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= {f"{key}.{inner}": pair for inner, pair in changes(old, new).items()}
+        elif old != new:
+            found[key] = (old, new)
+    return found

@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import sys
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.collector import Rules
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
-from horizonrl.learner.loop import LearnerLoop
+from horizonrl.learner.journal import only_learner
+from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.loss import LossSettings
 from horizonrl.learner.ranks import Leader, follow
 
@@ -25,9 +27,44 @@ def spawn_ranks(ranks: int) -> None:
         os.execv(sys.executable, [*launcher, "-m", "horizonrl.ops.cli", *sys.argv[1:]])
 
 
-async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str]) -> None:
+async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str], service: Service) -> None:
     """Run one rank of the learner until SIGTERM or the last step: rank 0 leads, the others follow its calls."""
-    settings = EngineSettings(
+
+    async def learn(engine: EngineThread, rules: Rules) -> None:
+        with only_learner(config.run_dir):
+            async with connected(config.run.name, config.broker) as transport:
+                refresh = partial(service.metrics.mirror_broker, transport)
+                async with service.open(config.metrics.host, config.metrics.port, refresh):
+                    loop = LearnerLoop(config, transport, engine, rules, identity, service.stopping, service.metrics)
+                    service.ready = True
+                    await loop.run()
+
+    await on_ranks(config, model_dir, learn)
+
+
+async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThread, Rules], Awaitable[None]]) -> None:
+    """Make this rank's engine; rank 0 runs `lead` with it, the other ranks follow the calls that it makes."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+    call = partial(asyncio.get_running_loop().run_in_executor, thread)
+    local = await call(DeepSpeedEngine, _engine_settings(config, model_dir))
+    if local.rank != 0:
+        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs us
+            signal.signal(number, signal.SIG_IGN)
+        await call(follow, local)
+        return
+    engine = Leader(local)
+    rules = Rules(
+        max_staleness=config.rl.max_staleness,
+        advantage=config.rl.advantage,
+        vocabulary=local.vocabulary,
+        max_context_tokens=config.model.max_context_tokens,
+    )
+    await lead(EngineThread(engine, thread), rules)
+    await call(engine.close)
+
+
+def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
+    return EngineSettings(
         model_dir=model_dir,
         zero_stage=config.learner.zero_stage,
         threads=config.learner.threads,
@@ -45,38 +82,3 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
             importance_cap=config.rl.importance_cap,
         ),
     )
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
-    engine = await asyncio.get_running_loop().run_in_executor(thread, DeepSpeedEngine, settings)
-    if engine.rank != 0:
-        for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs us
-            signal.signal(number, signal.SIG_IGN)
-        await asyncio.get_running_loop().run_in_executor(thread, follow, engine)
-        return
-    await lead(config, engine, thread, identity)
-
-
-async def lead(config: RunConfig, local: DeepSpeedEngine, thread: Executor, identity: dict[str, str]) -> None:
-    """Run rank 0: the loop over the group log."""
-    engine = Leader(local)
-    service = Service()
-    async with connected(config.run.name, config.broker) as transport:
-        loop = LearnerLoop(
-            config=config,
-            transport=transport,
-            engine=engine,
-            engine_thread=thread,
-            rules=Rules(
-                max_staleness=config.rl.max_staleness,
-                advantage=config.rl.advantage,
-                vocabulary=local.vocabulary,
-                max_context_tokens=config.model.max_context_tokens,
-            ),
-            identity=identity,
-            stopping=service.stopping,
-            metrics=service.metrics,
-        )
-        refresh = partial(service.metrics.mirror_broker, transport)
-        async with service.open(config.metrics.host, config.metrics.port, refresh):
-            service.ready = True
-            await loop.run()
-    await asyncio.get_running_loop().run_in_executor(thread, engine.close)

@@ -72,7 +72,7 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None
         metrics.observe("staleness_versions", max(line["step"] - 1 - group.oldest_version, 0))
     for drop in draft.dropped:
         metrics.count("groups_dropped_total", reason=drop.reason.value)
-    metrics.count("groups_void_total", draft.voids)
+    metrics.count("groups_void_total", len(draft.voids))
     metrics.count("tokens_trained_total", line["tokens_trained"])
     metrics.observe("learner_step_seconds", line["step_s"])
     metrics.observe("learner_wait_seconds", line["wait_s"])

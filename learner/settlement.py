@@ -5,6 +5,7 @@ learner knows a repeated group when it sees one.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,10 @@ class Books:
     def lowest_unsettled(self) -> dict[Kind, int]:
         return {kind: books.floor for kind, books in self._kinds.items()}
 
+    def above(self) -> dict[Kind, set[int]]:
+        """Return the numbers that have ended beyond the lowest unsettled one."""
+        return {kind: set(books.above) for kind, books in self._kinds.items()}
+
     def dump(self) -> dict[str, Any]:
         """Return the books as JSON-able values."""
         return {
@@ -87,3 +92,12 @@ class Books:
                 above=set(values["above"]),
             )
         return books
+
+
+def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the ranges (first, last) that the numbers make up, ascending."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        first = found.pop()[0] if found and found[-1][1] == number - 1 else number
+        found.append((first, number))
+    return tuple(found)

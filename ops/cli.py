@@ -68,11 +68,38 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="write the newest checkpoint as a Hugging Face directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
+    replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
+    replay.add_argument("run_dir", type=Path)
+    replay.add_argument("--from", dest="first", type=int, required=True, metavar="STEP", help="a kept checkpoint, or 0")
+    replay.add_argument("--to", dest="last", type=int, metavar="STEP", help="the last step; the ledger's by default")
+    replay.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the comparison to a file")
+    lineage = commands.add_parser("lineage", help="the groups that made a version, or what became of a ticket")
+    lineage.add_argument("run_dir", type=Path)
+    wanted = lineage.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--version", type=int, metavar="N")
+    wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
     envs.add_argument("env_id", nargs="?")
+    _add_bench(commands.add_parser("bench", help="chaos, soak, fuzz: what the system withstands, proven on real runs"))
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
     return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    names = bench.add_subparsers(dest="bench", required=True, metavar="NAME")
+    chaos = names.add_parser("chaos", help="kill, stop, delay and repeat at random; prove that nothing is lost")
+    chaos.add_argument("--kills", type=int, default=20, metavar="N", help="events, a sixth or more for each role")
+    chaos.add_argument("--engine", choices=("scripted", "vllm"), default="scripted", help="what the actors sample with")
+    soak = names.add_parser("soak", help="run undisturbed and at full speed; show what grows")
+    soak.add_argument("--minutes", type=float, default=60.0, metavar="M")
+    fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
+    fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
+    for name in (chaos, soak, fuzz):
+        name.add_argument("--seed", type=int, default=0, metavar="S")
+        name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
+    for name in (chaos, soak):
+        name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
 
 
 def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
@@ -116,10 +143,39 @@ def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.replay import Request, replay_run
+
+    return replay_run(Request(arguments.run_dir, arguments.first, arguments.last, arguments.json_file, overrides))
+
+
+def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.lineage import show_ticket, show_version
+
+    if arguments.ticket is not None:
+        return show_ticket(arguments.run_dir, arguments.ticket)
+    return show_version(arguments.run_dir, arguments.version)
+
+
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.environments import check_environment, list_environments
 
     return list_environments() if arguments.action == "list" else check_environment(arguments.env_id)
+
+
+def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    if arguments.bench == "fuzz":
+        from horizonrl.ops.bench import fuzz
+
+        return fuzz.run(arguments.payloads, arguments.seed, arguments.json_file)
+    if arguments.bench == "soak":
+        from horizonrl.ops.bench import soak
+
+        return soak.run(arguments.minutes, arguments.seed, arguments.json_file, arguments.directory, overrides)
+    from horizonrl.ops.bench import chaos
+
+    overrides = [f"--actor.engine={arguments.engine}", *overrides]
+    return chaos.run(arguments.kills, arguments.seed, arguments.json_file, arguments.directory, overrides)
 
 
 def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -134,7 +190,10 @@ COMMANDS = {
     "config": _config,
     "status": _status,
     "export": _export,
+    "replay": _replay,
+    "lineage": _lineage,
     "envs": _envs,
+    "bench": _bench,
     "doctor": _doctor,
 }
 

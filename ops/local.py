@@ -22,11 +22,12 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import CheckpointError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
 from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
-from horizonrl.ops.roles import SUPERVISED
+from horizonrl.ops.roles import SUPERVISED, stop_within_s
 from horizonrl.ops.rundir import ADDRESS, read_config, write_config
 
 log = get_logger()
@@ -35,8 +36,31 @@ MAX_RESTARTS = 5
 """Restarts of one part without progress in between, after which the run has failed."""
 STABLE_S = 300.0
 """A part that ran this long has made progress: its restarts count from zero again."""
-STOP_S = {"actor": 30.0, "controller": 10.0, "learner": 120.0}
-"""How long each part may take to end after SIGTERM: the learner writes a checkpoint."""
+KILL_S = 5.0
+"""A part that has not ended by itself this long after its own deadline is killed."""
+
+
+@dataclass
+class Restarts:
+    """How often something had to be started again since it last ran for long."""
+
+    name: str
+    log_file: Path
+    count: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    async def wait(self, code: int) -> None:
+        """Count an end and wait longer each time before the next start. Raises RunFailed after MAX_RESTARTS."""
+        now = time.monotonic()
+        self.count = 1 if now - self.started > STABLE_S else self.count + 1
+        log.warning("part_ended", part=self.name, code=code, restarts=self.count)
+        if self.count > MAX_RESTARTS:
+            raise RunFailed(
+                f"the {self.name} ended {self.count} times with code {code}; the end of {self.log_file}:\n"
+                + last_lines(self.log_file)
+            )
+        await asyncio.sleep(min(2.0 ** (self.count - 1), 30.0))
+        self.started = time.monotonic()
 
 
 @dataclass
@@ -48,12 +72,13 @@ class Part:
     recipe: Path
     log_file: Path
     environment: dict[str, str]
-    restarts: int = 0
+    stop_within_s: float
     process: asyncio.subprocess.Process | None = None
-    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.restarts = Restarts(self.name, self.log_file)
 
     async def start(self) -> None:
-        self.started = time.monotonic()
         with self.log_file.open("ab") as sink:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "horizonrl.ops.cli", self.role, str(self.recipe)),
@@ -74,14 +99,7 @@ class Part:
             code = await self.process.wait()
             if code == 0:
                 return
-            self.restarts = 1 if time.monotonic() - self.started > STABLE_S else self.restarts + 1
-            log.warning("part_ended", part=self.name, code=code, restarts=self.restarts)
-            if self.restarts > MAX_RESTARTS:
-                raise RunFailed(
-                    f"the {self.name} ended {self.restarts} times with code {code}; the end of {self.log_file}:\n"
-                    + last_lines(self.log_file)
-                )
-            await asyncio.sleep(min(2.0 ** (self.restarts - 1), 30.0))
+            await self.restarts.wait(code)
             await self.start()
 
     async def stop(self) -> None:
@@ -90,9 +108,9 @@ class Part:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self.process.wait(), STOP_S[self.role])
+            await asyncio.wait_for(self.process.wait(), self.stop_within_s + KILL_S)
         except TimeoutError:
-            log.warning("part_killed", part=self.name, after_s=STOP_S[self.role])
+            log.warning("part_killed", part=self.name, after_s=self.stop_within_s + KILL_S)
             self.process.kill()
             await self.process.wait()
 
@@ -127,22 +145,37 @@ async def _train(config: RunConfig, console: Console) -> bool:
     async with EmbeddedServer(config.run_dir / "nats", config.broker.durability) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         (config.run_dir / ADDRESS).write_text(server.url)
-        return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted)
+        return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
 
 
-async def _supervise(config: RunConfig, console: Console, interrupted: asyncio.Event) -> bool:
+async def _keep_up(server: EmbeddedServer, restarts: Restarts) -> None:
+    """Start the broker again, on its files and its port, whenever it has ended; the parts wait for it meanwhile."""
+    while True:
+        await restarts.wait(await server.wait())
+        await server.start()
+
+
+async def _supervise(
+    config: RunConfig, console: Console, interrupted: asyncio.Event, server: EmbeddedServer | None = None
+) -> bool:
     """Start the parts, watch them until the learner has finished or someone interrupts, and end them in order."""
     parts = _parts(config, write_config(config))
+    broker = Restarts("broker", config.run_dir / "nats" / "nats-server.log")
+    restarts = [part.restarts for part in parts]
     for part in parts:
         await part.start()
     try:
         async with asyncio.TaskGroup() as group:
             watches = {part.name: group.create_task(part.watch()) for part in parts}
-            drawing = group.create_task(console.follow(lambda: {part.name: part.restarts for part in parts}))
-            listening = group.create_task(_listen(config, console))
+            others = [
+                group.create_task(console.follow(lambda: {of.name: of.count for of in (*restarts, broker)})),
+                group.create_task(_listen(config, console)),
+            ]
+            if server is not None:
+                others.append(group.create_task(_keep_up(server, broker)))
             stop = group.create_task(interrupted.wait())
             await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*watches.values(), drawing, listening, stop):
+            for task in (*watches.values(), *others, stop):
                 task.cancel()
     except* HorizonError as failures:
         raise failures.exceptions[0] from None
@@ -171,7 +204,10 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     environment = {SUPERVISED: "1"}
     if secret is not None:  # not as an argument: every user of the machine can read those
         environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
-    return [Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment) for role, name in names]
+    return [
+        Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment, stop_within_s(role, config))
+        for role, name in names
+    ]
 
 
 def last_lines(path: Path, count: int = 15) -> str:
@@ -212,4 +248,10 @@ async def serve_broker(config: RunConfig) -> None:
         await transport.close()
         log.info("broker_started", url=server.url)
         print(f"broker of run {config.run.name} listens at {server.url}", flush=True)
-        await stopping.wait()
+        await until_stopped(_alive(server), stopping)
+
+
+async def _alive(server: EmbeddedServer) -> None:
+    """Raise RunFailed when the server ends: whoever watches this process starts both again, on the same files."""
+    code = await server.wait()
+    raise RunFailed(f"the nats-server of {server.directory} ended with code {code}; start the same command again")

@@ -9,13 +9,22 @@ from pathlib import Path
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.common.service import die_with_parent, run_role
+from horizonrl.common.service import Service, die_with_parent, run_role
 from horizonrl.ops.rundir import write_config
 
 SUPERVISED = "HORIZONRL_SUPERVISED"
 """Set in the environment of a role that must not outlive the process that started it."""
+STOP_S = {"controller": 10.0, "learner": 120.0}
+"""How long a role may take to end after SIGTERM: the learner finishes its step and writes a checkpoint."""
+GIVE_BACK_S = 10.0
+"""What an actor needs beyond its drain."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where an actor keeps the frame that it fetched: the engine maps it without a copy."""
+
+
+def stop_within_s(role: str, config: RunConfig) -> float:
+    """Return how long after SIGTERM a role ends by itself, whatever hangs."""
+    return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
 
 
 def run(role: str, config: RunConfig) -> int:
@@ -24,7 +33,7 @@ def run(role: str, config: RunConfig) -> int:
         die_with_parent()
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
-    code = run_role(ROLES[role](config))
+    code = run_role(ROLES[role](config), config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
@@ -41,7 +50,7 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
     from horizonrl.learner.controller_main import run_controller
 
-    return lambda: run_controller(config)
+    return lambda: run_controller(config, _service("controller", config))
 
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
@@ -52,7 +61,7 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     spawn_ranks(config.learner.ranks)
     write_config(config)  # the run directory is the learner's: export and status read it from there
     model_dir = resolve_model(config.model.name)
-    return lambda: run_learner(config, model_dir, model_identity(model_dir))
+    return lambda: run_learner(config, model_dir, model_identity(model_dir), _service("learner", config))
 
 
 def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
@@ -66,9 +75,13 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
     async def actor() -> None:
         with tempfile.TemporaryDirectory(prefix="horizonrl-", dir=parent) as scratch:
-            await run(config, model_dir, model_identity(model_dir), Path(scratch))
+            await run(config, model_dir, model_identity(model_dir), Path(scratch), _service("actor", config))
 
     return actor
+
+
+def _service(role: str, config: RunConfig) -> Service:
+    return Service(stop_within_s=stop_within_s(role, config))
 
 
 def _require_url(config: RunConfig) -> None:

@@ -1,6 +1,7 @@
 """The run directory as a reader finds it: config, journal, broker address."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from horizonrl.common.errors import ConfigError
 
 CONFIG = "config.toml"
 ADDRESS = "broker.url"
+METRICS = "metrics.jsonl"
+LEDGER = "ledger.jsonl"
+LINEAGES = "lineages.jsonl"
 
 
 def to_toml(config: RunConfig) -> str:
@@ -30,11 +34,11 @@ def write_config(config: RunConfig) -> Path:
     return path
 
 
-def read_config(run_dir: Path) -> RunConfig:
-    """Read a run directory's config. Raises ConfigError when there is none."""
+def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
     if not (run_dir / CONFIG).is_file():
         raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}")
-    return RunConfig.load([run_dir / CONFIG])
+    return RunConfig.load([run_dir / CONFIG], overrides)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -83,8 +83,8 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
         table.add_row("weights", f"version {policy.policy.version}, {policy.weights_bytes / 1e6:.0f} MB")
     if isinstance(horizon := await state.get(Key.HORIZON), HorizonState):
         table.add_row("horizon", ", ".join(f"{env} {turns} turns" for env, turns in horizon.horizons.items()))
-    waiting, leased = await transport.waiting()
-    table.add_row("queue", f"{waiting} tickets wait, {leased} are leased")
+    tickets = await transport.queue()
+    table.add_row("queue", f"{tickets.waiting} tickets wait, {tickets.leased} are leased")
     for kind in Kind:
         issued = await queue.issued(kind)
         if issued and (ends := progress.outcomes.get(kind)):

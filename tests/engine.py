@@ -12,7 +12,7 @@ import pytest
 
 from horizonrl.actors.policy import Policy
 from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
-from tests.tiny_model import make_tiny_model
+from horizonrl.ops.bench.tiny_model import make_tiny_model
 
 T = TypeVar("T")
 

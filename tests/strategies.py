@@ -28,9 +28,8 @@ from horizonrl.common.types import (
 names = st.from_regex(r"[A-Za-z0-9_\-]{1,20}", fullmatch=True)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 counts = st.integers(0, 2**53 - 1)
-token_ids = st.integers(0, 2**31 - 1)
+token_ids = versions = st.integers(0, 2**31 - 1)
 logprobs = st.floats(max_value=0.0, width=32, allow_nan=False, allow_infinity=False)
-finite = st.floats(allow_nan=False, allow_infinity=False)
 kinds = st.sampled_from(Kind)
 policies = st.builds(PolicyVersion, version=counts, lineage=counts)
 tasks = st.builds(
@@ -65,9 +64,9 @@ def turns(draw: st.DrawFn) -> Turn:
     return Turn(
         output_ids=tuple(draw(st.lists(token_ids, min_size=tokens, max_size=tokens))),
         logprobs=tuple(draw(st.lists(logprobs, min_size=tokens, max_size=tokens))),
-        spans=tuple(VersionSpan(version=draw(counts), lineage=draw(counts), tokens=length) for length in lengths),
+        spans=tuple(VersionSpan(version=draw(versions), lineage=draw(counts), tokens=length) for length in lengths),
         observation_ids=tuple(draw(st.lists(token_ids, max_size=4))),
-        reward=draw(finite),
+        reward=draw(st.floats(-1e9, 1e9)),
         text=draw(texts),
         observation=draw(texts),
     )

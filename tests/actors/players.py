@@ -10,7 +10,7 @@ from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.policy import Generation
 from horizonrl.common.types import PolicyVersion, VersionSpan
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from tests.tiny_model import make_tokenizer
+from horizonrl.ops.bench.tiny_model import make_tokenizer
 
 
 def make_chat() -> ChatTemplate:

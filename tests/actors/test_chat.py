@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.common.errors import ConfigError
-from tests.tiny_model import CHATML, make_tokenizer
+from horizonrl.ops.bench.tiny_model import CHATML, make_tokenizer
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|end_of_text|>", "<|eot_id|>")

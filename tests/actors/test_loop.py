@@ -35,7 +35,7 @@ def actor(
 ) -> ActorLoop:
     policy = policy or SayingPolicy(CHAT)
     return ActorLoop(
-        settings=ActorSettings(groups_at_once=groups_at_once, max_deliver=2, drain_s=drain_s),
+        settings=ActorSettings(groups_at_once=groups_at_once, max_deliver=2, drain_s=drain_s, total_steps=10),
         transport=transport,
         rollouts={"echo": Rollout(policy, CHAT, None, step_timeout_s=30.0)},
         make_environment=lambda _: environment(),
@@ -68,7 +68,7 @@ def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> No
         loop.stopping.set()
         await running
         assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [0, 1, 2, 3, 4]
-        assert await transport.waiting() == (0, 0)
+        assert (await transport.queue()).leased == 0
 
     asyncio.run(scenario())
 
@@ -84,7 +84,7 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         await running
         assert isinstance(entry.record, Void)
         assert entry.record.reason == "delivered 2 times without a group"
-        assert await transport.waiting() == (0, 0)
+        assert (await transport.queue()).leased == 0
         assert loop.metrics.value("tickets_given_back_total", reason="broken") == 2
 
     import horizonrl.actors.loop as loop_module
@@ -129,7 +129,7 @@ def test_a_late_group_is_refused_and_counted(tmp_path: Path) -> None:
         loop.stopping.set()
         await running
         assert len(await asyncio.wait_for(entries(transport, 1), 5)) == 1
-        assert await transport.waiting() == (0, 0)
+        assert (await transport.queue()).leased == 0
 
     asyncio.run(scenario())
 
@@ -161,7 +161,7 @@ def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         loop = actor(transport, tmp_path)
         running = asyncio.create_task(loop.run())
-        await StateStore(transport).put(Key.PROGRESS, Progress(finished=True))
+        await StateStore(transport).put(Key.PROGRESS, Progress(step=10, finished=True))
         async with asyncio.timeout(5):
             await running
 

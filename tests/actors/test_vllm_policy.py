@@ -56,6 +56,43 @@ async def main(model, other, prompt):
 asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
 """
 
+LOST = """
+import asyncio, json, os, signal, sys, time
+from pathlib import Path
+import psutil
+from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
+from horizonrl.common.errors import EngineDead
+from horizonrl.common.types import PolicyVersion
+
+async def main(model, number):
+    policy = await VllmPolicy.start(VllmSettings(Path(model), 256, 8, kv_cache_mib=16, engine_timeout_s=3.0))
+    seconds = {}
+    async def ask(name, request):
+        try:
+            await request
+        except EngineDead as error:
+            seconds[name] = time.monotonic() - lost
+    generate = lambda: policy.generate([11, 12], max_tokens=250, temperature=1.0, stop_ids=(), seed=None)
+    lost = time.monotonic()
+    await ask("before", generate())
+    engine = psutil.Process().children()[0]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for at in range(3):
+            group.create_task(ask(f"running {at}", generate()))
+        await asyncio.sleep(0.05)
+        os.kill(engine.pid, number)
+        lost = time.monotonic()
+    lost = time.monotonic()
+    await ask("later", generate())
+    await ask("apply", policy.apply(Path(model) / "model.safetensors", PolicyVersion(version=1)))
+    await policy.close()
+    seconds["close"] = time.monotonic() - lost
+    _, left = psutil.wait_procs([engine], 10)
+    print(json.dumps({"seconds": seconds, "left": len(left)}), flush=True)
+
+asyncio.run(main(sys.argv[1], getattr(signal, sys.argv[2])))
+"""
+
 
 @pytest.fixture(scope="module")
 def fresh(tiny_models: tuple[Path, Path]) -> dict[str, Any]:
@@ -98,6 +135,17 @@ def test_the_engine_ends_with_an_actor_that_is_killed(fresh: dict[str, Any]) -> 
         psutil.Process(fresh["engine"]).wait(timeout=10)
     except psutil.NoSuchProcess:
         return
+
+
+@pytest.mark.parametrize(("name", "within_s"), [("SIGKILL", 10), ("SIGSTOP", 30)])
+def test_a_lost_engine_ends_all_that_waits_for_it(tiny_models: tuple[Path, Path], name: str, within_s: float) -> None:
+    command = [sys.executable, "-c", LOST, str(tiny_models[0]), name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert set(seen["seconds"]) == {"running 0", "running 1", "running 2", "apply", "later", "close"}
+    assert max(seen["seconds"].values()) < within_s, seen
+    assert not seen["left"]
 
 
 def test_the_probe_compares_every_layer_and_sees_one_changed_element(vllm_engine: Played, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
@@ -15,6 +16,7 @@ from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge
 from horizonrl.common.types import (
     Episode,
     Group,
+    HorizonState,
     Kind,
     PolicyVersion,
     Progress,
@@ -127,6 +129,7 @@ MALFORMED = {
     "deep nesting": b"\x91" * 5_000 + b"\xc0",
     "an array that claims four thousand million elements": b"\xdd\xff\xff\xff\xff",
     "a map that claims four thousand million entries": b"\xdf\xff\xff\xff\xff",
+    "more arrays than a record may have": b"\xdc\x10\x00" + (b"\xdc\x10\x00" + b"\x90" * 4096) * 4096,
     "a string that claims four gigabytes": b"\xdb\xff\xff\xff\xff",
     "nested claims": b"\xdd\x00\x0f\xff\xff" * 200,
     "negative number": envelope(body_of(make_ticket()) | {"number": -1}),
@@ -154,9 +157,12 @@ def test_bytes_that_are_no_ticket_are_malformed(data: bytes) -> None:
         ("logprobs", struct.pack("<2f", -0.5, float("-inf"))),
         ("logprobs", struct.pack("<2f", -0.5, 0.5)),
         ("logprobs", struct.pack("<3f", -0.5, -0.5, -0.5)),
+        ("logprobs", [-0.5, -1e300]),
         ("reward", float("nan")),
         ("spans", []),
         ("spans", [{"version": 0, "lineage": 0, "tokens": 3}]),
+        ("spans", [{"version": 1 << 31, "lineage": 0, "tokens": 2}]),
+        ("reward", 1e300),
         ("text", "x" * ((1 << 18) + 1)),
     ],
 )
@@ -172,6 +178,25 @@ def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> 
     with pytest.raises(MalformedRecord, match="group_size") as caught:
         decode(envelope(body), Ticket)
     assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("record_type", "body"),
+    [
+        (Group, {"episodes": [{"turns": [None] * 1024}] * 256}),
+        (Group, {"episodes": [{"turns": [{"spans": [None] * 1024}] * 1024}]}),
+        (Group, {"episodes": [{"prompt_ids": (-1,) * 100_000}]}),
+        (Progress, {"outcomes": {f"kind {at}": {"dropped": dict.fromkeys("abcdefgh", -1)} for at in range(4096)}}),
+        (Progress, {"met": {"train": [None] * 1024}}),
+        (HorizonState, {"issued": {str(at): -1 for at in range(4096)}}),
+    ],
+)
+def test_a_record_in_which_all_is_wrong_costs_a_few_errors_and_not_one_a_mistake(
+    record_type: type[Record], body: dict[str, Any]
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        record_type.model_validate(body)
+    assert caught.value.error_count() < 1_100, "an error takes a kilobyte"
 
 
 @settings(max_examples=300, deadline=None)

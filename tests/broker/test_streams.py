@@ -4,7 +4,7 @@ import uuid
 import pytest
 from nats.js import api
 
-from horizonrl.broker.api import Stream
+from horizonrl.broker.api import QueueState, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.broker.streams import ACTORS, STREAMS, stream_name, stream_of, subject_of
@@ -52,7 +52,7 @@ def test_connecting_again_changes_what_may_change_and_keeps_the_messages(nats_se
         assert (await second._js.stream_info(stream_name(run, Stream.GROUPS))).config.max_bytes == 10_000
         assert (await second._js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config.ack_wait == 7
         await delivery.acknowledge()
-        assert await second.waiting() == (0, 0)
+        assert await second.queue() == QueueState(waiting=0, leased=0, floor=1)
         await first.close()
         await second.close()
 

@@ -213,3 +213,17 @@ def test_cancelling_the_work_ends_the_heartbeat() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+def test_a_lease_may_be_held_for_an_instant(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport, asyncio.timeout(60):
+            queue = TicketQueue(transport)
+            await queue.issue(make_ticket(0))
+            lease = await queue.lease(5.0)
+            assert lease is not None
+            for rest in range(300):  # the first extension is on its way when the work is done
+                async with lease.held():
+                    await asyncio.sleep(rest * 1e-5)
+
+    asyncio.run(scenario())

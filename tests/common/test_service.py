@@ -1,6 +1,12 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -74,3 +80,130 @@ def test_an_expected_error_is_one_message_and_exit_code_one(capsys: pytest.Captu
 
     assert run_role(role) == 1
     assert "error: no server answers at nats://nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_message_that_says_where_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def role() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(Path("/dev/full").write_text, "a line of the journal"))
+
+    assert run_role(role, tmp_path) == 1
+    message = capsys.readouterr().err
+    assert f"error: No space left on device: {tmp_path}; free some space" in message
+    assert "Traceback" not in message
+
+
+def test_a_defect_keeps_its_traceback_and_the_expected_error_beside_it_its_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async def role() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail(KeyError("a defect")))
+            group.create_task(fail(BrokerUnreachable("no server answers")))
+
+    assert run_role(role) == 1
+    said = capsys.readouterr().err
+    assert "KeyError: 'a defect'" in said
+    assert "Traceback" in said
+    assert "error: no server answers" in said
+
+
+WATCHED = """
+import asyncio, re, sys, time
+from horizonrl.common.logs import configure_logs
+from horizonrl.common import service
+from horizonrl.common.service import Service, run_role
+
+service.CLOSE_S = 1.0
+
+async def blocked(service):
+    time.sleep(60)
+
+async def locked(service):
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+async def deaf(service):
+    await asyncio.sleep(60)
+
+async def failing(service):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+    raise ConnectionError("a defect")
+
+async def obedient(service):
+    await service.stopping.wait()
+
+async def role():
+    service = Service(stall_limit_s=1.0, stop_within_s=1.0)
+    async with service.open("127.0.0.1", 0):
+        print("open", flush=True)
+        await globals()[sys.argv[1]](service)
+    if sys.argv[2:]:
+        await asyncio.sleep(60)  # what closes hangs
+
+configure_logs(run="test", role="watched")
+sys.exit(run_role(role))
+"""
+
+
+@contextmanager
+def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """A role in a process of its own, once its service is open."""
+    command = [sys.executable, "-c", WATCHED, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_blocked_event_loop_ends_the_process_and_says_where_it_stands() -> None:
+    with started("blocked") as process:
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == os.EX_SOFTWARE
+    assert "error: the event loop has not run for 1 s" in said
+    assert "in blocked" in said, "the stack of the main thread is missing"
+
+
+def test_code_that_keeps_pythons_lock_ends_the_process_too() -> None:
+    with started("locked") as process:
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "in locked" in said
+
+
+def test_a_paused_process_is_not_taken_for_a_stalled_one() -> None:
+    with started("obedient") as process:
+        for _ in range(2):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 0, said
+
+
+@pytest.mark.parametrize("words", [("deaf",), ("obedient", "then", "hang")], ids=["the body", "what closes after it"])
+def test_a_role_that_does_not_end_when_it_should_is_ended(words: tuple[str, ...]) -> None:
+    with started(*words) as process:
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == os.EX_SOFTWARE
+    assert "error: this process has not ended within 1 s of SIGTERM" in said
+
+
+def test_a_failed_role_whose_thread_is_stuck_tells_why_and_ends() -> None:
+    with started("failing") as process:
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == os.EX_SOFTWARE
+    assert "ConnectionError: a defect" in said
+    assert "error: this process has not ended within 1 s after its work" in said

@@ -10,8 +10,8 @@ from horizonrl.actors.policy import Generation
 from horizonrl.actors.scripted_policy import ScriptedPolicy, text_script
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
+from horizonrl.ops.bench.tiny_model import make_tokenizer
 from tests.engine import Played
-from tests.tiny_model import make_tokenizer
 
 PROMPT = (11, 12, 13, 14)
 
@@ -84,6 +84,22 @@ def test_weights_applied_between_two_tokens_split_the_generation_by_version(play
     assert [(span.lineage, span.version) for span in spans] == [(v.lineage, v.version) for v in (old, new)]
     assert sum(span.tokens for span in spans) == len(generation.ids) == 200
     assert played.policy.version == new
+    played.run(played.policy.apply(played.first, later(played)))
+
+
+def test_requests_made_while_weights_are_applied_are_served(played: Played) -> None:
+    async def update() -> list[Generation]:
+        applied = asyncio.create_task(played.policy.apply(played.second, new))
+        asked = []
+        while not applied.done():
+            asked.append(asyncio.create_task(ask(played, max_tokens=2)))
+            await asyncio.sleep(0.005)
+        await applied
+        return [await request for request in asked]
+
+    new = later(played)
+    generations = played.run(update())
+    assert all(len(generation.ids) == 2 for generation in generations)
     played.run(played.policy.apply(played.first, later(played)))
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from horizonrl.broker.api import Key, Message, Stream, Transport
-from horizonrl.common.errors import LogGap, RecordTooLarge
+from horizonrl.broker.api import Key, Message, QueueState, Stream, Transport
+from horizonrl.common.errors import LogGap, RecordTooLarge, StateConflict
 from tests.brokers import Broker
 
 
@@ -254,21 +254,38 @@ def test_concurrent_leases_of_one_actor_get_different_tickets(broker: Broker) ->
                 await fill(transport, 4, "tickets.train")
             got = sorted(delivery.message.data for task in leases if (delivery := task.result()) is not None)
             assert got == [b"0", b"1", b"2", b"3"]
-            assert await transport.waiting() == (0, 4)
+            queue = await transport.queue()
+            assert (queue.waiting, queue.leased) == (0, 4)
 
     asyncio.run(scenario())
 
 
-def test_waiting_counts_tickets_that_wait_and_tickets_that_are_leased(broker: Broker) -> None:
+def test_the_queue_counts_tickets_that_wait_and_tickets_that_are_leased(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             await fill(transport, 3, "tickets.train")
-            assert await transport.waiting() == (3, 0)
+            assert await transport.queue() == QueueState(waiting=3, leased=0, floor=0)
             delivery = await transport.lease(5.0)
             assert delivery is not None
-            assert await transport.waiting() == (2, 1)
+            assert await transport.queue() == QueueState(waiting=2, leased=1, floor=0)
             await delivery.acknowledge()
-            assert await transport.waiting() == (2, 0)
+            assert await transport.queue() == QueueState(waiting=2, leased=0, floor=1)
+
+    asyncio.run(scenario())
+
+
+def test_the_queues_floor_waits_for_the_earliest_lease(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            await fill(transport, 4, "tickets.train")
+            held = [await transport.lease(5.0) for _ in range(3)]
+            first, second, third = (delivery for delivery in held if delivery is not None)
+            await second.acknowledge()
+            assert (await transport.queue()).floor == 0
+            await first.acknowledge()
+            assert (await transport.queue()).floor == 2
+            await third.give_back(delay_s=60.0)
+            assert await transport.queue() == QueueState(waiting=1, leased=1, floor=2)
 
     asyncio.run(scenario())
 
@@ -282,6 +299,22 @@ def test_a_key_holds_its_last_value(broker: Broker) -> None:
             await transport.put(Key.HORIZON, b"h")
             assert second > first
             assert await transport.get(Key.POLICY) == b"2"
+
+    asyncio.run(scenario())
+
+
+def test_a_key_set_after_a_revision_tells_when_somebody_else_came_first(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            first = await transport.put(Key.PROGRESS, b"mine")
+            second = await transport.put(Key.PROGRESS, b"mine too", first)
+            await transport.put(Key.POLICY, b"another key")
+            third = await transport.put(Key.PROGRESS, b"once more", second)
+            theirs = await transport.put(Key.PROGRESS, b"theirs")
+            with pytest.raises(StateConflict, match=f"since revision {third}"):
+                await transport.put(Key.PROGRESS, b"mine again", third)
+            assert await transport.get(Key.PROGRESS) == b"theirs"
+            assert await transport.put(Key.PROGRESS, b"taken over", theirs) > theirs
 
     asyncio.run(scenario())
 

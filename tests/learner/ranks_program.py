@@ -53,23 +53,22 @@ class Deserter:
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
     from horizonrl.learner.ranks import Leader, follow
-    from tests.learner.traces import make_batch, make_groups
 
-    stage = int(mode.removeprefix("train-z")) if mode.startswith("train-z") else 1
+    mode, _, stage = mode.partition("-z")
     engine = DeepSpeedEngine(
-        EngineSettings(model_dir, zero_stage=stage, micro_batch_tokens=128, collective_timeout_s=15)
-        if mode != "resume"
-        else EngineSettings(model_dir, collective_timeout_s=15)
+        EngineSettings(model_dir, zero_stage=int(stage or 1), micro_batch_tokens=128, collective_timeout_s=15)
     )
-    if mode == "resume":
-        state = engine.load(directory)
-        for seed in (2, 3):
-            engine.train_step(make_batch(seed), "rl", 1e-3)
-        return {"state": state, "digest": engine.write_weights(directory / "resumed.safetensors")}
     if engine.rank != 0:
         follow(engine if mode != "desert" else Deserter(engine))
         return {}
     leader = Leader(engine)
+    return resume(leader, directory) if mode == "resume" else train(leader, directory)
+
+
+def train(leader: Any, directory: Path) -> dict[str, Any]:
+    """Take two steps, save, take a third and repeat it from the checkpoint; return all figures."""
+    from tests.learner.traces import make_batch, make_groups
+
     batches = (make_batch(0, traces=7), make_groups(1, groups=3, group_size=4, prompt=60))
     stats = [leader.train_step(batch, "rl", 1e-3) for batch in batches]
     leader.save(directory / "checkpoint", {"cursor": 3})
@@ -81,6 +80,19 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     leader.close()
     figures = {name: [getattr(s, name) for s in stats] for name in ("loss", "grad_norm", "trained_tokens", "ess")}
     return {**figures, "state": state, "repeats": again == digest}
+
+
+def resume(leader: Any, directory: Path) -> dict[str, Any]:
+    """Load `checkpoint`, save it again as `again`, take the third step; return its figures."""
+    from tests.learner.traces import make_batch
+
+    state = leader.load(directory / "checkpoint")
+    leader.save(directory / "again", state)
+    leader.write_weights(directory / "loaded.safetensors")
+    stats = leader.train_step(make_batch(2), "rl", 1e-3)
+    digest = leader.write_weights(directory / "resumed.safetensors")
+    leader.close()
+    return {"state": state, "digest": digest, "loss": stats.loss, "grad_norm": stats.grad_norm}
 
 
 if __name__ == "__main__":

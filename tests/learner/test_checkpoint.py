@@ -192,9 +192,19 @@ def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(tmp_path: Pat
         assert names(root) == [f"step-{newest.step + 1:06d}"], f"leftovers of a kill at operation {at} remain"
 
 
-def test_a_run_directory_on_a_full_disk_says_so(store: CheckpointStore) -> None:
+@pytest.mark.parametrize("error", [OSError(28, os.strerror(28)), RuntimeError("unexpected pos 576 vs 534")], ids=type)
+def test_a_full_disk_says_so_and_gets_its_room_back(
+    store: CheckpointStore, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(directory: Path) -> None:
-        raise OSError(28, os.strerror(28))
+        (directory / "weights").write_text("half")
+        raise error
 
-    with pytest.raises(OSError, match="No space left"):
-        store.write(1, full, {})
+    store.write(1, files("a"), {})
+    if isinstance(error, RuntimeError):  # torch's word for it: only the room that is left tells
+        with pytest.raises(RuntimeError, match="unexpected pos"):
+            store.write(2, full, {})
+        monkeypatch.setattr(checkpoint_module, "FULL_BYTES", 1 << 62)
+    with pytest.raises(CheckpointError, match=rf"the disk of {tmp_path} is full, .* resume from step 1"):
+        store.write(2, full, {})
+    assert names(tmp_path) == ["step-000001"]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
 from horizonrl.learner.collector import Collector, Rules, Standing
-from horizonrl.learner.loop import digest_of
 from horizonrl.learner.settlement import Books
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
@@ -126,7 +125,7 @@ def steps_over(log: Sequence[Entry], collector: Collector, version: int) -> list
             continue
         collector.consume(entry, Standing(version, Phase.RL))
         if len(collector.draft.admitted) == 2:
-            digest = digest_of(collector.batch(version))
+            digest = collector.batch(version).digest()
             collector.commit()
             version += 1
             steps.append((collector.cursor, digest, json.dumps(collector.books.dump())))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError, ConfigError, RunFailed
+from horizonrl.learner import shards
 from horizonrl.learner.batch import Batch
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
 from horizonrl.learner.loss import LossSettings
@@ -48,6 +49,10 @@ def weights_of(engine: DeepSpeedEngine, path: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(path).items())])
 
 
+def files_of(checkpoint: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+
+
 def reference_step(model_dir: Path, batch: Batch, lr: float) -> tuple[float, float, torch.Tensor]:
     """Take the step in plain torch: float32 throughout, one unpadded row at a time, the loss written out."""
     lm: Any = load_language_model(model_dir).float()
@@ -81,7 +86,9 @@ def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_pat
     loss, grad_norm, after = reference_step(tiny_model, batch, lr=1e-2)
     assert stats.loss == pytest.approx(loss, abs=5e-3)
     assert stats.grad_norm == pytest.approx(grad_norm, rel=2e-2)
-    assert cosine(weights_of(engine, tmp_path / "after") - before, after - before) > 0.97
+    delta = weights_of(engine, tmp_path / "after") - before
+    assert cosine(delta, after - before) > 0.97
+    assert float(delta.norm()) == pytest.approx(float((after - before).norm()), rel=2e-2)
 
 
 def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, tmp_path: Path) -> None:
@@ -202,30 +209,95 @@ def test_the_trust_region_is_the_settings_one(start: StartEngine) -> None:
 def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
-    engine = start()
+    engine = start(micro_batch_tokens=128)
     for seed in (0, 1):
         engine.train_step(make_batch(seed), "rl", 1e-3)
     engine.save(tmp_path / "checkpoint", {"cursor": 7})
-    for seed in (2, 3):
-        engine.train_step(make_batch(seed), "rl", 1e-3)
+    engine.train_step(make_batch(2), "rl", 1e-3)
     digest = engine.write_weights(tmp_path / "weights.safetensors")
-    (resumed,) = run_program("resume", tiny_model, tmp_path / "checkpoint", ranks=1)
+    (resumed,) = run_program("resume", tiny_model, tmp_path, ranks=1)
     assert resumed["state"] == {"cursor": 7}
     assert resumed["digest"] == digest
 
 
-def test_a_checkpoint_holds_the_weights_file(start: StartEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_at_every_stage_a_resumed_engine_goes_on_bit_for_bit(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
+    engine, resumed = start(zero_stage=zero_stage), start(zero_stage=zero_stage)
+    engine.train_step(make_batch(0), "rl", 1e-3)
+    engine.save(tmp_path / "checkpoint", {})
+    digests = [engine.write_weights(tmp_path / "weights")]
+    engine.train_step(make_batch(1), "rl", 1e-3)
+    digests.append(engine.write_weights(tmp_path / "weights"))
+    resumed.train_step(make_batch(7), "rl", 1e-3)  # leaves nothing behind
+    resumed.load(tmp_path / "checkpoint")
+    digests_resumed = [resumed.write_weights(tmp_path / "weights")]
+    resumed.train_step(make_batch(1), "rl", 1e-3)
+    assert [*digests_resumed, resumed.write_weights(tmp_path / "weights")] == digests
+
+
+def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_path: Path) -> None:
+    engines = [start(zero_stage=zero_stage) for zero_stage in (1, 2, 3, 0)]
+    engines[0].train_step(make_batch(0), "rl", 1e-3)
+    engines[0].save(tmp_path / "0", {})
+    for at, engine in enumerate(engines[1:]):
+        engine.load(tmp_path / f"{at}")
+        engine.save(tmp_path / f"{at + 1}", {})
+    assert files_of(tmp_path / "3") == files_of(tmp_path / "0")
+    assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
+    norms = [engine.train_step(make_batch(1), "rl", 1e-3).grad_norm for engine in engines]
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-2)
+
+
+def test_a_checkpoint_from_before_the_first_step_can_be_loaded(start: StartEngine, tmp_path: Path) -> None:
+    engine, resumed = start(), start()
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.train_step(make_batch(7), "rl", 1e-3)
+    resumed.load(tmp_path / "checkpoint")
+    digests = set()
+    for each in (engine, resumed):
+        each.train_step(make_batch(0), "rl", 1e-3)
+        digests.add(each.write_weights(tmp_path / "weights"))
+    assert len(digests) == 1
+
+
+def test_a_checkpoint_is_plain_files_of_limited_size(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
     engine = start()
     engine.train_step(make_batch(), "rl", 1e-3)
-    engine.save(tmp_path / "checkpoint", {})
-    digest = engine.write_weights(tmp_path / "weights.safetensors")
-    assert digest_file(tmp_path / "checkpoint" / "weights.safetensors") == digest
+    engine.save(tmp_path, {})
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["engine.json", *(f"training-{number:05d}.safetensors" for number in range(5))]
+    assert all((tmp_path / file).stat().st_size < 2 << 20 for file in files)
+    tensors = {name: tensor for file in files[1:] for name, tensor in load_file(tmp_path / file).items()}
+    master, moment = (tensors[f"{kind}.model.norm.weight"] for kind in ("master", "exp_avg_sq"))
+    assert master.dtype == moment.dtype == torch.float32 and master.shape == (128,) and moment.min() > 0
+    start().load(tmp_path)
 
 
-def test_a_checkpoint_of_another_stage_is_refused_with_the_cure(start: StartEngine, tmp_path: Path) -> None:
-    start(zero_stage=1).save(tmp_path, {})
-    with pytest.raises(CheckpointError, match=r"learner\.zero_stage = 1, this engine has 2"):
-        start(zero_stage=2).load(tmp_path)
+def test_a_checkpoint_of_another_model_is_refused_by_name(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.save(tmp_path, {})
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    save_file({**tensors, "exp_avg.model.norm.weight": torch.zeros(127)}, file)
+    with pytest.raises(CheckpointError, match=r"exp_avg\.model\.norm\.weight, of shape \[127\] there and \[128\] here"):
+        engine.load(tmp_path)
+    save_file({**tensors, "master.model.extra": torch.zeros(3)}, file)
+    with pytest.raises(CheckpointError, match=r"master\.model\.extra, of shape \[3\] there and none here"):
+        engine.load(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.save(tmp_path, {})
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="earlier checkpoint"):
+        engine.load(tmp_path)
 
 
 def test_a_directory_without_a_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.tiny_model import make_tiny_model
+from horizonrl.ops.bench.tiny_model import make_tiny_model
 
 PLUGIN = Path(__file__).parent / "plugin"
 
@@ -73,12 +73,12 @@ class Workplace:
     def run_dir(self) -> Path:
         return self.root / "tiny"
 
-    def start(self, role: str, *overrides: str) -> subprocess.Popen[bytes]:
-        """Start `horizonrl ROLE`; its output goes to a file that a failing test shows."""
+    def start(self, role: str, *overrides: str, place: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start `horizonrl ROLE` on the recipe, or on `place`; its output goes to a file that a failing test shows."""
         number = len(self.started)
         with (self.root / f"{number}-{role}.log").open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "horizonrl.ops.cli", role, str(self.recipe), *overrides],
+                [sys.executable, "-m", "horizonrl.ops.cli", role, str(place or self.recipe), *overrides],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},

@@ -52,17 +52,26 @@ def test_two_ranks_train_as_one_learner(workplace: Workplace) -> None:
 
 
 @pytest.mark.process
-def test_an_interrupted_run_ends_cleanly_and_the_same_command_resumes_it(workplace: Workplace) -> None:
-    process = workplace.start("train")
+def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(workplace: Workplace) -> None:
+    process = workplace.start("train", "--learner.keep_log=true")
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130, workplace.logs()
     assert "Resume with:" in (workplace.root / "0-train.log").read_text()
 
-    again = workplace.start("train")
+    again = workplace.start("train", "--learner.keep_log=true", "--learner.keep_checkpoints=8")
     assert again.wait(240) == 0, workplace.logs()
     lines = workplace.lines("ledger.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[-1]["lineage"] == 1
+    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.keep_checkpoints": [2, 8]}
     trained = [ticket for line in lines for _, ticket in line["trained"]]
     assert len(trained) == len(set(trained))
+
+    for start, steps in ((0, 8), (6, 2)):
+        answer = workplace.root / f"from-{start}.json"
+        command = ["--from", str(start), "--json", str(answer)]
+        replay = workplace.start("replay", *command, place=workplace.run_dir)
+        assert replay.wait(120) == 0, workplace.logs()
+        replayed = json.loads(answer.read_text())
+        assert [step["equal"] for step in replayed["steps"]] == [True] * steps

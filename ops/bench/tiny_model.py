@@ -1,5 +1,9 @@
-"""A tiny random-weight Llama with a byte-level tokenizer and a ChatML template: a real model that loads in seconds."""
+"""A tiny random-weight Llama with a byte-level tokenizer and a ChatML template: a real model that loads in seconds.
 
+What the chaos suite, the soak and the tests train.
+"""
+
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,8 @@ def make_tokenizer(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", 
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=special[-1], pad_token=special[-1])
+    fast: Any = PreTrainedTokenizerFast
+    wrapped = fast(tokenizer_object=tokenizer, eos_token=special[-1], pad_token=special[-1])
     wrapped.chat_template = CHATML
     return wrapped
 
@@ -62,7 +67,12 @@ def make_tiny_model(path: Path, seed: int = 0) -> Path:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).to(torch.bfloat16)
+        llama: Any = LlamaForCausalLM
+        model = llama(config).to(torch.bfloat16)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
+
+
+if __name__ == "__main__":
+    make_tiny_model(Path(sys.argv[1]))

@@ -1,0 +1,70 @@
+"""Parity: the smallest environment here. A reply with an even number of characters earns a half.
+
+A policy that answers at random earns something different in every episode, so that a run has an advantage to train on
+before anything was learned: what the chaos suite and the soak play, and the example to begin an environment from.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+
+TASKS = tuple(TaskSpec(f"round-{number:02d}", "test" if number % 4 == 3 else "train", "all") for number in range(64))
+TURNS = 4
+REWARD = 0.5
+
+
+class ParityExpert:
+    def act(self, observation: str) -> str:
+        return "even"
+
+
+class Parity:
+    """One episode of four turns at a time; solved when every reply was even."""
+
+    env_id: ClassVar[str] = "parity"
+    version: ClassVar[str] = "1"
+
+    def __init__(self) -> None:
+        self._turns: int | None = None
+        self._even_turns = 0
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        """Return the 64 tasks; they differ in name only."""
+        return TASKS
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin an episode."""
+        if all(task.task_id != task_id for task in TASKS):
+            raise ConfigError(f"parity has no task {task_id!r}: a task is {TASKS[0].task_id} to {TASKS[-1].task_id}")
+        self._turns = self._even_turns = 0
+        return Observation(f"This is {task_id}. Reply with an even number of characters.")
+
+    async def step(self, text: str) -> Step:
+        """Count the characters of a reply."""
+        turns = self._begun() + 1
+        if turns > TURNS:
+            raise EnvironmentFailure(f"the episode is over after {TURNS} turns: reset before the next step")
+        even = len(text) % 2 == 0
+        self._turns, self._even_turns = turns, self._even_turns + even
+        return Step(
+            "even, again" if even else "odd, again",
+            reward=REWARD * even,
+            terminated=turns == TURNS,
+            success=self._even_turns == TURNS,
+        )
+
+    def expert(self) -> ParityExpert:
+        """Return an expert; it knows an even word."""
+        self._begun()
+        return ParityExpert()
+
+    async def close(self) -> None:
+        self._turns = None
+
+    def _begun(self) -> int:
+        if self._turns is None:
+            raise EnvironmentFailure("no episode has begun: reset before step and expert")
+        return self._turns

@@ -1,0 +1,111 @@
+"""The learner's training state by parameter name, whatever the number of ranks and the ZeRO stage.
+
+Place in the flow: between DeepSpeed, in which every rank steps its own partitions, and a checkpoint, which holds whole
+parameters. A parameter has three float32 tensors: its master weights and AdamW's two moments. All ranks make the same
+calls in the same order. Reads the maps of DeepSpeed's optimizers, which `engine.py` makes; imports nothing of it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank steps of one parameter: `length` elements from `start`, which lie at `offset` in `master`."""
+
+    master: Tensor
+    """The tensor that AdamW steps, and under which it keeps its moments: at stage 0 the parameter's own."""
+    offset: int
+    start: int
+    length: int
+
+
+class Partitions:
+    """The master weights and moments of an engine, of which this rank holds its parts; at stage 0 it holds all."""
+
+    def __init__(self, engine: Any, stage: int) -> None:
+        zero: Any = engine.optimizer
+        self._adamw: Any = zero.optimizer
+        self._whole_here = stage == 0 or dist.get_world_size() == 1
+        named = engine.module.lm.named_parameters()
+        self.parameters: dict[str, Any] = {name: parameter for name, parameter in named if parameter.requires_grad}
+        locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
+        self._parts = {name: locate(zero, at, p) for at, (name, p) in enumerate(self.parameters.items())}
+        for master in {part.master for part in self._parts.values()}:
+            # What AdamW makes in its first step. At stage 0 DeepSpeed has taken one already, which must not count.
+            moments = {kind: torch.zeros_like(master) for kind in MOMENTS}
+            self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
+
+    @property
+    def steps(self) -> int:
+        """How many steps AdamW has taken; its bias correction needs the number."""
+        return int(next(iter(self._adamw.state.values()))["step"])
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of the whole tensors, by name: the kind, a dot, and the parameter's."""
+        return {
+            f"{kind}.{name}": list(getattr(parameter, "ds_shape", parameter.shape))
+            for name, parameter in self.parameters.items()
+            for kind in (MASTER, *MOMENTS)
+        }
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor, whole on rank 0 only; each is gathered when it is asked for."""
+        for whole_name, shape in self.shapes.items():
+            kind, name = whole_name.split(".", 1)
+            yield whole_name, self._gather(self._parts[name], kind, shape)
+
+    @torch.no_grad()
+    def restore(self, read: Callable[[str], Tensor], steps: int) -> None:
+        """Take the state from `read(name)`; the model's own parameters, which are the rounded masters, stay."""
+        for whole_name in self.shapes:
+            kind, name = whole_name.split(".", 1)
+            part = self._parts[name]
+            self._held(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
+        for state in self._adamw.state.values():
+            state["step"].fill_(steps)
+
+    def _gather(self, part: Part, kind: str, shape: list[int]) -> Tensor:
+        held = self._held(part, kind)
+        if self._whole_here:
+            return held.view(shape)
+        whole = torch.zeros(prod(shape), device=held.device)
+        whole[part.start : part.start + part.length] = held
+        dist.reduce(whole.view(torch.int32), dst=0)  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
+        return whole.view(shape)
+
+    def _held(self, part: Part, kind: str) -> Tensor:
+        """Return this rank's elements themselves, flat: writing to them is writing to the state."""
+        tensor: Tensor = part.master if kind == MASTER else self._adamw.state[part.master][kind]
+        return tensor.detach().view(-1)[part.offset : part.offset + part.length]
+
+
+def _at_stage_0(zero: Any, at: int, parameter: Any) -> Part:
+    return Part(zero.fp32_groups[0][at], offset=0, start=0, length=parameter.numel())
+
+
+def _at_stage_1_or_2(zero: Any, _: int, parameter: Any) -> Part:
+    """Stages 1 and 2 cut the sequence of all parameters into one partition a rank, wherever the cut falls."""
+    (master,) = zero.optimizer.param_groups[0]["params"]
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return Part(master, offset=0, start=0, length=0)
+    in_master, in_parameter = mapping.hp_fragment_address, mapping.lp_fragment_address
+    return Part(master, in_master.start, in_parameter.start, in_master.numel)
+
+
+def _at_stage_3(zero: Any, _: int, parameter: Any) -> Part:
+    """Stage 3 cuts every parameter into equal parts, of which the last are filled up with padding."""
+    group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
+    start = min(dist.get_rank() * padded, parameter.ds_numel)
+    return Part(zero.fp32_partitioned_groups_flat[group], offset, start, min(padded, parameter.ds_numel - start))

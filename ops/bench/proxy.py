@@ -1,0 +1,69 @@
+"""A TCP proxy between the roles and their broker: it can hold bytes back and break every connection."""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+CHUNK_BYTES = 1 << 16
+
+
+class Proxy:
+    """`async with Proxy(broker_port) as proxy: proxy.url`; a broker that is down is a connection that ends at once."""
+
+    def __init__(self, broker_port: int, host: str = "127.0.0.1") -> None:
+        self.delay_s = 0.0
+        """How late each chunk of at most CHUNK_BYTES arrives; the next one waits behind it."""
+        self._host, self._broker_port = host, broker_port
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None, "the proxy was not started"
+        return f"nats://{self._host}:{self._server.sockets[0].getsockname()[1]}"
+
+    def break_connections(self) -> int:
+        """Reset every connection, as a network that fails; return how many there were."""
+        broken = len(self._open) // 2
+        for writer in self._open:
+            writer.transport.abort()
+        return broken
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.break_connections()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection both ways until either side ends it."""
+        try:
+            broker_reader, broker_writer = await asyncio.open_connection(self._host, self._broker_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        ends = {writer, broker_writer}
+        self._open |= ends
+        ways = [
+            asyncio.create_task(self._carry(reader, broker_writer)),
+            asyncio.create_task(self._carry(broker_reader, writer)),
+        ]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.close()
+        await asyncio.wait(ways)
+        self._open -= ends
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                writer.write(data)
+                await writer.drain()

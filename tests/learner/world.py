@@ -1,0 +1,269 @@
+"""A whole run in one process: controller, actor and learner on the in-memory broker, each of which may die.
+
+The learner's engine has no model: its weights are a hash of all that it was trained on, in order. So a group that is
+lost, doubled or moved changes the digest of every later version.
+"""
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import xxhash
+
+from horizonrl.broker.api import Key
+from horizonrl.broker.codec import encode
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.broker.weights import digest_file
+from horizonrl.common.config import RunConfig
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import Group, Kind, PolicyVersion, Progress, Provenance, Ticket, Void, WeightsManifest
+from horizonrl.learner.api import Objective, StepStats
+from horizonrl.learner.batch import Batch, Trace
+from horizonrl.learner.collector import Rules
+from horizonrl.learner.controller import Controller
+from horizonrl.learner.curriculum import Source
+from horizonrl.learner.loop import EngineThread, LearnerLoop
+from horizonrl.learner.replay import Replay
+from horizonrl.ops.rundir import read_lines
+from tests.records import make_episode, make_turn
+
+T = TypeVar("T")
+NAN = math.nan
+SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
+IDENTITY = {"model": "m"}
+RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=100, max_context_tokens=64)
+DEADLINE_S = 60.0
+
+
+class HashEngine:
+    """An Engine whose weights are a hash of the batches, objectives and rates that it was trained on, in order."""
+
+    def __init__(self) -> None:
+        self.weights = "0" * 32
+
+    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
+        told = f"{self.weights} {batch.version} {batch.digest()} {objective} {lr!r}"
+        self.weights = xxhash.xxh3_128_hexdigest(told.encode())
+        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
+
+    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        return 0.0
+
+    def write_weights(self, path: Path) -> str:
+        beside = path.with_suffix(".incoming")
+        beside.write_text(self.weights)
+        beside.rename(path)
+        return digest_file(path)
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        (directory / "hash").write_text(self.weights)
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        self.weights = (directory / "hash").read_text()
+        return {}
+
+    def close(self) -> None: ...
+
+
+class InlineExecutor(ThreadPoolExecutor):
+    """Runs every call at once: a cancelled learner leaves no thread behind that still writes."""
+
+    def submit(self, call: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:  # type: ignore[override]
+        future: Future[T] = Future()
+        try:
+            future.set_result(call(*arguments, **named))
+        except Exception as error:  # noqa: BLE001 - the future's owner is told
+            future.set_exception(error)
+        return future
+
+
+class MortalTransport(MemoryTransport):
+    """A transport whose program is cancelled in its n-th request to the broker, before or after it took effect."""
+
+    def __init__(self, server: MemoryServer, dies_at: int | None) -> None:
+        super().__init__(server, "run")
+        self._dies_at = dies_at
+        self.requests = 0
+        self.program: asyncio.Task[None] | None = None
+
+    async def _live(self, request: Coroutine[Any, Any, T]) -> T:
+        self.requests += 1
+        doomed = self._dies_at is not None and self.requests > self._dies_at // 2
+        if doomed and self._dies_at is not None and self._dies_at % 2 == 0:
+            request.close()
+            await self._die()
+        result = await request
+        if doomed:
+            await self._die()
+        return result
+
+    async def _die(self) -> None:
+        assert self.program is not None
+        self.program.cancel()
+        await asyncio.Event().wait()
+
+    async def publish(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().publish(*arguments, **named))
+
+    async def lease(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().lease(*arguments, **named))
+
+    async def last(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().last(*arguments, **named))
+
+    async def purge(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().purge(*arguments, **named))
+
+    async def put(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().put(*arguments, **named))
+
+    async def get(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().get(*arguments, **named))
+
+    async def queue(self) -> Any:
+        return await self._live(super().queue())
+
+
+@dataclass
+class World:
+    run_root: Path
+    deaths: dict[str, list[int]] = field(default_factory=dict)
+    """Per role, in which request each of its lives ends; odd: after the request took effect. Then it lives on."""
+    seed: int = 0
+    faults: float = 0.0
+    """Share of the deliveries that end as void, of those that the broker loses after all, and of repeated groups."""
+
+    server: MemoryServer = field(default_factory=lambda: MemoryServer(ack_wait_s=0.05))
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.config = RunConfig.load(
+            [],
+            [
+                *("--run.name=run", f"--run.root={self.run_root}", "--learner.keep_log=true"),
+                *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=5", "--rl.groups_per_step=2"),
+                *("--rollout.group_size=2", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=2"),
+                *("--learner.checkpoint_every=2", "--learner.keep_checkpoints=2"),
+                *self.overrides,
+            ],
+        )
+        self.lives: Counter[str] = Counter()
+        self.requests: dict[str, int] = {}
+        """Requests that the last life of each role made."""
+        self.metrics = Metrics()
+        self.dice = random.Random(self.seed)
+
+    async def run(self) -> None:
+        """Let the run come to its end, starting again whoever dies."""
+        asyncio.get_running_loop().set_default_executor(InlineExecutor())
+        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+            actor = group.create_task(self._relive("actor", self._act))
+            controller = group.create_task(self._relive("controller", self._control))
+            await self._relive("learner", self._learn)
+            await controller
+            actor.cancel()
+
+    async def _relive(self, role: str, program: Callable[[MortalTransport], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            life, deaths = self.lives[role], self.deaths.get(role, [])
+            transport = MortalTransport(self.server, deaths[life] if life < len(deaths) else None)
+            self.lives[role] += 1
+            transport.program = task = asyncio.create_task(program(transport))
+            try:
+                await asyncio.wait([task])
+            finally:
+                task.cancel()
+            self.requests[role] = transport.requests
+            if not task.cancelled():
+                return task.result()
+            assert life < len(deaths), f"the {role} ended without being killed"
+
+    async def _control(self, transport: MortalTransport) -> None:
+        await Controller(self.config, transport, SOURCES, self.metrics).run()
+
+    async def _learn(self, transport: MortalTransport) -> None:
+        await self.learner(transport).run()
+
+    def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
+        engine = EngineThread(HashEngine(), InlineExecutor())
+        return LearnerLoop(self.config, transport, engine, RULES, dict(identity), asyncio.Event())
+
+    async def _act(self, transport: MortalTransport) -> None:
+        tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
+        while True:
+            lease = await tickets.lease(0.2)
+            if lease is None:
+                continue
+            manifest = await state.get(Key.POLICY)
+            policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
+            dice = self.dice
+            group = played(lease.ticket, policy, dice)
+            if dice.random() < self.faults:
+                await log.publish_void(Void(ticket=lease.ticket, reason="broken", actor="test"))
+            elif dice.random() >= self.faults:
+                await log.publish(group)
+            await lease.acknowledge()
+            if dice.random() < self.faults:  # long after: the server remembers ids for an hour
+                await transport.publish(f"groups.{group.ticket.kind.value}", encode(group))
+
+    # ---- what must be true afterwards
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return read_lines(self.config.run_dir / "ledger.jsonl")
+
+    async def check(self) -> None:
+        """Every ticket ended once, and an undisturbed run of the same log has the same weights."""
+        lines = self.ledger()
+        assert [line["step"] for line in lines] == list(range(1, self.config.total_steps + 1))
+        ends: Counter[str] = Counter()
+        for line in lines:
+            ends.update(ticket for _, ticket in [*line["trained"], *line["voids"]])
+            ends.update(ticket for _, ticket, _ in line["dropped"])
+        assert set(ends.values()) == {1}
+        transport = MemoryTransport(self.server, "run")
+        for kind in (Kind.DEMO, Kind.TRAIN):
+            numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
+            assert numbers == list(range(await TicketQueue(transport).issued(kind)))
+        progress = await StateStore(transport).get(Key.PROGRESS)
+        assert isinstance(progress, Progress)
+        assert progress.finished
+        assert sum(outcomes.settled for outcomes in progress.outcomes.values()) == len(ends)
+        assert self.metrics.value("conservation_violations") == 0
+        await self._check_horizons(transport)
+        replay = Replay(
+            self.config, transport, EngineThread(HashEngine(), InlineExecutor()), RULES, self.config.run_dir
+        )
+        assert all([done.equal async for done in replay.steps(None, lines)])
+
+    async def _check_horizons(self, transport: MemoryTransport) -> None:
+        """No stage skipped or repeated: in the order of their numbers, the tickets' horizons only grow."""
+        reader = await GroupLog(transport).read(after=0)
+        horizons: dict[int, int] = {}
+        while (entry := await reader.next(0.0)) is not None:
+            if isinstance(entry.record, Group | Void) and entry.record.ticket.kind is Kind.TRAIN:
+                horizons.setdefault(entry.record.ticket.number, entry.record.ticket.horizon_turns)
+        in_order = [horizons[number] for number in sorted(horizons)]
+        assert in_order == sorted(in_order)
+        assert set(in_order) == {4, 6}
+
+
+def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
+    """Return a group for a ticket; a train ticket's episodes always earn differently."""
+    rewards = [1.0] if ticket.kind is Kind.DEMO else dice.sample([0.0, 0.25, 0.5, 1.0], ticket.group_size)
+    return Group(
+        ticket=ticket,
+        episodes=tuple(
+            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward))
+            for index, reward in enumerate(rewards)
+        ),
+        provenance=Provenance(actor="test"),
+    )
