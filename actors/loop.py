@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerError, LeaseLost
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Episode, Group, Kind, Progress, Provenance, Ticket, Void
+from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Ticket, Void
 from horizonrl.envs.api import Environment
 
 log = get_logger()
@@ -27,6 +27,8 @@ LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
 """A ticket whose group broke comes back after this long: time for what broke to mend."""
 WEIGHTS_WAIT_S = 60.0
+CLOSE_S = 10.0
+"""Longest time that an environment may take to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,10 @@ class ActorLoop:
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner has said that the run is finished."""
-        running = False
-        async for progress in StateStore(self.transport).watch(Key.PROGRESS):
-            if isinstance(progress, Progress):
-                running = running or not progress.finished
-                if progress.ended(self.settings.total_steps, running):
-                    log.info("run_finished", step=progress.step)
-                    self.stopping.set()
+        async for _ in StateStore(self.transport).until_end(self.settings.total_steps):
+            pass
+        log.info("run_finished")
+        self.stopping.set()
 
     async def _serve(self) -> None:
         """Serve one ticket after the other. Takes leases; gives groups; waits for tickets; woken by the broker."""
@@ -155,13 +154,11 @@ class ActorLoop:
 
     async def _run_episode(self, ticket: Ticket, index: int) -> Episode:
         env_id = ticket.task.env_id
-        environment = self.make_environment(env_id)
         self._count_running(1)
         try:
-            episode = await self.rollouts[env_id].episode(environment, ticket, index)
+            episode = await self._play(ticket, index)
         finally:
             self._count_running(-1)
-            await environment.close()
         self.metrics.count("episodes_total", env=env_id, stop=episode.stop.value)
         self.metrics.count("tokens_generated_total", episode.generated_tokens, env=env_id)
         self.metrics.observe("episode_turns", len(episode.turns), env=env_id)
@@ -169,6 +166,27 @@ class ActorLoop:
             self.metrics.observe("environment_step_seconds", episode.environment_s / len(episode.turns), env=env_id)
             self.metrics.observe("generate_seconds", episode.generate_s / len(episode.turns))
         return episode
+
+    async def _play(self, ticket: Ticket, index: int) -> Episode:
+        env_id = ticket.task.env_id
+        if env_id not in self.rollouts:
+            known = ", ".join(self.rollouts)
+            return broken(index, f"this actor plays {known}, not {env_id}: start its actors with the run's recipe")
+        try:
+            environment = self.make_environment(env_id)
+        except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
+            return broken(index, f"{type(error).__name__}: {error}")
+        try:
+            return await self.rollouts[env_id].episode(environment, ticket, index)
+        finally:
+            await self._close(env_id, environment)
+
+    async def _close(self, env_id: str, environment: Environment) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await environment.close()
+        except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
+            log.warning("environment_not_closed", env=env_id, error=repr(error))
 
     def _count_running(self, change: int) -> None:
         self._running += change
@@ -181,6 +199,11 @@ class ActorLoop:
             log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
         else:
             self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
+
+
+def broken(index: int, error: str) -> Episode:
+    """Return an episode that broke before its first turn."""
+    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=error[:1024])
 
 
 def _first_error(group: Group) -> str | None:

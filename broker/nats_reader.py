@@ -27,6 +27,9 @@ def to_message(raw: Msg, prefix: str) -> Message:
     return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
 
 
+CLOSE_S = 5.0
+
+
 class NatsReader:
     def __init__(self, link: Link, stream: str, subject: str, after: int, *, prefix: str, gapless: bool = True) -> None:
         self._link = link
@@ -38,6 +41,7 @@ class NatsReader:
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
         self._pulls: JetStreamContext.PullSubscription | None = None
+        self._consumer: str | None = None
         self._arrived = 0
         """Messages that have come from the present consumer."""
         self._reconnects = 0
@@ -86,19 +90,17 @@ class NatsReader:
         await self._end()
         self._reconnects = self._link.counters.reconnects
         await self._check_gap()
-        self._pulls = await self._link.ask(
-            lambda: self._js.pull_subscribe(
-                self._subject,
-                stream=self._stream,
-                config=api.ConsumerConfig(
-                    deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
-                    opt_start_seq=self._next,
-                    ack_policy=api.AckPolicy.NONE,
-                    inactive_threshold=CONSUMER_LIFE_S,
-                    mem_storage=True,
-                ),
-            )
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._next,
+            ack_policy=api.AckPolicy.NONE,
+            inactive_threshold=CONSUMER_LIFE_S,
+            mem_storage=True,
         )
+        self._pulls = await self._link.ask(
+            lambda: self._js.pull_subscribe(self._subject, stream=self._stream, config=config)
+        )
+        self._consumer = config.name  # the client has chosen one
 
     async def _check_gap(self) -> None:
         """Raise LogGap unless the stream still holds, or is about to hold, the reader's next message.
@@ -114,14 +116,19 @@ class NatsReader:
         check_gap(self._stream, self._next, state.first_seq, state.last_seq)
 
     async def _end(self) -> None:
-        """Leave the consumer to the server, which removes it after CONSUMER_LIFE_S."""
-        pulls, self._pulls, self._arrived = self._pulls, None, 0
+        """Let go of the consumer; the server removes it after CONSUMER_LIFE_S."""
+        pulls, self._pulls, self._consumer, self._arrived = self._pulls, None, None, 0
         if pulls is not None:
             with contextlib.suppress(nats.errors.Error):
                 await pulls.unsubscribe()
 
     async def close(self) -> None:
+        """Remove the consumer: a server keeps only so many, and short readings are frequent."""
+        consumer = self._consumer
         await self._end()
+        if consumer is not None:
+            with contextlib.suppress(nats.js.errors.Error, BrokerUnreachable):
+                await self._link.ask(lambda: self._js.delete_consumer(self._stream, consumer), CLOSE_S)
 
 
 def check_gap(stream: str, wanted: int, first: int, last: int) -> None:

@@ -1,10 +1,15 @@
 """The run's state: three keys, each with one writer, that everyone may watch."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
+from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import HorizonState, Progress, WeightsManifest
+
+LEARNER_START_S = 120.0
+"""A learner has imported torch, loaded its model and spoken within this."""
 
 StateRecord = Progress | WeightsManifest | HorizonState
 
@@ -32,6 +37,29 @@ class StateStore:
         """Return a key's record, or None. Raises RecordError for bytes of another schema."""
         data = await self._transport.get(key)
         return None if data is None else decode(data, RECORDS[key])
+
+    async def until_end(self, total_steps: int) -> AsyncIterator[Progress]:
+        """Yield the learner's progress until the run is over; `total_steps` is its length by the caller's config.
+
+        A run that was finished before may be about to go on, with more steps: that end is believed when no learner has
+        said otherwise for LEARNER_START_S. Raises RunFailed when the broker stops sending.
+        """
+        watch, running, doubtful = self.watch(Key.PROGRESS), False, False
+        while True:
+            try:
+                async with asyncio.timeout(LEARNER_START_S if doubtful else None):
+                    progress = await anext(watch)
+            except TimeoutError:
+                return
+            except StopAsyncIteration:
+                raise RunFailed("the broker stopped sending the run's progress; start this role again") from None
+            if not isinstance(progress, Progress):
+                continue
+            running = running or not progress.finished
+            yield progress
+            if progress.finished and (running or progress.step >= total_steps):
+                return
+            doubtful = progress.finished
 
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one; intermediate ones may be skipped."""

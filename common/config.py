@@ -159,7 +159,7 @@ class LearnerSection(Section):
     keep_log: bool = False
     """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint."""
     step_timeout_s: Seconds = 1800.0
-    """A step that takes longer is taken for stuck, and the learner ends with an error."""
+    """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
 
 
 class ActorSection(Section):

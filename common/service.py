@@ -226,10 +226,10 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
     return None
 
 
-def die_with_parent() -> None:
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
     """Ask Linux to end this process when the thread that started it ends; may be called between fork and exec."""
     if _libc is not None:
         parent = os.getppid()
-        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        _libc.prctl(PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died before the call
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)

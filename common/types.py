@@ -323,10 +323,6 @@ class Progress(Record):
     """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
     finished: bool = False
 
-    def ended(self, total_steps: int, seen_running: bool) -> bool:
-        """Whether the run is over, rather than about to go on further than an earlier learner was told to go."""
-        return self.finished and (seen_running or self.step >= total_steps)
-
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
 

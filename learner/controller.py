@@ -14,7 +14,6 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
-from horizonrl.common.errors import RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Ticket
@@ -52,22 +51,18 @@ class Controller:
         Takes progress; gives tickets and the `horizon` key; waits for settlements; woken by each new value of the
         `progress` key. Returns when the run is finished.
         """
-        purged_step, running = 0, False
-        async for progress in self._state.watch(Key.PROGRESS):
-            if not isinstance(progress, Progress):
-                continue
-            running = running or not progress.finished
+        purged_step = 0
+        async for progress in self._state.until_end(self.config.total_steps):
             issued = await self._issued()
             self._check_conservation(progress, issued)
-            if progress.ended(self.config.total_steps, running):
-                log.info("run_finished", step=progress.step)
-                return
+            if progress.finished:
+                continue
             await self._issue(progress, issued)
             if progress.step > purged_step:
                 await self._queue.purge_below(progress.lowest_unsettled)
                 purged_step = progress.step
             await self._report(progress, issued)
-        raise RunFailed("the broker stopped sending the run's progress; restart the controller")
+        log.info("run_finished")
 
     async def _audit_queue(self) -> None:
         """Issue again what neither queue nor log accounts for. Woken by the clock: a loss tells nobody of itself."""

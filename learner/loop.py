@@ -57,9 +57,22 @@ class EngineThread:
 
     engine: Engine
     thread: Executor
+    timeout_s: float | None = None
 
     async def call(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, call, *arguments)
+        """Make a call of the engine. Raises RunFailed after `timeout_s`: its thread hangs, the process has to end.
+
+        No deadline inside the engine is enough: DeepSpeed's collectives wait half an hour for a rank that is stuck.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self.thread, call, *arguments)
+        except TimeoutError:
+            raise RunFailed(
+                f"the engine's {getattr(call, '__name__', 'call')} took longer than learner.step_timeout_s = "
+                f"{self.timeout_s} s: a rank is stuck, or the batch is too large; start the learner again to resume "
+                "from the last checkpoint"
+            ) from None
 
     async def train(self, config: RunConfig, batch: Batch) -> StepStats:
         """Take the optimizer step that makes `batch.version + 1`, as the config says for that step."""
@@ -220,17 +233,9 @@ class LearnerLoop:
         await self._announce_progress()
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
-        try:
-            async with asyncio.timeout(self.config.learner.step_timeout_s):
-                gap = await self._gap_of_engines(batch) if phase is Phase.RL else None
-                stats = await self.engine.train(self.config, batch)
-                return stats if gap is None else replace(stats, logprob_gap_fresh=gap)
-        except TimeoutError:
-            raise RunFailed(
-                f"step {self._commit.step + 1} took longer than learner.step_timeout_s = "
-                f"{self.config.learner.step_timeout_s} s: a rank is stuck or the batch is too large; "
-                "start the learner again to resume from the last checkpoint"
-            ) from None
+        gap = await self._gap_of_engines(batch) if phase is Phase.RL else None
+        stats = await self.engine.train(self.config, batch)
+        return stats if gap is None else replace(stats, logprob_gap_fresh=gap)
 
     async def _gap_of_engines(self, batch: Batch) -> float | None:
         """Compare actor and learner on one trace of the batch's newest version, where the step itself cannot."""

@@ -19,11 +19,15 @@ from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.loss import LossSettings
 from horizonrl.learner.ranks import Leader, follow
 
+LAST_CHECKPOINT_S = 120
+"""How long torchrun lets its ranks end after SIGTERM; its own 30 s are too short for a last checkpoint."""
+
 
 def spawn_ranks(ranks: int) -> None:
     """Replace this process by torchrun with one process a rank, unless it is one of the ranks already."""
     if ranks > 1 and "RANK" not in os.environ:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAST_CHECKPOINT_S))
         os.execv(sys.executable, [*launcher, "-m", "horizonrl.ops.cli", *sys.argv[1:]])
 
 
@@ -59,8 +63,9 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
         vocabulary=local.vocabulary,
         max_context_tokens=config.model.max_context_tokens,
     )
-    await lead(EngineThread(engine, thread), rules)
-    await call(engine.close)
+    host = EngineThread(engine, thread, config.learner.step_timeout_s)
+    await lead(host, rules)
+    await host.call(engine.close)
 
 
 def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:

@@ -41,7 +41,7 @@ def run(
     """Fire `kills` events at a run and return 0 when it came through; otherwise keep its files and say where."""
     console = Console()
     place = (directory or Path(tempfile.mkdtemp(prefix="horizonrl-chaos-"))).resolve()
-    console.print(f"chaos: {kills} events with seed {seed} in {place}")
+    console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
     (place / "logs").mkdir(parents=True, exist_ok=True)
     with (place / "logs" / "bench.log").open("a") as sink:
         configure_logs(run="chaos", role="bench", stream=sink)
@@ -50,9 +50,9 @@ def run(
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     console.print(_table(report))
     for finding in report["findings"]:
-        console.print(f"[red]{finding}", markup=True, highlight=False)
+        console.print(finding, style="red", markup=False, highlight=False, soft_wrap=True)
     if not report["passed"]:
-        console.print(f"the run, its logs and its broker's files are kept in {place}")
+        console.print(f"the run, its logs and its broker's files are kept in {place}", soft_wrap=True)
     elif directory is None:
         shutil.rmtree(place)
     return 0 if report["passed"] else 1
@@ -64,7 +64,7 @@ async def _chaos(
     started = time.monotonic()
     settings = ["--learner.keep_log=true", *overrides]
     async with cluster("chaos", place, seed, settings) as whole:
-        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False))
+        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True))
         findings: list[str] = []
         try:
             await storm.rage()

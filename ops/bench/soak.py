@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -87,8 +88,7 @@ async def _soak(
         while (at_s := time.monotonic() - started) < 60 * minutes:
             whole.check()
             samples.append(await _sample(whole, at_s))
-            last = samples[-1]
-            console.print(f"{at_s:7.0f} s  step {last.step:6d}  {last.rss_mb}", highlight=False)
+            console.print(_progress_line(samples[-1]), highlight=False, soft_wrap=True)
             await asyncio.sleep(SAMPLE_S)
         for role in whole.roles.values():
             role.signal(signal.SIGTERM)
@@ -100,8 +100,7 @@ async def _sample(whole: Cluster, at_s: float) -> Sample:
     progress = await StateStore(whole.transport).get(Key.PROGRESS)
     assert isinstance(progress, Progress)
     extents = {stream.value: await whole.transport.extent(stream) for stream in Stream}
-    pids = {name: role.process.pid for name, role in whole.roles.items() if role.process is not None}
-    found = {name: psutil.Process(pid) for name, pid in {**pids, "broker": whole.server.pid}.items()}
+    found = _processes(whole)
     run_dir = whole.config.run_dir
     places = {part: run_dir / part for part in PARTS} | {
         "logs": whole.directory / "logs",
@@ -120,6 +119,16 @@ async def _sample(whole: Cluster, at_s: float) -> Sample:
     )
 
 
+def _processes(whole: Cluster) -> dict[str, psutil.Process]:
+    """Return the processes that run just now; one that has crashed is missing until it is started again."""
+    pids = {name: role.process.pid for name, role in whole.roles.items() if role.process is not None}
+    found: dict[str, psutil.Process] = {}
+    for name, pid in {**pids, "broker": whole.server.pid}.items():
+        with suppress(psutil.NoSuchProcess):
+            found[name] = psutil.Process(pid)
+    return found
+
+
 def _bytes_of(place: Path) -> int:
     """Return the bytes of a file, or of all files in a directory; those that go meanwhile count nothing."""
     total = 0
@@ -127,6 +136,11 @@ def _bytes_of(place: Path) -> int:
         with suppress(FileNotFoundError):
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+def _progress_line(sample: Sample) -> str:
+    memory = ", ".join(f"{name} {value:.0f}" for name, value in sample.rss_mb.items())
+    return f"{sample.at_s:7.0f} s  step {sample.step:6d}  groups {sample.groups:6d}  MB: {memory}"
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
@@ -141,7 +155,10 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
         "groups_per_s": round((last.groups - first.groups) / seconds, 2),
     }
     for name in ("rss_mb", "descriptors", "threads", "stream_messages", "stream_mb", "files_mb"):
-        series = {key: [(sample.at_s, getattr(sample, name)[key]) for sample in samples] for key in getattr(last, name)}
+        series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for sample in samples:
+            for key, value in getattr(sample, name).items():
+                series[key].append((sample.at_s, value))
         facts[name] = {key: _figures(points) for key, points in series.items()}
     return facts
 

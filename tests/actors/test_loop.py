@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
@@ -94,6 +96,39 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         asyncio.run(scenario())
     finally:
         loop_module.RETRY_DELAY_S = before
+
+
+def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        foreign = ticket().model_copy(update={"task": Task(env_id="chess", task_id="mate")})
+        await TicketQueue(transport).issue(foreign)
+        loop = actor(transport, tmp_path)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.metrics.value("tickets_given_back_total", reason="broken") == 1)
+        loop.stopping.set()
+        await running
+        assert loop.metrics.value("episodes_total", env="chess", stop="env_error") == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_environment_that_does_not_close_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clinging(Echo):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, environment=Clinging)
+        running = asyncio.create_task(loop.run())
+        assert len(await entries(transport, 1)) == 1
+        loop.stopping.set()
+        await running
+
+    monkeypatch.setattr("horizonrl.actors.loop.CLOSE_S", 0.01)
+    asyncio.run(scenario())
 
 
 def test_a_drained_actor_gives_back_what_it_cannot_finish_and_another_does_it(tmp_path: Path) -> None:

@@ -71,3 +71,18 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
         await other.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_closed_reader_leaves_no_consumer_behind(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        transport = await connect(run, BrokerSection(url=nats_server.url))
+        await transport.publish("groups.train", b"g")
+        for _ in range(3):
+            reader = await transport.reader(Stream.GROUPS, 0)
+            assert len(await reader.fetch(1, 5.0)) == 1
+            await reader.close()
+        assert await transport._js.consumers_info(stream_name(run, Stream.GROUPS)) == []
+        await transport.close()
+
+    asyncio.run(scenario())

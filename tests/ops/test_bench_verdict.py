@@ -109,6 +109,11 @@ def test_a_group_older_than_the_bound_is_found_however_the_ledger_calls_it() -> 
     assert found == "staleness: train-00000006 of version 0 was trained in step 3: 2 > 1"
 
 
+def test_a_stale_group_that_was_dropped_is_no_violation() -> None:
+    ledger = [*sound_ledger(), line(3, [], cursor=8, dropped=[[8, "train-00000006", "stale"]], lineage=1)]
+    assert judge(evidence([*sound_log(), group(6, 0, 4)], ledger, issued=7)).staleness_violations == []
+
+
 def test_a_horizon_of_another_stage_is_found() -> None:
     log = sound_log()
     log[6] = group(5, 1, horizon_turns=6)
@@ -127,6 +132,7 @@ def test_a_stage_that_comes_again_is_found() -> None:
     ("change", "found"),
     [
         ({"step": 3}, "ledger: step 3 with version 2 follows step 1"),
+        ({"version": 3}, "ledger: step 2 with version 3 follows step 1"),
         ({"lineage": -1}, "ledger: step 2 goes back behind lineage 0, cursor 3"),
         ({"repeats": 0}, "ledger: the ledger counts 0 repeats up to sequence 7, the log holds 1"),
         (
