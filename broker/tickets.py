@@ -101,6 +101,8 @@ class Lease:
 class TicketQueue:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._issued: dict[Kind, int] = {}
+        """Per kind, the most that were seen to be issued."""
         self._purged: dict[Kind, int] = {}
         """Per kind, the number below which tickets have been removed."""
 
@@ -118,14 +120,18 @@ class TicketQueue:
         return {ticket.ticket_id: (sequence, ticket) for sequence, ticket in await self._scan("tickets.>")}
 
     async def issued(self, kind: Kind) -> int:
-        """Return how many tickets of a kind were issued: the number of the next one."""
+        """Return how many tickets of a kind were issued: the number of the next one.
+
+        The last message tells; the first time all of them do, in case an older ticket was stored a second time.
+        """
+        if kind not in self._issued:
+            standing = await self._scan(_subject(kind))
+            self._issued[kind] = max((ticket.number for _, ticket in standing), default=-1) + 1
         message = await self._transport.last(Stream.TICKETS, _subject(kind))
-        if message is None:
-            return 0
-        try:
-            return decode(message.data, Ticket).number + 1
-        except RecordError:  # something foreign stands last: look past it
-            return max((ticket.number for _, ticket in await self._scan(_subject(kind))), default=-1) + 1
+        if message is not None:
+            with suppress(RecordError):  # something foreign stands last: the count stays
+                self._issued[kind] = max(self._issued[kind], decode(message.data, Ticket).number + 1)
+        return self._issued[kind]
 
     async def lease(self, timeout_s: float) -> Lease | None:
         """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""

@@ -5,6 +5,7 @@ seen once before any is seen twice.
 """
 
 import random
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Curriculum:
         self._seed = seed
         self._sources = sources
         self._bounds = list(accumulate(source.weight for source in sources))
-        self._draws: dict[Kind, list[tuple[int, int]]] = {kind: [] for kind in Kind}
+        self._draws = {kind: (array("L"), array("Q")) for kind in Kind}
         """Per kind, for each ticket number: the source drawn, and how often it had been drawn before."""
         self._counts: dict[Kind, list[int]] = {kind: [0] * len(sources) for kind in Kind}
 
@@ -41,10 +42,11 @@ class Curriculum:
         return Task(env_id=source.env_id, task_id=source.task_ids[order[index]])
 
     def _draw(self, kind: Kind, number: int) -> tuple[int, int]:
-        draws, counts = self._draws[kind], self._counts[kind]
-        while len(draws) <= number:
-            point = random.Random(f"{self._seed}/{kind.value}/{len(draws)}").random() * self._bounds[-1]
+        (places, earlier), counts = self._draws[kind], self._counts[kind]
+        while len(places) <= number:
+            point = random.Random(f"{self._seed}/{kind.value}/{len(places)}").random() * self._bounds[-1]
             place = min(bisect_right(self._bounds, point), len(self._bounds) - 1)
-            draws.append((place, counts[place]))
+            places.append(place)
+            earlier.append(counts[place])
             counts[place] += 1
-        return draws[number]
+        return places[number], earlier[number]

@@ -81,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
     envs.add_argument("env_id", nargs="?")
-    _add_bench(commands.add_parser("bench", help="chaos, soak, fuzz: what the system withstands, proven on real runs"))
+    _add_bench(
+        commands.add_parser(
+            "bench", help="chaos, soak, fuzz, broker: what the system withstands and what it costs, on real parts"
+        )
+    )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
     return parser
 
@@ -95,8 +99,10 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     soak.add_argument("--minutes", type=float, default=60.0, metavar="M")
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
+    broker = names.add_parser("broker", help="what an fsync for every message costs")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
+    for name in (chaos, soak, fuzz, broker):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
@@ -168,6 +174,10 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import fuzz
 
         return fuzz.run(arguments.payloads, arguments.seed, arguments.json_file)
+    if arguments.bench == "broker":
+        from horizonrl.ops.bench import broker
+
+        return broker.run(arguments.json_file)
     if arguments.bench == "soak":
         from horizonrl.ops.bench import soak
 

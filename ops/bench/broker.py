@@ -55,20 +55,20 @@ async def _measure() -> dict[tuple[Durability, str], list[float]]:
             for turn in range(ROUNDS):
                 for kind, server in (("process", process), ("power", power)):
                     for name, size in SIZES.items():
-                        rate = await _publish(server, f"bench-{turn}-{name.replace(' ', '-')}", size)
+                        rate = await _publish(server, f"{name} {turn}", size)
                         rates.setdefault((kind, name), []).append(rate)  # type: ignore[arg-type]
     return rates
 
 
-async def _publish(server: EmbeddedServer, run: str, size: int) -> float:
+async def _publish(server: EmbeddedServer, name: str, size: int) -> float:
     """Return messages per second, AT_ONCE in flight, each confirmed."""
     count = min(ROUND_MESSAGES, max(1, ROUND_BYTES // size))
     payload, left = os.urandom(size), iter(range(count))
-    async with connected(run, BrokerSection(url=server.url)) as transport:
+    async with connected("bench", BrokerSection(url=server.url)) as transport:
 
         async def publish() -> None:
             for number in left:
-                await transport.publish("groups.train", payload, message_id=str(number))
+                await transport.publish("groups.train", payload, message_id=f"{name} {number}")
 
         started = time.monotonic()
         async with asyncio.TaskGroup() as group:

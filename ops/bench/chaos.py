@@ -10,7 +10,6 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.errors import HorizonError, RunFailed
-from horizonrl.common.logs import configure_logs
-from horizonrl.ops.bench.cluster import Cluster, cluster
+from horizonrl.ops.bench.cluster import Cluster, cluster, workplace
 from horizonrl.ops.bench.plan import Event, make_plan
 from horizonrl.ops.bench.storm import Storm
 from horizonrl.ops.bench.verdict import Verdict, gather, judge
@@ -40,11 +38,8 @@ def run(
 ) -> int:
     """Fire `kills` events at a run and return 0 when it came through; otherwise keep its files and say where."""
     console = Console()
-    place = (directory or Path(tempfile.mkdtemp(prefix="horizonrl-chaos-"))).resolve()
-    console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
-    (place / "logs").mkdir(parents=True, exist_ok=True)
-    with (place / "logs" / "bench.log").open("a") as sink:
-        configure_logs(run="chaos", role="bench", stream=sink)
+    with workplace("chaos", directory) as place:
+        console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
         report = uvloop.run(_chaos(make_plan(kills, seed), seed, place, overrides, console))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
@@ -75,7 +70,9 @@ async def _chaos(
         replay = await replayed(whole)
         findings += verdict.findings
         if not replay["equal"]:
-            findings.append(f"replay: {replay.get('error', 'another undisturbed run gives other digests')}")
+            findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
+        elif len(replay["steps"]) != verdict.steps:
+            findings.append(f"replay: {len(replay['steps'])} of {verdict.steps} steps were compared")
         return {
             "passed": not findings,
             "seed": seed,

@@ -10,8 +10,9 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from horizonrl.broker.connect import connect
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import RunFailed
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.logs import configure_logs
 from horizonrl.ops.bench.proxy import Proxy
 from horizonrl.ops.local import last_lines
 from horizonrl.ops.roles import SUPERVISED
@@ -173,7 +175,9 @@ class Cluster:
 
     async def ended(self, *names: str, timeout_s: float) -> None:
         """Wait until roles have ended with code 0. Raises RunFailed when they have not in time."""
-        _, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
+        done, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
+        for task in done:
+            task.result()
         if late:
             slow = [name for name in names if self._tasks[name] in late]
             log_file = self.roles[slow[0]].log_file
@@ -200,6 +204,7 @@ class Cluster:
         """Raise RunFailed when a role has ended: while the run lasts, none should."""
         for name, task in self._tasks.items():
             if task.done():
+                task.result()
                 raise RunFailed(f"the {name} ended in the middle of the run; see {self.roles[name].log_file}")
 
     @property
@@ -235,6 +240,21 @@ class Cluster:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
 
+@contextlib.contextmanager
+def workplace(name: str, directory: Path | None) -> Iterator[Path]:
+    """Hold a new directory, a temporary one by default, in which this process logs too.
+
+    Raises ConfigError for a directory with something in it: the run there would be resumed.
+    """
+    place = (directory or Path(tempfile.mkdtemp(prefix=f"horizonrl-{name}-"))).resolve()
+    if place.exists() and any(place.iterdir()):
+        raise ConfigError(f"--directory {place} is not empty: give a new one, or leave it out for a temporary one")
+    (place / "logs").mkdir(parents=True, exist_ok=True)
+    with (place / "logs" / "bench.log").open("a") as sink:
+        configure_logs(run=name, role="bench", stream=sink)
+        yield place
+
+
 async def _make_model(directory: Path) -> None:
     """Make the tiny model in a process of its own: this one stays without torch."""
     with (directory / "logs" / "model.log").open("wb") as sink:
@@ -256,7 +276,7 @@ async def cluster(
     recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
     config = RunConfig.load([recipe], overrides)
-    async with EmbeddedServer(directory / "nats") as server, Proxy(server.port or 0) as proxy:
+    async with EmbeddedServer(config.run_dir / "nats") as server, Proxy(server.port or 0) as proxy:
         broker = config.broker.model_copy(update={"url": server.url})
         transport = await connect(config.run.name, broker)
         url = proxy.url if through_proxy else server.url

@@ -8,7 +8,6 @@ import asyncio
 import json
 import shutil
 import signal
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,9 +24,8 @@ from rich.table import Table
 
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
-from horizonrl.common.logs import configure_logs
 from horizonrl.common.types import Progress
-from horizonrl.ops.bench.cluster import Cluster, cluster
+from horizonrl.ops.bench.cluster import Cluster, cluster, workplace
 
 SAMPLE_S = 10.0
 START_S = 180.0
@@ -61,11 +59,8 @@ def run(
 ) -> int:
     """Let a run go on for `minutes`; return 0 when every role was still there and then ended with code 0."""
     console = Console()
-    place = (directory or Path(tempfile.mkdtemp(prefix="horizonrl-soak-"))).resolve()
-    console.print(f"soak: {minutes:g} minutes in {place}")
-    (place / "logs").mkdir(parents=True, exist_ok=True)
-    with (place / "logs" / "bench.log").open("a") as sink:
-        configure_logs(run="soak", role="bench", stream=sink)
+    with workplace("soak", directory) as place:
+        console.print(f"soak: {minutes:g} minutes in {place}", soft_wrap=True)
         samples, crashes = uvloop.run(_soak(minutes, place, seed, overrides, console))
     report = {"passed": not crashes, "seed": seed, "crashes": crashes, **summary(samples)}
     if json_file is not None:

@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.codec import encode
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
@@ -54,6 +55,43 @@ def test_a_foreign_message_at_the_end_does_not_hide_what_was_issued(broker: Brok
             await TicketQueue(transport).issue(make_ticket(6))
             await transport.publish("tickets.train", b"junk")
             assert await TicketQueue(transport).issued(Kind.TRAIN) == 7
+
+    asyncio.run(scenario())
+
+
+def test_an_old_ticket_that_is_stored_again_does_not_take_the_count_back(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            queue = TicketQueue(transport)
+            for number in range(3):
+                await queue.issue(make_ticket(number))
+            await transport.publish("tickets.train", encode(make_ticket(0)), message_id="repeat")
+            assert await queue.issued(Kind.TRAIN) == 3
+            assert await TicketQueue(transport).issued(Kind.TRAIN) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            queue = TicketQueue(transport)
+            for number in range(2):
+                await queue.issue(make_ticket(number))
+            for _ in range(2):
+                lease = await queue.lease(5.0)
+                assert lease is not None
+                await lease.acknowledge()
+            sequence, ticket = (await queue.standing())["train-00000000"]
+            for _ in range(2):  # the second time is a repeat of the first
+                await queue.issue_again(ticket, sequence)
+            assert (await queue.standing())["train-00000000"] == (sequence + 2, ticket)
+            assert await queue.issued(Kind.TRAIN) == 2
+            again = await queue.lease(5.0)
+            assert again is not None and again.ticket == ticket
+            assert await queue.lease(0.1) is None
+            await queue.purge_below({Kind.TRAIN: 1})
+            assert list(await queue.standing()) == ["train-00000001"]
 
     asyncio.run(scenario())
 
