@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Key, Stored, Transport
 from horizonrl.broker.groups import Entry, GroupLog
-from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import EngineDead
+from horizonrl.common.errors import BrokerUnreachable, EngineDead
 from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
@@ -128,6 +129,53 @@ def test_an_environment_that_does_not_close_holds_nobody_up(tmp_path: Path, monk
         await running
 
     monkeypatch.setattr("horizonrl.actors.loop.CLOSE_S", 0.01)
+    asyncio.run(scenario())
+
+
+class Remote(MemoryTransport):
+    """A transport whose broker may be away: publishes wait for it, extensions of a lease fail meanwhile."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(server, "run")
+        self.there = asyncio.Event()
+        self.there.set()
+
+    async def publish(self, *arguments: Any, **named: Any) -> Stored:
+        await self.there.wait()
+        return await super().publish(*arguments, **named)
+
+    async def lease(self, timeout_s: float) -> MemoryDelivery | None:
+        delivery = await super().lease(timeout_s)
+        if delivery is not None:
+            extend = delivery.extend
+
+            async def extend_if_there() -> None:
+                if not self.there.is_set():
+                    raise BrokerUnreachable("away")
+                await extend()
+
+            delivery.extend = extend_if_there  # type: ignore[method-assign]
+        return delivery
+
+
+def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = Remote(MemoryServer(ack_wait_s=0.2))
+        for number in range(3):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, groups_at_once=2)
+        transport.there.clear()
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4)
+        await asyncio.sleep(0.6)
+        assert loop.metrics.value("leases_total", kind="train") == 2, "it waits with two groups in hand"
+        transport.there.set()
+        records = [entry.record for entry in await entries(transport, 3)]
+        loop.stopping.set()
+        await running
+        assert len({record.ticket.number for record in records if isinstance(record, Group)}) == 3
+        assert loop.metrics.value("tickets_given_back_total", reason="lease_lost") == 0
+
     asyncio.run(scenario())
 
 

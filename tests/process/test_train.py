@@ -44,11 +44,16 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
 
 
 @pytest.mark.process
-def test_two_ranks_train_as_one_learner(workplace: Workplace) -> None:
+def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(workplace: Workplace) -> None:
     process = workplace.start("train", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2")
     assert process.wait(240) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == [1, 2, 3]
     assert (workplace.run_dir / "checkpoints" / "step-000003").is_dir()
+
+    further = workplace.start("train", "--learner.ranks=1", "--imitation.steps=1", "--rl.steps=3")
+    assert further.wait(240) == 0, workplace.logs()
+    assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
+    assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.ranks": [2, 1], "rl.steps": [2, 3]}
 
 
 @pytest.mark.process
