@@ -6,6 +6,7 @@ may be killed: the parts end with it (`die_with_parent`), and the same command r
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -130,7 +131,11 @@ def train(config: RunConfig, resume_command: str) -> int:
         return 130
     out = config.run_dir / "model"
     with console.waiting("exporting the model"):
-        export_run(config.run_dir, out)
+        beside = config.run_dir / ".model"
+        shutil.rmtree(beside, ignore_errors=True)
+        export_run(config.run_dir, beside)
+        shutil.rmtree(out, ignore_errors=True)  # of the same run, when it was shorter
+        beside.rename(out)
     console.summary(out)
     return 0
 

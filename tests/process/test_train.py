@@ -54,6 +54,7 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
     assert further.wait(240) == 0, workplace.logs()
     assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
     assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.ranks": [2, 1], "rl.steps": [2, 3]}
+    assert json.loads((workplace.run_dir / "model" / "version.json").read_text())["step"] == 4
 
 
 @pytest.mark.process
