@@ -15,7 +15,7 @@ from rich.table import Table
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import Progress
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.rundir import METRICS, read_lines
 
 REFRESH_S = 1.0
 QUIET_S = 60.0
@@ -46,7 +46,7 @@ WIDTHS = {"step": 5, "phase": 9, "turns": 6, "cut": 5, "stale": 6}
 class Console:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._metrics = config.run_dir / "metrics.jsonl"
+        self._metrics = config.run_dir / METRICS
         self._console = rich.console.Console()
         self._started = time.monotonic()
         self.progress: Progress | None = None

@@ -17,7 +17,7 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.types import HorizonState, Kind, Progress, WeightsManifest
 from horizonrl.ops.console import number, percent
-from horizonrl.ops.rundir import ADDRESS, read_config, read_lines
+from horizonrl.ops.rundir import ADDRESS, METRICS, read_config, read_lines
 
 REFRESH_S = 2.0
 
@@ -98,7 +98,7 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
 
 
 def _add_journal_rows(table: Table, run_dir: Path) -> None:
-    lines = read_lines(run_dir / "metrics.jsonl")
+    lines = read_lines(run_dir / METRICS)
     if not lines:
         table.add_row("last step", "none yet")
         return

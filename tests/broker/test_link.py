@@ -6,15 +6,16 @@ from horizonrl.broker.link import Link
 from horizonrl.common.errors import BrokerUnreachable
 
 
-def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> None:
-    async def deaf() -> str:
-        """Answer although cancelled, as `wait_for` does when the answer comes at the same moment."""
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return "answer"
-        return "never"
+async def deaf() -> str:
+    """Answer although cancelled, as `wait_for` does when the answer comes at the same moment."""
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        return "answer"
+    return "never"
 
+
+def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> None:
     async def scenario() -> None:
         link = Link("nats://nowhere")
         link.opened()
@@ -28,13 +29,6 @@ def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> Non
 
 
 def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -> None:
-    async def deaf() -> str:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return "answer"
-        return "never"
-
     async def scenario() -> None:
         link = Link("nats://nowhere")
         link.opened()
