@@ -27,6 +27,8 @@ from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Pha
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+AboveZero = Annotated[float, Field(gt=0)]
+Band = tuple[AboveZero, AboveZero]
 
 
 class Section(BaseModel):
@@ -139,6 +141,52 @@ class RlSection(Section):
     """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
     importance_cap: Annotated[float, Field(ge=1)] | None = None
     """Token truncation (TIS): a token whose ratio is above contributes with the cap; None turns it off."""
+    loss: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
+    """docs/algorithms.md has the formulas. clip_low and clip_high are of ppo and decoupled_ppo, dual_clip and
+    importance_cap of ppo."""
+    dppo_delta: Share = 0.2
+    """Probability by which a token may move from the behaviour policy's."""
+    dppo_penalty: Annotated[float, Field(ge=0)] = 1e-3
+    cispo_cap: AboveZero = 5.0
+    gspo_low: Share = 3e-4
+    gspo_high: Annotated[float, Field(ge=0)] = 4e-4
+    correction: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
+    """Weight on reinforce and decoupled_ppo. auto: token truncation for these two, nothing for the others."""
+    token_cap: AboveZero = 2.0
+    sequence_cap: AboveZero = 5.0
+    icepop_band: Band = (0.5, 5.0)
+    geometric_band: Band | None = None
+    """Keep an episode whose geometric mean ratio lies inside, as in [0.99, 1.01]; None turns the mask off."""
+    k3_max: AboveZero | None = None
+    """Keep an episode whose mean of r - log r - 1 is at most this, as 1e-2; None turns the mask off."""
+    veto_band: Band | None = None
+    """Drop an episode with any ratio outside, as [1e-4, 100]; None turns the mask off."""
+    stale_negative_max: AboveZero | None = None
+    """Mask tokens of negative advantage where the episode's mean of log μ - log π is above; None turns it off."""
+
+    @property
+    def weight(self) -> Literal["token", "sequence", "icepop"] | None:
+        """The weight that `correction` stands for."""
+        if self.correction == "auto":
+            return "token" if self.loss in ("reinforce", "decoupled_ppo") else None
+        return self.correction
+
+    @model_validator(mode="after")
+    def _counts_the_ratio_once(self) -> Self:
+        if self.weight is not None and self.loss not in ("reinforce", "decoupled_ppo"):
+            raise ValueError(
+                f"correction is {self.correction} but the ratio of loss {self.loss} has the behaviour policy below it "
+                "already, and would count it twice: leave correction at auto, or set loss to reinforce or decoupled_ppo"
+            )
+        if self.importance_cap is not None and self.loss != "ppo":
+            raise ValueError(
+                f"importance_cap is {self.importance_cap} but bounds the ratio of loss ppo only, and loss is "
+                f"{self.loss}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
+            )
+        for name in ("icepop_band", "geometric_band", "veto_band"):
+            if (band := getattr(self, name)) is not None and band[0] >= band[1]:
+                raise ValueError(f"{name} is {list(band)}: give the lower bound first, and a higher upper one")
+        return self
 
 
 class LearnerSection(Section):

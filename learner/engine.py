@@ -40,7 +40,7 @@ from horizonrl.learner.loss import (
     imitation_loss,
     imitation_tally,
     mean,
-    ppo_loss,
+    policy_loss,
     ppo_tally,
 )
 from horizonrl.learner.model import TokenScorer, load_language_model
@@ -184,9 +184,10 @@ class DeepSpeedEngine:
         behaviour = Behaviour(
             logprobs_N=self._tensor(micro_batch.logprobs_N),
             advantages_N=self._tensor(micro_batch.advantages_N),
-            fresh_N=self._tensor(micro_batch.versions_N == version),
+            lags_N=self._tensor(version - micro_batch.versions_N),
+            episodes_N=self._tensor(micro_batch.episodes_N),
         )
-        loss_N = ppo_loss(logprobs_N, behaviour, self._settings.loss)
+        loss_N = policy_loss(logprobs_N, behaviour, self._settings.loss)
         return loss_N.sum(), ppo_tally(loss_N, entropies_N, logprobs_N, behaviour, self._settings.loss)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:

@@ -7,27 +7,35 @@ tokens are not among them.
 
 μ is the behaviour policy, whose log-probability was recorded when the token was sampled; π the policy in training. The
 ratio r = π/μ already accounts for staleness and for the difference of two engines, so no further importance weight is
-multiplied onto it.
+multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. A kind is added by writing its
+function, and its `_stopped` where it has a trust region, and naming both in `LOSSES`.
 """
 
 import math
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-LOG_RATIO_BOUND = 20.0
-"""|log r| beyond this is cut: exp stays finite in float32, and infinity times a zero gradient is NaN."""
+from horizonrl.learner.correction import CorrectionSettings, episode_mean, kept, ratio, weights
 
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """The trust region of the `rl` objective; `common/config.py` documents the knobs."""
+    """The `rl` objective; `common/config.py` documents the knobs."""
 
+    kind: str = "ppo"
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = 3.0
     importance_cap: float | None = None
+    dppo_delta: float = 0.2
+    dppo_penalty: float = 1e-3
+    cispo_cap: float = 5.0
+    gspo_low: float = 3e-4
+    gspo_high: float = 4e-4
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +45,10 @@ class Behaviour:
     logprobs_N: Tensor
     """log μ."""
     advantages_N: Tensor
-    fresh_N: Tensor
-    """True where the very version that is trained sampled the token."""
+    lags_N: Tensor
+    """Versions that the one which sampled the token is behind the one in training; 0 is fresh."""
+    episodes_N: Tensor
+    """Which episode of the micro-batch the token is of."""
 
 
 def imitation_loss(logprobs_N: Tensor) -> Tensor:
@@ -75,9 +85,122 @@ def ppo_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings
     return above_N | below_N | ((advantages_N < 0) & (ratio_N > settings.dual_clip))
 
 
+def dppo_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return −r A where the trust region in probability leaves it, plus τ log² r of every token.
+
+    DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws stopped tokens back to μ.
+    """
+    log_ratio_N = logprobs_N - behaviour.logprobs_N
+    surrogate_N = importance(logprobs_N, behaviour) * behaviour.advantages_N
+    going_N = ~dppo_stopped(logprobs_N, behaviour, settings)
+    return settings.dppo_penalty * log_ratio_N.square() - torch.where(going_N, surrogate_N, 0.0)
+
+
+def dppo_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return the tokens whose probability A has moved by more than δ: A > 0 and π − μ > δ, or A ≤ 0 and π − μ < −δ."""
+    moved_N = logprobs_N.detach().exp() - behaviour.logprobs_N.exp()
+    good_N = behaviour.advantages_N > 0
+    return (good_N & (moved_N > settings.dppo_delta)) | (~good_N & (moved_N < -settings.dppo_delta))
+
+
+def cispo_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return −sg(min(r, cap)) A log π: every token keeps a gradient (CISPO, arXiv 2506.13585)."""
+    weight_N = importance(logprobs_N, behaviour).detach().clamp(max=settings.cispo_cap)
+    return -weight_N * behaviour.advantages_N * logprobs_N
+
+
+def reinforce_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return −sg(w) A log π, w the correction of π/μ; by default min(r, 2)."""
+    log_ratio_N = logprobs_N.detach() - behaviour.logprobs_N
+    weight_N = weights(log_ratio_N, behaviour.episodes_N, settings.correction)
+    return -weight_N * behaviour.advantages_N * logprobs_N
+
+
+def gspo_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071)."""
+    return -_clipped(_sequence(logprobs_N, behaviour), behaviour, settings.gspo_low, settings.gspo_high)
+
+
+def gspo_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    return _beyond(_sequence(logprobs_N, behaviour), behaviour, settings.gspo_low, settings.gspo_high)
+
+
+def decoupled_ppo_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
+    proximal_N = _proximal(logprobs_N, behaviour)
+    weight_N = weights(proximal_N - behaviour.logprobs_N, behaviour.episodes_N, settings.correction)
+    return -weight_N * _clipped(ratio(logprobs_N - proximal_N), behaviour, settings.clip_low, settings.clip_high)
+
+
+def decoupled_ppo_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    rho_N = ratio(logprobs_N - _proximal(logprobs_N, behaviour))
+    return _beyond(rho_N, behaviour, settings.clip_low, settings.clip_high)
+
+
+def never_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return that no token is stopped: the kind has no trust region."""
+    return torch.zeros_like(logprobs_N, dtype=torch.bool)
+
+
+TokenRule = Callable[[Tensor, Behaviour, LossSettings], Tensor]
+LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
+    "ppo": (ppo_loss, ppo_stopped),
+    "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_stopped),
+    "dppo": (dppo_loss, dppo_stopped),
+    "cispo": (cispo_loss, never_stopped),
+    "gspo": (gspo_loss, gspo_stopped),
+    "reinforce": (reinforce_loss, never_stopped),
+}
+"""Of each kind the loss, and which tokens its trust region leaves without the gradient of A."""
+
+
+def policy_loss(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return the loss of each token: that of the settings' kind, 0 where a mask drops the token."""
+    loss_N, kept_N = LOSSES[settings.kind][0](logprobs_N, behaviour, settings), _kept(logprobs_N, behaviour, settings)
+    return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
+
+
+def policy_stopped(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor:
+    """Return which tokens the trust region stops or a mask drops."""
+    stopped_N, kept_N = (
+        LOSSES[settings.kind][1](logprobs_N, behaviour, settings),
+        _kept(logprobs_N, behaviour, settings),
+    )
+    return stopped_N if kept_N is None else stopped_N | ~kept_N
+
+
 def importance(logprobs_N: Tensor, behaviour: Behaviour) -> Tensor:
     """Return r = π/μ of each token."""
-    return (logprobs_N - behaviour.logprobs_N).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    return ratio(logprobs_N - behaviour.logprobs_N)
+
+
+def _kept(logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings) -> Tensor | None:
+    log_ratio_N = logprobs_N.detach() - behaviour.logprobs_N
+    return kept(log_ratio_N, behaviour.advantages_N, behaviour.episodes_N, settings.correction)
+
+
+def _sequence(logprobs_N: Tensor, behaviour: Behaviour) -> Tensor:
+    return ratio(episode_mean(logprobs_N - behaviour.logprobs_N, behaviour.episodes_N))
+
+
+def _proximal(logprobs_N: Tensor, behaviour: Behaviour) -> Tensor:
+    """Return log π_prox, the version before the one in training, on the line from log μ to log π.
+
+    α = (v_prox − v_t) / (v − v_t), which saves a second forward pass (AReaL). A fresh token's is π itself.
+    """
+    behind_N = behaviour.lags_N.clamp(min=1).to(logprobs_N.dtype)
+    alpha_N = torch.where(behaviour.lags_N > 0, (behind_N - 1.0) / behind_N, 1.0)
+    return torch.lerp(behaviour.logprobs_N, logprobs_N.detach(), alpha_N)
+
+
+def _clipped(ratio_N: Tensor, behaviour: Behaviour, low: float, high: float) -> Tensor:
+    advantages_N = behaviour.advantages_N
+    return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(1.0 - low, 1.0 + high) * advantages_N)
+
+
+def _beyond(ratio_N: Tensor, behaviour: Behaviour, low: float, high: float) -> Tensor:
+    above_N = (behaviour.advantages_N > 0) & (ratio_N > 1.0 + high)
+    return above_N | ((behaviour.advantages_N < 0) & (ratio_N < 1.0 - low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +247,9 @@ def ppo_tally(
     loss_N: Tensor, entropies_N: Tensor, logprobs_N: Tensor, behaviour: Behaviour, settings: LossSettings
 ) -> Tally:
     """Sum up RL; `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, unbiased as the tokens are samples of μ."""
-    ratio_N, one_N, fresh_N = importance(logprobs_N, behaviour), torch.ones_like(loss_N), behaviour.fresh_N
+    ratio_N, one_N, fresh_N = importance(logprobs_N, behaviour), torch.ones_like(loss_N), behaviour.lags_N == 0
     gap_N = (logprobs_N - behaviour.logprobs_N).abs()
-    stopped_N = ppo_stopped(logprobs_N, behaviour, settings)
+    stopped_N = policy_stopped(logprobs_N, behaviour, settings)
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
     return Tally(
         *_sums(one_N, loss_N, entropies_N, one_N, ratio_N - 1.0 - ratio_N.log()),

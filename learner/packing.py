@@ -34,6 +34,8 @@ class MicroBatch:
     logprobs_N: NDArray[np.float32]
     advantages_N: NDArray[np.float32]
     versions_N: NDArray[np.int32]
+    episodes_N: NDArray[np.int64]
+    """The row, which is one whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def _rectangle(batch: Sequence[Trace], cut: Cut) -> MicroBatch:
         logprobs_N=_joined([trace.logprobs_L[trace.mask_L] for trace in traces], np.float32),
         advantages_N=_joined([trace.advantages_L[trace.mask_L] for trace in traces], np.float32),
         versions_N=_joined([trace.versions_L[trace.mask_L] for trace in traces], np.int32),
+        episodes_N=np.nonzero(mask_BT)[0],
     )
 
 

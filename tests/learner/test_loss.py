@@ -48,7 +48,8 @@ def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSetti
 def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor, Behaviour]:
     logprobs, mu, advantages, fresh = zip(*rows, strict=True)
     double = [torch.tensor(column, dtype=torch.float64) for column in (logprobs, mu, advantages)]
-    return double[0].requires_grad_(), Behaviour(double[1], double[2], torch.tensor(fresh))
+    lags_N = (~torch.tensor(fresh)).int()
+    return double[0].requires_grad_(), Behaviour(double[1], double[2], lags_N, torch.zeros(len(rows)).long())
 
 
 def one(logprob: float, mu: float, advantage: float, settings: LossSettings = LossSettings()) -> tuple[float, float]:  # noqa: B008
@@ -137,7 +138,8 @@ def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
 @pytest.mark.parametrize("logprobs", [(0.0, -200.0), (-200.0, 0.0)])
 def test_impossible_ratios_stay_finite(logprobs: tuple[float, float], advantage: float) -> None:
     logprobs_N = torch.tensor([logprobs[0]], requires_grad=True)
-    behaviour = Behaviour(torch.tensor([logprobs[1]]), torch.tensor([advantage]), torch.tensor([True]))
+    zero = torch.tensor([0])
+    behaviour = Behaviour(torch.tensor([logprobs[1]]), torch.tensor([advantage]), zero, zero)
     loss_N = ppo_loss(logprobs_N, behaviour, LossSettings())
     loss_N.sum().backward()
     assert logprobs_N.grad is not None
@@ -192,7 +194,7 @@ def test_tallies_add_up_like_their_tokens(
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
-    tally = ppo_tally(nothing, nothing, nothing, Behaviour(nothing, nothing, nothing.bool()), LossSettings())
+    tally = ppo_tally(nothing, nothing, nothing, Behaviour(nothing, nothing, nothing, nothing.long()), LossSettings())
     assert tally == Tally()
     assert imitation_tally(nothing, nothing) == Tally()
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -123,3 +124,29 @@ def test_without_sharing_there_is_no_prefix() -> None:
 def test_short_prompts_are_not_worth_a_micro_batch_of_their_own() -> None:
     traces = make_groups(0, groups=4, group_size=2, prompt=20).traces
     assert len(pack(traces, 1, 2000)[0]) == 1
+
+
+@given(st.integers(0, 1000), budgets, st.integers(1, 3), st.booleans())
+def test_each_trained_token_names_its_episode(seed: int, budget: int, ranks: int, share: bool) -> None:
+    batch = make_batch(seed)
+    packed = [
+        mb.logprobs_N[mb.episodes_N == episode].tolist()
+        for mb in chain(*pack(batch.traces, ranks, budget, share))
+        for episode in np.unique(mb.episodes_N)
+    ]
+    assert sorted(packed) == sorted(trace.logprobs_L[trace.mask_L].tolist() for trace in batch.traces)
+
+
+def test_what_stands_at_observation_tokens_reaches_no_micro_batch() -> None:
+    traces = make_batch(seed=5).traces
+    noisy = [
+        replace(
+            trace,
+            logprobs_L=np.where(trace.mask_L, trace.logprobs_L, np.float32(-9)),
+            advantages_L=np.where(trace.mask_L, trace.advantages_L, np.float32(9)),
+            versions_L=np.where(trace.mask_L, trace.versions_L, 9).astype(np.int32),
+        )
+        for trace in traces
+    ]
+    for mine, theirs in zip(chain(*pack(traces, 2, 128)), chain(*pack(noisy, 2, 128)), strict=True):
+        assert all(np.array_equal(getattr(mine, name), getattr(theirs, name)) for name in MicroBatch.__slots__)
