@@ -1,0 +1,268 @@
+"""The pocket model: a Qwen2 of a million parameters that half knows TextCraft, made from nothing in minutes.
+
+Place in the flow: tasks → the expert's episodes → **lessons** → weights. Learning studies begin from it. Imitation
+stops early on purpose: RL learns from groups in which some episodes of a task succeed and others fail.
+
+    python -m horizonrl.ops.pocket DIRECTORY
+
+Lessons are an actor's own rollouts of the train split, so that what is imitated is what is deployed. Most exchange the
+items' words at random, which leaves one way to know a recipe: to read it in the prompt.
+"""
+
+import asyncio
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.scripted_policy import ScriptedPolicy
+from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
+from horizonrl.envs import registry
+from horizonrl.envs.api import Split
+from horizonrl.ops.bench.tiny_model import make_tokenizer
+
+SEED = 0
+
+ENVIRONMENT = "textcraft"
+OPTIONS = {"format": "plain", "style": "compact", "distractors": 0}
+HORIZONS = {"depth1": 6, "depth2": 10, "depth3": 16}
+"""The categories taught, and the most turns of an episode: the expert takes 2.2, 5.1 and 10.2 on average."""
+SHARES = (0.5, 0.3, 0.2)
+"""How often a category's lessons are drawn."""
+CONTEXT_TOKENS = 320
+MAX_TURN_TOKENS = 24
+"""Longer episodes are no lessons."""
+FIXED_WORDS = (
+    "Commands: get N item | craft N item using M item, M item | inventory\nGet what no recipe makes.\n"
+    "For use one kind, such as\nGoal: craft\nGot Crafted"
+)
+"""The environment's own words, which no lesson exchanges."""
+
+VOCABULARY = 1024
+THREADS = 2
+"""Fixed, because sums depend on it."""
+COPYING_STEPS, IMITATION_STEPS = 200, 800
+"""First nothing but items that repeat, in short sequences: heads that copy form many times sooner than in episodes."""
+COPYING_TOKENS = 64
+BATCH_TOKENS = 2_048
+POOL = 64
+"""Lessons that are sorted by length before they are cut into batches."""
+RENAMED_SHARE = 0.7
+PROMPT_WEIGHT, OBSERVATION_WEIGHT = 0.03, 0.5
+"""In the loss, where an action's token has 1: observations repeat the action, and so teach to copy."""
+MATRIX_LR, OTHER_LR = 0.03, 5e-3
+"""Of Muon, which moves the layers' matrices, and of AdamW, which moves the rest."""
+WARMUP_STEPS = 30
+REPORT_EVERY = 100
+
+_A_WORD = re.compile("Ġ[a-z]{2,}")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """T tokens: `ids` [T] and their `weights` [T] in the loss."""
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def make_pocket(
+    path: Path,
+    seed: int = SEED,
+    steps: tuple[int, int] = (COPYING_STEPS, IMITATION_STEPS),
+    say: Say = lambda _: None,
+) -> Path:
+    """Write the model as a Hugging Face directory (bfloat16, tied embeddings) and return it.
+
+    The same seed gives the same weights on one machine. `steps`: on items that repeat, then on lessons.
+    """
+    import torch
+
+    tokenizer = asyncio.run(make_pocket_tokenizer())
+    lessons = asyncio.run(make_lessons(ChatTemplate(tokenizer)))
+    names, draw = name_ids(tokenizer), np.random.default_rng(seed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = _new_model(tokenizer)
+        copying = islice(copying_batches(names, _comma(tokenizer), draw), steps[0])
+        _train(model, chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])), sum(steps), say)
+    finally:
+        torch.set_num_threads(threads)
+    model.to(torch.bfloat16).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+async def make_pocket_tokenizer() -> Any:
+    """Train the tokenizer on the first prompts of the train split: an item's word is a token, or a few."""
+    environment = registry.make(ENVIRONMENT, OPTIONS)
+    texts = [(await environment.reset(task.task_id)).text for task in registry.select(ENVIRONMENT, "train")]
+    return make_tokenizer(texts=texts, vocabulary=VOCABULARY)
+
+
+async def expert_episodes(chat: ChatTemplate, split: Split, category: str) -> list[Episode]:
+    """Play every task of a category as an actor plays a demonstration; leave out what a context does not hold."""
+    environment = registry.make(ENVIRONMENT, OPTIONS)
+    rollout = Rollout(ScriptedPolicy(max_context_tokens=CONTEXT_TOKENS), chat, system_prompt=None, step_timeout_s=30.0)
+    episodes = []
+    for number, task in enumerate(registry.select(ENVIRONMENT, split, (category,))):
+        ticket = Ticket(
+            number=number,
+            kind=Kind.DEMO,
+            task=Task(env_id=ENVIRONMENT, task_id=task.task_id),
+            group_size=1,
+            horizon_turns=HORIZONS[category],
+            sampling=Sampling(max_turn_tokens=MAX_TURN_TOKENS),
+        )
+        episodes.append(await rollout.episode(environment, ticket, 0))
+    return [episode for episode in episodes if episode.success]
+
+
+async def make_lessons(chat: ChatTemplate) -> list[list[Lesson]]:
+    """Return the lessons of the train split by category."""
+    return [[lesson(episode) for episode in await expert_episodes(chat, "train", of)] for of in HORIZONS]
+
+
+def lesson(episode: Episode) -> Lesson:
+    """Weigh an episode's tokens."""
+    ids, weights = list(episode.prompt_ids), [PROMPT_WEIGHT] * len(episode.prompt_ids)
+    for turn in episode.turns:
+        ids += turn.output_ids + turn.observation_ids
+        weights += [1.0] * len(turn.output_ids) + [OBSERVATION_WEIGHT] * len(turn.observation_ids)
+    return Lesson(np.array(ids), np.array(weights, np.float32))
+
+
+def name_ids(tokenizer: Any) -> NDArray[np.int64]:
+    """Return the tokens that begin a word of an item's name, and of nothing that the environment itself says."""
+    fixed = set(tokenizer.encode(FIXED_WORDS)) | set(tokenizer.encode(FIXED_WORDS.replace("\n", " ")))
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return np.array([at for at, token in enumerate(tokens) if _A_WORD.fullmatch(token) and at not in fixed])
+
+
+def copying_batches(names: NDArray[np.int64], comma: int, draw: np.random.Generator) -> Iterator[list[Lesson]]:
+    """Yield rows of items drawn from a few: from its second appearance on, an item's first token tells the others."""
+    while True:
+        yield [_repetitions(names, comma, draw) for _ in range(BATCH_TOKENS // COPYING_TOKENS)]
+
+
+def _repetitions(names: NDArray[np.int64], comma: int, draw: np.random.Generator) -> Lesson:
+    items = [[*draw.choice(names, draw.integers(1, 4)), comma] for _ in range(draw.integers(3, 14))]
+    ids: list[int] = []
+    weights: list[float] = []
+    seen: set[int] = set()
+    while len(ids) < COPYING_TOKENS:
+        at = int(draw.integers(len(items)))
+        ids += items[at]
+        weights += [0.0] + [float(at in seen)] * (len(items[at]) - 1)
+        seen.add(at)
+    return Lesson(np.array(ids[:COPYING_TOKENS]), np.array(weights[:COPYING_TOKENS], np.float32))
+
+
+def lesson_batches(
+    lessons: Sequence[Sequence[Lesson]], names: NDArray[np.int64], draw: np.random.Generator
+) -> Iterator[list[Lesson]]:
+    """Yield batches of at most BATCH_TOKENS, padding included, of lessons of similar length in random order."""
+    while True:
+        drawn = [lessons[of] for of in draw.choice(len(lessons), POOL, p=SHARES)]
+        pool = [renamed(among[draw.integers(len(among))], names, draw) for among in drawn]
+        batches: list[list[Lesson]] = [[]]
+        for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
+            if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
+                batches.append([])
+            batches[-1].append(each)
+        yield from (batches[at] for at in draw.permutation(len(batches)))
+
+
+def renamed(lesson: Lesson, names: NDArray[np.int64], draw: np.random.Generator) -> Lesson:
+    """Exchange the items' words, or return the lesson as it is."""
+    if draw.random() >= RENAMED_SHARE:
+        return lesson
+    exchange = np.arange(VOCABULARY)
+    exchange[names] = draw.permutation(names)
+    return Lesson(exchange[lesson.ids], lesson.weights)
+
+
+def _new_model(tokenizer: Any) -> Any:
+    """vLLM on CPU wants heads of 32 or 64 dimensions."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    qwen: Any = Qwen2ForCausalLM
+    return qwen(config).float()
+
+
+def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) -> None:
+    """Take a step on each batch: Muon on the layers' matrices, AdamW on the rest, a cosine over both."""
+    import torch
+
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.1, momentum=0.95),
+        torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / WARMUP_STEPS) * (0.52 + 0.48 * math.cos(math.pi * step / steps))
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
+    started = time.monotonic()
+    for step, batch in enumerate(batches, 1):
+        loss = _loss(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for moved in (*optimizers, *schedules):
+            moved.step()
+        model.zero_grad()
+        if step % REPORT_EVERY == 0:
+            say(f"pocket model: step {step} of {steps}, loss {loss.item():.2f}, {time.monotonic() - started:.0f} s")
+
+
+def _loss(model: Any, batch: Sequence[Lesson]) -> Any:
+    """Return the weighted mean of the tokens' losses. Padding follows a lesson, so causal attention never sees it."""
+    import torch
+
+    ids_BT = np.zeros((len(batch), max(len(lesson.ids) for lesson in batch)), np.int64)
+    weights_BT = np.zeros(ids_BT.shape, np.float32)
+    for row, lesson in enumerate(batch):
+        ids_BT[row, : len(lesson.ids)], weights_BT[row, : len(lesson.ids)] = lesson.ids, lesson.weights
+    ids, weights = torch.from_numpy(ids_BT), torch.from_numpy(weights_BT)[:, 1:].flatten()
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    return (losses * weights).sum() / weights.sum()
+
+
+def _comma(tokenizer: Any) -> int:
+    return int(tokenizer.encode(",")[-1])
+
+
+if __name__ == "__main__":
+    make_pocket(Path(sys.argv[1]), say=lambda line: print(line, flush=True))
