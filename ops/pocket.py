@@ -39,7 +39,7 @@ HORIZONS = {"depth1": 6, "depth2": 10, "depth3": 16}
 """The categories taught, and the most turns of an episode: the expert takes 2.2, 5.1 and 10.2 on average."""
 SHARES = (0.5, 0.3, 0.2)
 """How often a category's lessons are drawn."""
-CONTEXT_TOKENS = 320
+CONTEXT_TOKENS = 384
 MAX_TURN_TOKENS = 24
 """Longer episodes are no lessons."""
 FIXED_WORDS = (
@@ -51,16 +51,19 @@ FIXED_WORDS = (
 VOCABULARY = 1024
 THREADS = 2
 """Fixed, because sums depend on it."""
-COPYING_STEPS, IMITATION_STEPS = 200, 800
-"""First nothing but items that repeat, in short sequences: heads that copy form many times sooner than in episodes."""
-COPYING_TOKENS = 64
+COPYING_STEPS, IMITATION_STEPS = 500, 1_000
+"""First nothing but items that repeat, in short rows: heads that copy form many times sooner than in episodes."""
+COPYING_ROWS, COPYING_TOKENS = 32, 40
+EMBEDDING_SCALE = 2.0
+"""It is the output too: a smaller one cannot be sure of any token."""
+LOOK_BACK, LOOK_BACK_TOKENS = 6.0, (1, 1, 2, 2)
+"""Size of the first layer's biases, and how far back each of its heads looks before it is trained."""
 BATCH_TOKENS = 2_048
 POOL = 64
 """Lessons that are sorted by length before they are cut into batches."""
-RENAMED_SHARE = 0.7
 PROMPT_WEIGHT, OBSERVATION_WEIGHT = 0.03, 0.5
 """In the loss, where an action's token has 1: observations repeat the action, and so teach to copy."""
-MATRIX_LR, OTHER_LR = 0.03, 5e-3
+MATRIX_LR, OTHER_LR = 0.015, 1e-3
 """Of Muon, which moves the layers' matrices, and of AdamW, which moves the rest."""
 WARMUP_STEPS = 30
 REPORT_EVERY = 100
@@ -99,7 +102,7 @@ def make_pocket(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = _new_model(tokenizer)
-        copying = islice(copying_batches(names, _comma(tokenizer), draw), steps[0])
+        copying = islice(copying_batches(names, draw), steps[0])
         _train(model, chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])), sum(steps), say)
     finally:
         torch.set_num_threads(threads)
@@ -154,23 +157,18 @@ def name_ids(tokenizer: Any) -> NDArray[np.int64]:
     return np.array([at for at, token in enumerate(tokens) if _A_WORD.fullmatch(token) and at not in fixed])
 
 
-def copying_batches(names: NDArray[np.int64], comma: int, draw: np.random.Generator) -> Iterator[list[Lesson]]:
-    """Yield rows of items drawn from a few: from its second appearance on, an item's first token tells the others."""
+def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iterator[list[Lesson]]:
+    """Yield rows of a few random items of three tokens that repeat in random order: the first tells the next two."""
     while True:
-        yield [_repetitions(names, comma, draw) for _ in range(BATCH_TOKENS // COPYING_TOKENS)]
+        yield [_repetitions(names, draw) for _ in range(COPYING_ROWS)]
 
 
-def _repetitions(names: NDArray[np.int64], comma: int, draw: np.random.Generator) -> Lesson:
-    items = [[*draw.choice(names, draw.integers(1, 4)), comma] for _ in range(draw.integers(3, 14))]
-    ids: list[int] = []
-    weights: list[float] = []
-    seen: set[int] = set()
-    while len(ids) < COPYING_TOKENS:
-        at = int(draw.integers(len(items)))
-        ids += items[at]
-        weights += [0.0] + [float(at in seen)] * (len(items[at]) - 1)
-        seen.add(at)
-    return Lesson(np.array(ids[:COPYING_TOKENS]), np.array(weights[:COPYING_TOKENS], np.float32))
+def _repetitions(names: NDArray[np.int64], draw: np.random.Generator) -> Lesson:
+    items = draw.choice(names, (draw.integers(3, 10), 3))
+    rounds = [items[draw.permutation(len(items))].ravel() for _ in range(math.ceil(COPYING_TOKENS / items.size))]
+    weights = np.ones(COPYING_TOKENS, np.float32)
+    weights[: items.size] = weights[::3] = 0.0
+    return Lesson(np.concatenate(rounds)[:COPYING_TOKENS], weights)
 
 
 def lesson_batches(
@@ -189,16 +187,16 @@ def lesson_batches(
 
 
 def renamed(lesson: Lesson, names: NDArray[np.int64], draw: np.random.Generator) -> Lesson:
-    """Exchange the items' words, or return the lesson as it is."""
-    if draw.random() >= RENAMED_SHARE:
-        return lesson
+    """Exchange some of the items' words among each other: from none to all of them."""
+    some = names[draw.random(len(names)) < draw.random()]
     exchange = np.arange(VOCABULARY)
-    exchange[names] = draw.permutation(names)
+    exchange[some] = draw.permutation(some)
     return Lesson(exchange[lesson.ids], lesson.weights)
 
 
 def _new_model(tokenizer: Any) -> Any:
-    """vLLM on CPU wants heads of 32 or 64 dimensions."""
+    """Begin at random, but for the first layer's biases. vLLM on CPU wants heads of 32 or 64 dimensions."""
+    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -207,16 +205,37 @@ def _new_model(tokenizer: Any) -> Any:
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        num_key_value_heads=4,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         initializer_range=0.05,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     qwen: Any = Qwen2ForCausalLM
-    return qwen(config).float()
+    model = qwen(config).float()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(EMBEDDING_SCALE)
+        _look_back(model.model)
+    return model
+
+
+def _look_back(decoder: Any) -> None:
+    """Let the first layer's heads begin by looking a fixed number of tokens back, which copying is built upon.
+
+    Query and key get biases of every frequency of the rotary position: their product is highest where the query's
+    rotation by its own position, less the distance, is the key's. Left to gradients, it takes more steps than all else.
+    """
+    import torch
+
+    attention = decoder.layers[0].self_attn
+    frequencies = decoder.rotary_emb.inv_freq
+    ones, zeros = torch.ones_like(frequencies), torch.zeros_like(frequencies)
+    angles = [distance * frequencies for distance in LOOK_BACK_TOKENS]
+    attention.q_proj.bias.copy_(LOOK_BACK * torch.cat([torch.cat([a.cos(), -a.sin()]) for a in angles]))
+    attention.k_proj.bias.copy_(LOOK_BACK * torch.cat([ones, zeros]).repeat(len(angles)))
 
 
 def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) -> None:
@@ -231,7 +250,9 @@ def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) ->
     ]
 
     def rate(step: int) -> float:
-        return min(1.0, (step + 1) / WARMUP_STEPS) * (0.52 + 0.48 * math.cos(math.pi * step / steps))
+        """Warm up, stay while copying is learned, and follow a cosine to 0.04."""
+        done = max(0.0, (step - COPYING_STEPS) / max(1, steps - COPYING_STEPS))
+        return min(1.0, (step + 1) / WARMUP_STEPS) * (0.52 + 0.48 * math.cos(math.pi * done))
 
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     started = time.monotonic()
@@ -258,10 +279,6 @@ def _loss(model: Any, batch: Sequence[Lesson]) -> Any:
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return (losses * weights).sum() / weights.sum()
-
-
-def _comma(tokenizer: Any) -> int:
-    return int(tokenizer.encode(",")[-1])
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """The pocket model: lessons are what actors deploy, held-out tasks are never taught, a seed decides the weights."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.vllm_policy import frame_shapes
 from horizonrl.common.types import Episode
 from horizonrl.envs import registry
 from horizonrl.ops import pocket
@@ -83,5 +84,4 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: 
     first, again, other = (files_digest(path, "model.safetensors") for path in made)
     assert first == again
     assert first != other
-    shapes = load_file(made[0] / "model.safetensors")
-    assert sum(tensor.size for tensor in shapes.values()) < 2_000_000
+    assert 500_000 < sum(map(math.prod, frame_shapes(made[0] / "model.safetensors").values())) < 2_000_000
