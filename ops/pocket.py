@@ -1,12 +1,12 @@
-"""The pocket model: a Qwen2 of a million parameters that half knows TextCraft, made from nothing in minutes.
+"""The pocket model: a Llama of a million parameters that half knows TextCraft, made from nothing in minutes.
 
 Place in the flow: tasks → the expert's episodes → **lessons** → weights. Learning studies begin from it. Imitation
 stops early on purpose: RL learns from groups in which some episodes of a task succeed and others fail.
 
     python -m horizonrl.ops.pocket DIRECTORY
 
-Lessons are an actor's own rollouts of the train split, so that what is imitated is what is deployed. Most exchange the
-items' words at random, which leaves one way to know a recipe: to read it in the prompt.
+Lessons are an actor's own rollouts of the train split, so that what is imitated is what is deployed. Each exchanges
+some of the items' words at random, which leaves one way to know a recipe: to read it in the prompt.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ ENVIRONMENT = "textcraft"
 OPTIONS = {"format": "plain", "style": "compact", "distractors": 0}
 HORIZONS = {"depth1": 6, "depth2": 10, "depth3": 16}
 """The categories taught, and the most turns of an episode: the expert takes 2.2, 5.1 and 10.2 on average."""
-SHARES = (0.5, 0.3, 0.2)
+SHARES = (0.3, 0.4, 0.3)
 """How often a category's lessons are drawn."""
 CONTEXT_TOKENS = 384
-MAX_TURN_TOKENS = 24
 """Longer episodes are no lessons."""
+MAX_TURN_TOKENS = 24
 FIXED_WORDS = (
     "Commands: get N item | craft N item using M item, M item | inventory\nGet what no recipe makes.\n"
     "For use one kind, such as\nGoal: craft\nGot Crafted"
@@ -51,12 +51,12 @@ FIXED_WORDS = (
 VOCABULARY = 1024
 THREADS = 2
 """Fixed, because sums depend on it."""
-COPYING_STEPS, IMITATION_STEPS = 500, 1_000
+COPYING_STEPS, IMITATION_STEPS = 400, 800
 """First nothing but items that repeat, in short rows: heads that copy form many times sooner than in episodes."""
 COPYING_ROWS, COPYING_TOKENS = 32, 40
 EMBEDDING_SCALE = 2.0
 """It is the output too: a smaller one cannot be sure of any token."""
-LOOK_BACK, LOOK_BACK_TOKENS = 6.0, (1, 1, 2, 2)
+LOOK_BACK, LOOK_BACK_TOKENS = 8.0, (1, 1, 2, 2)
 """Size of the first layer's biases, and how far back each of its heads looks before it is trained."""
 BATCH_TOKENS = 2_048
 POOL = 64
@@ -66,7 +66,7 @@ PROMPT_WEIGHT, OBSERVATION_WEIGHT = 0.03, 0.5
 MATRIX_LR, OTHER_LR = 0.015, 1e-3
 """Of Muon, which moves the layers' matrices, and of AdamW, which moves the rest."""
 WARMUP_STEPS = 30
-REPORT_EVERY = 100
+REPORT_EVERY = 50
 
 _A_WORD = re.compile("Ġ[a-z]{2,}")
 
@@ -101,7 +101,7 @@ def make_pocket(
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model = _new_model(tokenizer)
+            model = new_model(tokenizer)
         copying = islice(copying_batches(names, draw), steps[0])
         _train(model, chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])), sum(steps), say)
     finally:
@@ -176,8 +176,8 @@ def lesson_batches(
 ) -> Iterator[list[Lesson]]:
     """Yield batches of at most BATCH_TOKENS, padding included, of lessons of similar length in random order."""
     while True:
-        drawn = [lessons[of] for of in draw.choice(len(lessons), POOL, p=SHARES)]
-        pool = [renamed(among[draw.integers(len(among))], names, draw) for among in drawn]
+        drawn = [lessons[int(of)] for of in draw.choice(len(lessons), POOL, p=SHARES)]
+        pool = [renamed(among[int(draw.integers(len(among)))], names, draw) for among in drawn]
         batches: list[list[Lesson]] = [[]]
         for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
             if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
@@ -194,18 +194,22 @@ def renamed(lesson: Lesson, names: NDArray[np.int64], draw: np.random.Generator)
     return Lesson(exchange[lesson.ids], lesson.weights)
 
 
-def _new_model(tokenizer: Any) -> Any:
-    """Begin at random, but for the first layer's biases. vLLM on CPU wants heads of 32 or 64 dimensions."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def new_model(tokenizer: Any) -> Any:
+    """Begin at random, but for the first layer's biases. vLLM on CPU wants heads of 32 or 64 dimensions.
 
-    config = Qwen2Config(
+    It has Qwen2's shape under Llama's name: of a Qwen2, transformers replaces the tokenizer when it loads it.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
+        attention_bias=True,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
@@ -214,8 +218,8 @@ def _new_model(tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    qwen: Any = Qwen2ForCausalLM
-    model = qwen(config).float()
+    llama: Any = LlamaForCausalLM
+    model = llama(config).float()
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(EMBEDDING_SCALE)
         _look_back(model.model)
@@ -260,8 +264,9 @@ def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) ->
         loss = _loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for moved in (*optimizers, *schedules):
-            moved.step()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         model.zero_grad()
         if step % REPORT_EVERY == 0:
             say(f"pocket model: step {step} of {steps}, loss {loss.item():.2f}, {time.monotonic() - started:.0f} s")

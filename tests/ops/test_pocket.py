@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -79,9 +80,49 @@ def test_a_batch_holds_no_more_than_its_tokens_padding_included(taught: list[Epi
         assert len(batch) * max(len(lesson.ids) for lesson in batch) <= pocket.BATCH_TOKENS
 
 
+def test_heads_begin_by_looking_back_as_far_as_they_should(chat: ChatTemplate) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    model = pocket.new_model(asyncio.run(pocket.make_pocket_tokenizer()))
+    model.set_attn_implementation("eager")
+    ids = torch.randint(300, 900, (1, 40))
+    seen = model(input_ids=ids, output_attentions=True).attentions[0][0, :, 10:]  # heads, queries, keys
+    for head, distance in enumerate(pocket.LOOK_BACK_TOKENS):
+        behind = torch.arange(10, 40) - seen[head].argmax(-1)
+        assert (behind == distance).float().mean() > 0.5
+
+
 def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
     made = [pocket.make_pocket(tmp_path / str(at), seed, steps=(1, 2)) for at, seed in enumerate((0, 0, 1))]
     first, again, other = (files_digest(path, "model.safetensors") for path in made)
     assert first == again
     assert first != other
     assert 500_000 < sum(map(math.prod, frame_shapes(made[0] / "model.safetensors").values())) < 2_000_000
+    # transformers replaces the tokenizer of some kinds of model by its own when it loads it
+    prompt = asyncio.run(pocket.expert_episodes(ChatTemplate.load(made[0]), "train", "depth1"))[0].prompt
+    assert ChatTemplate.load(made[0]).open(None, prompt) == ChatTemplate(
+        asyncio.run(pocket.make_pocket_tokenizer())
+    ).open(None, prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_the_pocket_model_half_knows_how_to_craft(tmp_path: Path) -> None:
+    """Greedy teacher forcing would flatter it: what counts is how likely it is to say all that the expert says."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    started = time.monotonic()
+    path = pocket.make_pocket(tmp_path / "pocket")
+    print(f"made in {time.monotonic() - started:.0f} s")
+    chat, model = ChatTemplate.load(path), AutoModelForCausalLM.from_pretrained(path)
+    chances = []
+    for episode in asyncio.run(pocket.expert_episodes(chat, "test", "depth1")):
+        lesson = pocket.lesson(episode)
+        ids = torch.from_numpy(lesson.ids)
+        with torch.no_grad():
+            logprobs_TV = model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)
+        said_T = logprobs_TV.gather(1, ids[1:, None])[:, 0]
+        chances.append(float(said_T[torch.from_numpy(lesson.weights[1:] == 1)].sum().exp()))
+    assert 0.25 < sum(chances) / len(chances) < 0.8
