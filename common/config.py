@@ -85,6 +85,8 @@ class EnvSection(Section):
     """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(Kind)
+    """The tickets that draw it: `demo` (imitation), `train` (RL), `eval`."""
     horizons: tuple[HorizonTurns, ...] = ()
     """This environment's own horizons; empty takes `horizon.horizons`."""
     step_timeout_s: Seconds = 30.0
@@ -229,6 +231,13 @@ class RunConfig(BaseSettings):
         self.objective.refuse_unsound()
         if self.imitation.steps + self.rl.steps == 0:
             raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")
+        for phase, steps in ((Phase.IMITATION, self.imitation.steps), (Phase.RL, self.rl.steps)):
+            kind = kind_of(phase).value
+            if steps and not any(kind in env.kinds for env in self.envs):
+                raise ValueError(
+                    f"{phase.value}.steps is {steps} but none of the envs {', '.join(ids)} has {kind!r} among its "
+                    f"kinds: add it to one of them, or set {phase.value}.steps to 0"
+                )
         return self
 
     @property
@@ -282,7 +291,7 @@ class RunConfig(BaseSettings):
             if not recipe.is_file():
                 raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
 
-        given = _parse_overrides(overrides)
+        given = parse_overrides(overrides)
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
             @classmethod
@@ -304,7 +313,7 @@ class RunConfig(BaseSettings):
         return RunConfig.model_construct(**dict(loaded))
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Turn `--section.key value` and `--section.key=value` into a nested dict; a value is JSON or a plain string."""
     tokens = list(overrides)
     parsed: dict[str, Any] = {}
