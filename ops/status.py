@@ -83,6 +83,9 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
         table.add_row("weights", f"version {policy.policy.version}, {policy.weights_bytes / 1e6:.0f} MB")
     if isinstance(horizon := await state.get(Key.HORIZON), HorizonState):
         table.add_row("horizon", ", ".join(f"{env} {turns} turns" for env, turns in horizon.horizons.items()))
+    for growth in progress.growths:
+        told = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
+        table.add_row("last growth", f"{growth.env_id} {told}")
     tickets = await transport.queue()
     table.add_row("queue", f"{tickets.waiting} tickets wait, {tickets.leased} are leased")
     for kind in Kind:
