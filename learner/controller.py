@@ -2,7 +2,8 @@
 broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
 
 Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
-stream itself; which task and which horizon the next one carries are pure functions of its number and of the step.
+stream itself; the next one's task is a pure function of its number, its horizon one of the learner's progress and of
+the key `horizon`.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
             table.add_row("broker", f"not running ({config.broker.url})")
         else:
             try:
-                await _add_broker_rows(table, transport)
+                await add_broker_rows(table, transport)
             finally:
                 await transport.close()
     if run_dir is not None:
@@ -70,7 +70,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
     return table
 
 
-async def _add_broker_rows(table: Table, transport: Transport) -> None:
+async def add_broker_rows(table: Table, transport: Transport) -> None:
     state, queue = StateStore(transport), TicketQueue(transport)
     progress = await state.get(Key.PROGRESS)
     if not isinstance(progress, Progress):

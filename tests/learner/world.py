@@ -266,7 +266,6 @@ class World:
         assert in_order == sorted(in_order)
         assert set(in_order) == {4, 6}
 
-
     def _check_journal(self, ledger: list[dict[str, Any]]) -> None:
         """Each step has one line: its cost is that of what it consumed, and a horizon grew when it should have."""
         lines = read_lines(self.config.run_dir / METRICS)
