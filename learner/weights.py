@@ -4,6 +4,7 @@ Place in the flow: Batch → **Version** → actors. The `policy` key is set las
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class WeightsPublisher:
     directory: Path
     share_files: bool
     """Actors read the file itself: they are on this machine."""
+    held: Collection[int] = ()
+    """Versions whose files stay, however old: they may turn out to be the best."""
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -53,7 +56,9 @@ class WeightsPublisher:
         return manifest, time.monotonic() - started
 
     def tidy(self) -> None:
-        """Remove all but the newest files."""
+        """Remove all but the newest files and those of the versions held."""
+        held = tuple(f"frame-{version:06d}-" for version in self.held)
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
         for file in frames[:-FILES_KEPT]:
-            file.unlink()
+            if not file.name.startswith(held):
+                file.unlink()

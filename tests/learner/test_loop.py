@@ -13,9 +13,10 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress
+from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
 from horizonrl.ops.rundir import read_lines
-from tests.learner.world import MortalTransport, World, played
+from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
 
 
@@ -31,6 +32,16 @@ def survive(world: World) -> World:
 def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path) -> None:
     world = survive(World(tmp_path))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
+
+
+def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, overrides=EVALUATING))
+    evals = world.evals()
+    assert [line["version"] for line in evals] == [0, 2, 4, 6, 7]
+    assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [("imitation", 0), ("rl", 0), ("rl", 2)]
+    best = Best(world.config.run_dir / "best").read()
+    assert best is not None
+    assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"]
 
 
 ROLES = ("learner", "controller", "actor")
@@ -51,16 +62,24 @@ def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(tmp_path: 
     cancel_everywhere(tmp_path, role, stride=7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_be_cancelled_in_any_request_to_the_broker(tmp_path: Path, role: str) -> None:
-    cancel_everywhere(tmp_path, role, stride=1)
+def test_a_role_may_be_cancelled_in_any_thirteenth_request_of_a_run_with_evaluations(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=13, overrides=EVALUATING)
 
 
-def cancel_everywhere(tmp_path: Path, role: str, stride: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), EVALUATING], ids=["", "evaluating"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_be_cancelled_in_any_request_to_the_broker(
+    tmp_path: Path, role: str, overrides: tuple[str, ...]
+) -> None:
+    cancel_everywhere(tmp_path, role, stride=1, overrides=overrides)
+
+
+def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = ()) -> None:
     """Cancel a role before its first request, after it, before its second, ... until a run makes fewer requests."""
     for place in itertools.count(step=stride):
-        world = survive(World(tmp_path / str(place), deaths={role: [place]}))
+        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides))
         if world.lives[role] == 1:
             break
     assert place > 20
@@ -70,7 +89,14 @@ lives = st.lists(st.integers(0, 150), max_size=4)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(learner=lives, controller=lives, actor=lives, seed=st.integers(0, 999), faults=st.sampled_from([0.0, 0.3]))
+@given(
+    learner=lives,
+    controller=lives,
+    actor=lives,
+    seed=st.integers(0, 999),
+    faults=st.sampled_from([0.0, 0.3]),
+    overrides=st.sampled_from([(), EVALUATING]),
+)
 def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     learner: list[int],
@@ -78,9 +104,10 @@ def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     actor: list[int],
     seed: int,
     faults: float,
+    overrides: tuple[str, ...],
 ) -> None:
     deaths = {"learner": learner, "controller": controller, "actor": actor}
-    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults))
+    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides))
 
 
 def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:
@@ -108,6 +135,27 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
         assert refused.group_contains(CheckpointError, match=r"template: None → t")
 
     asyncio.run(scenario())
+
+
+def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        other = World(tmp_path, server=first.server, overrides=("--eval.every=3", "--rl.steps=9"))
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match="or evaluation")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tmp_path: Path) -> None:
+    first = World(tmp_path, overrides=EVALUATING)
+    asyncio.run(first.run())
+    second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
+    survive(second)
+    assert [line["version"] for line in second.evals()] == [0, 2, 4, 6, 7, 10]
+    assert second.evals()[4]["settled_step"] == 8  # it had been read after the last step, now before the next
 
 
 def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:

@@ -25,12 +25,23 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Group, Kind, PolicyVersion, Progress, Provenance, Ticket, Void, WeightsManifest
+from horizonrl.common.types import (
+    Group,
+    Kind,
+    PolicyVersion,
+    Progress,
+    Provenance,
+    Task,
+    Ticket,
+    Void,
+    WeightsManifest,
+)
 from horizonrl.learner.api import Objective, StepStats
 from horizonrl.learner.batch import Batch, Trace
+from horizonrl.learner.best import Best
 from horizonrl.learner.collector import Rules
 from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source
+from horizonrl.learner.curriculum import EvalTask, Source
 from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.replay import Replay
 from horizonrl.ops.rundir import read_lines
@@ -39,6 +50,8 @@ from tests.records import make_episode, make_turn
 T = TypeVar("T")
 NAN = math.nan
 SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
+EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
+EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
 RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=100, max_context_tokens=64)
 DEADLINE_S = 60.0
@@ -156,6 +169,7 @@ class World:
                 *self.overrides,
             ],
         )
+        self.eval_tasks = EVAL_TASKS if self.config.eval.every else ()
         self.lives: Counter[str] = Counter()
         self.requests: dict[str, int] = {}
         """Requests that the last life of each role made."""
@@ -188,14 +202,16 @@ class World:
             assert life < len(deaths), f"the {role} ended without being killed"
 
     async def _control(self, transport: MortalTransport) -> None:
-        await Controller(self.config, transport, SOURCES, self.metrics).run()
+        await Controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
 
     async def _learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
 
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(HashEngine(), InlineExecutor())
-        return LearnerLoop(self.config, transport, engine, RULES, dict(identity), asyncio.Event())
+        return LearnerLoop(
+            *(self.config, transport, engine, RULES, dict(identity), asyncio.Event()), eval_tasks=self.eval_tasks
+        )
 
     async def _act(self, transport: MortalTransport) -> None:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
@@ -220,6 +236,9 @@ class World:
     def ledger(self) -> list[dict[str, Any]]:
         return read_lines(self.config.run_dir / "ledger.jsonl")
 
+    def evals(self) -> list[dict[str, Any]]:
+        return read_lines(self.config.run_dir / "evals.jsonl")
+
     async def check(self) -> None:
         """Every ticket ended once, and an undisturbed run of the same log has the same weights."""
         lines = self.ledger()
@@ -228,9 +247,11 @@ class World:
         for line in lines:
             ends.update(ticket for _, ticket in [*line["trained"], *line["voids"]])
             ends.update(ticket for _, ticket, _ in line["dropped"])
+        assert not any(ticket.startswith("eval") for ticket in ends)
+        ends.update(ticket for line in self.evals() for _, ticket, _ in line["ends"])
         assert set(ends.values()) == {1}
         transport = MemoryTransport(self.server, "run")
-        for kind in (Kind.DEMO, Kind.TRAIN):
+        for kind in Kind:
             numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
             assert numbers == list(range(await TicketQueue(transport).issued(kind)))
         progress = await StateStore(transport).get(Key.PROGRESS)
@@ -239,10 +260,31 @@ class World:
         assert sum(outcomes.settled for outcomes in progress.outcomes.values()) == len(ends)
         assert self.metrics.value("conservation_violations") == 0
         await self._check_horizons(transport)
+        await self._check_evaluations(transport)
         replay = Replay(
             self.config, transport, EngineThread(HashEngine(), InlineExecutor()), RULES, self.config.run_dir
         )
         assert all([done.equal async for done in replay.steps(None, lines)])
+
+    async def _check_evaluations(self, transport: MemoryTransport) -> None:
+        """Each round was written once, from the groups that the log holds, and the best weights are those judged."""
+        reader = await GroupLog(transport).read(after=0)
+        groups: dict[int, Group] = {}
+        while (entry := await reader.next(0.0)) is not None:
+            if isinstance(entry.record, Group):
+                groups[entry.sequence] = entry.record
+        rounds = [[int(ticket.removeprefix("eval-")) // 3 for _, ticket, _ in line["ends"]] for line in self.evals()]
+        assert sorted(rounds) == [[number] * 3 for number in range(self.config.eval_rounds)]
+        for line, (number, *_) in zip(self.evals(), rounds, strict=True):
+            played = [groups[sequence] for sequence, _, how in line["ends"] if how == "evaluated"]
+            assert line["version"] >= self.config.eval_step(number)
+            assert {group.ticket.task.task_id for group in played} <= {of.task.task_id for of in EVAL_TASKS}
+            assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
+            assert line["episodes"] == sum(len(group.episodes) for group in played)
+            assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)
+        best = Best(self.config.run_dir / "best")
+        if (kept := best.read()) is not None and kept["version"]:
+            assert digest_file(best.weights(kept)) == self.ledger()[kept["version"] - 1]["weights_digest"]
 
     async def _check_horizons(self, transport: MemoryTransport) -> None:
         """No stage skipped or repeated: in the order of their numbers, the tickets' horizons only grow."""
@@ -259,6 +301,8 @@ class World:
 def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
     """Return a group for a ticket; a train ticket's episodes always earn differently."""
     rewards = [1.0] if ticket.kind is Kind.DEMO else dice.sample([0.0, 0.25, 0.5, 1.0], ticket.group_size)
+    if ticket.kind is Kind.EVAL:
+        rewards = dice.choices([0.0, 1.0], k=ticket.group_size)
     return Group(
         ticket=ticket,
         episodes=tuple(
