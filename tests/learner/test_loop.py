@@ -150,12 +150,16 @@ def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tmp_path: Path) -> None:
-    first = World(tmp_path, overrides=EVALUATING)
-    asyncio.run(first.run())
-    second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
-    survive(second)
-    assert [line["version"] for line in second.evals()] == [0, 2, 4, 6, 7, 10]
-    assert second.evals()[4]["settled_step"] == 8  # it had been read after the last step, now before the next
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
+        await second.run()
+        await second.check()
+        assert [line["version"] for line in second.evals()] == [0, 2, 4, 6, 7, 10]
+        assert second.evals()[4]["settled_step"] == 8  # it had been read after the last step, now before the next
+
+    asyncio.run(scenario())
 
 
 def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:
