@@ -49,9 +49,7 @@ def test_the_interval_lies_within_0_and_1_around_the_share_and_mirrors_its_failu
 
 
 @given(st.integers(1, 9), st.data())
-def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_that_hold_a_success(
-    samples: int, data: st.DataObject
-) -> None:
+def test_pass_at_k_is_the_share_of_the_choices_of_k_that_hold_a_success(samples: int, data: st.DataObject) -> None:
     successes, k = data.draw(st.integers(0, samples)), data.draw(st.integers(1, samples))
     choices = list(itertools.combinations([1] * successes + [0] * (samples - successes), k))
     assert pass_at_k(samples, successes, k) == pytest.approx(sum(map(any, choices)) / len(choices))

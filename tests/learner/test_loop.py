@@ -24,6 +24,8 @@ def survive(world: World) -> World:
     async def scenario() -> None:
         await world.run()
         await world.check()
+        for line in world.evals():
+            assert line["version"] >= world.config.eval_step(int(line["ends"][0][1].removeprefix("eval-")) // 3)
 
     asyncio.run(scenario())
     return world
