@@ -187,3 +187,30 @@ def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(t
 def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
     with only_learner(tmp_path), pytest.raises(RunFailed, match="another learner works"), only_learner(tmp_path):
         pass
+
+
+def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
+    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=0.3"), idle_from=7)
+    asyncio.run(world.run())
+    assert [line["version"] for line in world.evals()][:3] == [0, 2, 4]
+    assert 7 not in [line["version"] for line in world.evals()]
+
+
+def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path, overrides=EVALUATING, idle_from=7)
+        running = asyncio.create_task(world.run())
+        while len(world.evals()) < 4:  # all but the last one
+            await asyncio.sleep(0.01)
+        world.stopping.set()
+        await asyncio.sleep(0.1)
+        progress = await StateStore(MortalTransport(world.server, None)).get(Key.PROGRESS)
+        assert isinstance(progress, Progress)
+        assert (progress.step, progress.finished) == (7, False)
+        running.cancel()
+        await asyncio.wait([running])
+        again = World(tmp_path, server=world.server, overrides=EVALUATING)
+        await again.run()
+        await again.check()
+
+    asyncio.run(scenario())

@@ -157,6 +157,8 @@ class World:
 
     server: MemoryServer = field(default_factory=lambda: MemoryServer(ack_wait_s=0.05))
     overrides: tuple[str, ...] = ()
+    idle_from: int | None = None
+    """The actor leaves tickets that were issued at this version or a later one."""
 
     def __post_init__(self) -> None:
         self.config = RunConfig.load(
@@ -171,6 +173,8 @@ class World:
         )
         self.eval_tasks = EVAL_TASKS if self.config.eval.every else ()
         self.lives: Counter[str] = Counter()
+        self.stopping = asyncio.Event()
+        """Stops the learner, as SIGTERM does."""
         self.requests: dict[str, int] = {}
         """Requests that the last life of each role made."""
         self.metrics = Metrics()
@@ -210,14 +214,14 @@ class World:
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(HashEngine(), InlineExecutor())
         return LearnerLoop(
-            *(self.config, transport, engine, RULES, dict(identity), asyncio.Event()), eval_tasks=self.eval_tasks
+            *(self.config, transport, engine, RULES, dict(identity), self.stopping), eval_tasks=self.eval_tasks
         )
 
     async def _act(self, transport: MortalTransport) -> None:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
         while True:
             lease = await tickets.lease(0.2)
-            if lease is None:
+            if lease is None or (self.idle_from is not None and lease.ticket.issued.version >= self.idle_from):
                 continue
             manifest = await state.get(Key.POLICY)
             policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
