@@ -38,8 +38,9 @@ def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path) -> None:
 
 def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:
     world = survive(World(tmp_path, overrides=EVALUATING))
-    evals = world.evals()
+    evals = sorted(world.evals(), key=lambda line: line["version"])
     assert [line["version"] for line in evals] == [0, 2, 4, 6, 7]
+    assert [line["newest_version"] for line in evals] == [4, 6, 7, 7, 7]
     assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [("imitation", 0), ("rl", 0), ("rl", 2)]
     best = Best(world.config.run_dir / "best").read()
     assert best is not None
