@@ -40,11 +40,11 @@ def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(
     world = survive(World(tmp_path, overrides=EVALUATING))
     evals = sorted(world.evals(), key=lambda line: line["version"])
     assert [line["version"] for line in evals] == [0, 2, 4, 6, 7]
-    assert [line["newest_version"] for line in evals] == [4, 6, 7, 7, 7]
+    assert all(line["newest_version"] >= min(line["version"] + 4, 7) for line in evals)
     assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [("imitation", 0), ("rl", 0), ("rl", 2)]
     best = Best(world.config.run_dir / "best").read()
     assert best is not None
-    assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"]
+    assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"] == 2
 
 
 ROLES = ("learner", "controller", "actor")
