@@ -143,6 +143,17 @@ class RlSection(Section):
     max_staleness must allow for them."""
 
 
+class EvalSection(Section):
+    every: Annotated[int, Field(ge=0)] = 0
+    """RL steps between evaluations on held-out tasks (split test); 0 turns them off. The initial model, the start of RL
+    and the end are evaluated too."""
+    tasks: Positive = 64
+    """Tasks of each environment, spread evenly over its categories; fewer where it holds out fewer."""
+    samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
+    """Episodes of each task; with more than one, pass@k says more."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+
+
 class LearnerSection(Section):
     ranks: Positive = 1
     threads: Positive = 1
@@ -211,6 +222,7 @@ class RunConfig(BaseSettings):
     correction: CorrectionSection = CorrectionSection()
     reference: ReferenceSection = ReferenceSection()
     critic: CriticSection = CriticSection()
+    eval: EvalSection = EvalSection()
     learner: LearnerSection = LearnerSection()
     actor: ActorSection = ActorSection()
     metrics: MetricsSection = MetricsSection()
@@ -253,6 +265,27 @@ class RunConfig(BaseSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _evaluates_what_is_held_out(self) -> Self:
+        if not self.eval.every:
+            return self
+        if trained := [env for env in self.envs if env.split != "train"]:
+            raise ValueError(
+                f"eval.every is {self.eval.every} but the environment {trained[0].id} trains on split "
+                f"{trained[0].split}: its test tasks would not be held out; set its split to train, or eval.every to 0"
+            )
+        if self.eval.samples > self.actor.slots:
+            raise ValueError(
+                f"eval.samples is {self.eval.samples} but actor.slots is {self.actor.slots}: a task's episodes run "
+                f"at once; set actor.slots to {self.eval.samples} or more"
+            )
+        if self.eval.samples > 1 and self.eval.temperature == 0:
+            raise ValueError(
+                f"eval.samples is {self.eval.samples} at eval.temperature 0, where a task's episodes are all the same: "
+                "set eval.samples to 1, or raise the temperature"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         return self.run.root / self.run.name
@@ -287,6 +320,18 @@ class RunConfig(BaseSettings):
         if step < self.imitation.steps:
             return Phase.IMITATION, step
         return Phase.RL, step - self.imitation.steps
+
+    @property
+    def eval_rounds(self) -> int:
+        """Evaluations of the whole run: the initial model, the start of RL, every N RL steps, and the end."""
+        if not self.eval.every:
+            return 0
+        return 1 + (self.imitation.steps > 0) + -(-self.rl.steps // self.eval.every)
+
+    def eval_step(self, number: int) -> int:
+        """Return the optimizer steps after which evaluation `number` (from 0) is due."""
+        of_rl = number - (self.imitation.steps > 0)
+        return 0 if of_rl < 0 else min(self.imitation.steps + of_rl * self.eval.every, self.total_steps)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of optimizer step number `step` (from 0), linear warm-up included."""

@@ -52,6 +52,9 @@ TABLE = (
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
     # learner
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
+    Metric("counter", "groups_evaluated_total", "Groups settled by evaluation."),
+    Metric("gauge", "eval_success_ratio", "Share of solved episodes in the last evaluation.", ("env",)),
+    Metric("gauge", "eval_version", "Version that the last evaluation judged."),
     Metric("counter", "groups_dropped_total", "Groups settled without training.", ("reason",)),
     Metric("counter", "groups_void_total", "Tickets settled as void."),
     Metric("histogram", "staleness_versions", "Versions a group was behind when consumed.", (), STALENESS),

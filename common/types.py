@@ -295,12 +295,13 @@ class Outcomes(Record):
     """How many tickets of one kind were settled, by end."""
 
     trained: Count = 0
+    evaluated: Count = 0
     dropped: Annotated[dict[DropReason, Count], Few] = {}
     void: Count = 0
 
     @property
     def settled(self) -> int:
-        return self.trained + sum(self.dropped.values()) + self.void
+        return self.trained + self.evaluated + sum(self.dropped.values()) + self.void
 
 
 class Phase(StrEnum):

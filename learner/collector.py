@@ -4,7 +4,8 @@ Place in the flow: Group → **Batch**. Pure logic over records: no broker, no t
 the log's order and on the learner's version alone, so a resumed learner decides the same again (invariant 3).
 
 An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
-when its step is committed; until then its ticket is outstanding.
+when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end handed
+back: no step is made of it.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
 from horizonrl.common.objective import AdvantageSection
-from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Void
+from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Ticket, Void
 from horizonrl.learner.advantage import teaches
 from horizonrl.learner.batch import Batch, trace_of
 from horizonrl.learner.settlement import Books, ranges
@@ -44,6 +45,20 @@ class Drop:
     reason: DropReason
 
 
+@dataclass(frozen=True, slots=True)
+class EvalEnd:
+    """How an eval ticket ended."""
+
+    sequence: int
+    number: int
+    how: str
+    """`evaluated`, `void`, or the reason of a drop."""
+    ticket: Ticket | None = None
+    """None for an undecodable message."""
+    group: Group | None = None
+    """The evaluated group."""
+
+
 @dataclass
 class Draft:
     """What has been consumed for the step in the making."""
@@ -66,20 +81,23 @@ class Collector:
         """Sequence of the last entry consumed."""
         self.draft = Draft()
 
-    def consume(self, entry: Entry, standing: Standing) -> None:
-        """Take the next entry of the log and settle it, or admit it into the draft."""
+    def consume(self, entry: Entry, standing: Standing) -> EvalEnd | None:
+        """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
         self.cursor = entry.sequence
         match entry.record:
-            case Group() as group:
-                self._consume_group(entry.sequence, group, standing)
-            case Void(ticket=ticket):
+            case DeadLetter(ticket_id=ticket_id):
+                return self._consume_dead(entry.sequence, ticket_id)
+            case Group(ticket=ticket) | Void(ticket=ticket) as record:
                 if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
                     self.draft.repeats += 1
+                elif ticket.kind is Kind.EVAL:
+                    return self._evaluate(entry.sequence, record, standing)
+                elif isinstance(record, Group):
+                    self._consume_group(entry.sequence, record, standing)
                 else:
                     self.books.void(ticket.kind, ticket.number)
                     self.draft.voids.append((entry.sequence, ticket.ticket_id))
-            case DeadLetter(ticket_id=ticket_id):
-                self._consume_dead(entry.sequence, ticket_id)
+        return None
 
     def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
         """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
@@ -106,21 +124,35 @@ class Collector:
 
     def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
         ticket = group.ticket
-        if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
-            self.draft.repeats += 1
-            return
         self.draft.consumed.append(group)
         if (reason := self._refuse(group, standing)) is None:
             self.draft.admitted.append((sequence, group))
         else:
             self._drop(sequence, ticket.kind, ticket.number, reason)
 
-    def _consume_dead(self, sequence: int, ticket_id: str | None) -> None:
+    def _evaluate(self, sequence: int, record: Group | Void, standing: Standing) -> EvalEnd:
+        """Settle an eval ticket: whatever its episodes earned, they are a result, unless the version is rolled back."""
+        ticket = record.ticket
+        if isinstance(record, Void):
+            self.books.void(Kind.EVAL, ticket.number)
+            return EvalEnd(sequence, ticket.number, "void", ticket)
+        if record.newest_version > standing.version:
+            self.books.drop(Kind.EVAL, ticket.number, DropReason.LINEAGE)
+            return EvalEnd(sequence, ticket.number, DropReason.LINEAGE.value, ticket)
+        self.books.evaluate(ticket.number)
+        return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
+
+    def _consume_dead(self, sequence: int, ticket_id: str | None) -> EvalEnd | None:
         """Settle the ticket of an undecodable message, if its id says which one it was."""
         kind, _, number = (ticket_id or "").partition("-")
         known = kind in set(Kind) and number.isdecimal()
-        if known and not self.books.ended(Kind(kind), int(number)) and not self._in_draft(f"{kind}-{number}"):
-            self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+        if not known or self.books.ended(Kind(kind), int(number)) or self._in_draft(f"{kind}-{number}"):
+            return None
+        if kind == Kind.EVAL:
+            self.books.drop(Kind.EVAL, int(number), DropReason.MALFORMED)
+            return EvalEnd(sequence, int(number), DropReason.MALFORMED.value)
+        self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+        return None
 
     def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
         self.books.drop(kind, number, reason)

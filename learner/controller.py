@@ -17,9 +17,9 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Ticket
+from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Task, Ticket
 from horizonrl.learner.audit import Audit, open_tickets
-from horizonrl.learner.curriculum import Curriculum, Source
+from horizonrl.learner.curriculum import Curriculum, EvalTask, Source
 from horizonrl.learner.horizon import horizon_turns
 
 log = get_logger()
@@ -31,6 +31,8 @@ class Controller:
     transport: Transport
     sources: Sequence[Source]
     metrics: Metrics = field(default_factory=Metrics)
+    eval_tasks: Sequence[EvalTask] = ()
+    """Of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
         self._queue = TicketQueue(self.transport)
@@ -95,15 +97,27 @@ class Controller:
         return {kind: await self._queue.issued(kind) for kind in Kind}
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        kind = kind_of(progress.phase)
-        before = issued[kind]
+        """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
+        kind, before = kind_of(progress.phase), dict(issued)
+        while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
+            await self._issue_next(Kind.EVAL, progress, issued)
         while issued[kind] - progress.settled(kind) < self._limit(progress):
-            ticket = self._ticket(kind, issued[kind], progress)
-            if await self._queue.issue(ticket):
-                self.metrics.count("tickets_issued_total", kind=kind.value)
-            issued[kind] += 1
-        if issued[kind] > before:
-            log.info("tickets_issued", kind=kind.value, count=issued[kind] - before, step=progress.step)
+            await self._issue_next(kind, progress, issued)
+        for of in (Kind.EVAL, kind):
+            if issued[of] > before[of]:
+                log.info("tickets_issued", kind=of.value, count=issued[of] - before[of], step=progress.step)
+
+    async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
+        if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
+            self.metrics.count("tickets_issued_total", kind=kind.value)
+        issued[kind] += 1
+
+    def _evaluation_is_due(self, number: int, step: int) -> bool:
+        """Say whether the round of eval ticket `number` has come; a fast learner makes it late, never skipped."""
+        if not self.eval_tasks:
+            return False
+        of_round = number // len(self.eval_tasks)
+        return of_round < self.config.eval_rounds and self.config.eval_step(of_round) <= step
 
     def _limit(self, progress: Progress) -> int:
         """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
@@ -112,19 +126,25 @@ class Controller:
         return min(self.config.credit(progress.phase), needed)
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
-        task = self._curriculum.task(kind, number)
-        demo = kind is Kind.DEMO
-        rollout = self.config.rollout
+        train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
+        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number)
+        rollout, exam = self.config.rollout, self.config.eval
         return Ticket(
             number=number,
             kind=kind,
             task=task,
-            group_size=1 if demo else rollout.group_size,
-            horizon_turns=max(self.config.horizons(task.env_id)) if demo else self.horizon(task.env_id, progress),
+            group_size=rollout.group_size if train else exam.samples if evaluation else 1,
+            horizon_turns=self.horizon(task.env_id, progress) if train else max(self.config.horizons(task.env_id)),
             announce_horizon=self.config.horizon.announce,
-            sampling=Sampling(temperature=rollout.temperature, max_turn_tokens=rollout.max_turn_tokens),
+            sampling=Sampling(
+                temperature=exam.temperature if evaluation else rollout.temperature,
+                max_turn_tokens=rollout.max_turn_tokens,
+            ),
             issued=progress.policy,
         )
+
+    def _eval_task(self, number: int) -> Task:
+        return self.eval_tasks[number % len(self.eval_tasks)].task
 
     def horizon(self, env_id: str, progress: Progress) -> int:
         """Return the horizon of an environment's train tickets, in turns: an adaptive one is never below the key's."""

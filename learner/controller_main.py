@@ -10,14 +10,14 @@ from horizonrl.common.service import Service, until_stopped
 from horizonrl.common.types import Kind
 from horizonrl.envs import registry
 from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source
+from horizonrl.learner.curriculum import Source, eval_tasks
 
 
 async def run_controller(config: RunConfig, service: Service) -> None:
     """Run the controller until SIGTERM or the end of the run."""
     sources = sources_of(config.envs)
     async with connected(config.run.name, config.broker) as transport:
-        controller = Controller(config, transport, sources, service.metrics)
+        controller = Controller(config, transport, sources, service.metrics, eval_tasks(config))
         refresh = partial(service.metrics.mirror_broker, transport)
         async with service.open(config.metrics.host, config.metrics.port, refresh):
             service.ready = True

@@ -13,6 +13,7 @@ from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.collector import Rules
+from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
 from horizonrl.learner.journal import only_learner
 from horizonrl.learner.loop import EngineThread, LearnerLoop
@@ -38,7 +39,10 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
             async with connected(config.run.name, config.broker) as transport:
                 refresh = partial(service.metrics.mirror_broker, transport)
                 async with service.open(config.metrics.host, config.metrics.port, refresh):
-                    loop = LearnerLoop(config, transport, engine, rules, identity, service.stopping, service.metrics)
+                    loop = LearnerLoop(
+                        *(config, transport, engine, rules, identity, service.stopping, service.metrics),
+                        eval_tasks=eval_tasks(config),
+                    )
                     service.ready = True
                     await loop.run()
 

@@ -5,6 +5,7 @@ Place in the flow: Batch → **Version** → actors. The `policy` key is set las
 
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class WeightsPublisher:
     directory: Path
     share_files: bool
     """Actors read the file itself: they are on this machine."""
+    held: Collection[int] = ()
+    """Versions whose files stay, however old: they may turn out to be the best."""
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -56,8 +59,9 @@ class WeightsPublisher:
         return manifest, time.monotonic() - started
 
     def tidy(self) -> None:
-        """Remove all but the newest files and the last two that were announced."""
+        """Remove all but the newest files, the last two that were announced, and those of the versions held."""
+        held = tuple(f"frame-{version:06d}-" for version in self.held)
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
         for file in frames[:-FILES_KEPT]:
-            if file not in self._announced:
+            if file not in self._announced and not file.name.startswith(held):
                 file.unlink()

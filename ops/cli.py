@@ -65,9 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("run_dir", nargs="?", type=Path, help="a run directory on this machine")
     status.add_argument("--run", help="name of a run on the broker given with --broker.url")
     status.add_argument("--watch", action="store_true", help="keep the table up to date")
-    export = commands.add_parser("export", help="write the newest checkpoint as a Hugging Face directory")
+    export = commands.add_parser("export", help="write the newest or the best weights as a Hugging Face directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
+    export.add_argument("--best", action="store_true", help="the version with the best evaluation")
     replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
     replay.add_argument("run_dir", type=Path)
     replay.add_argument("--from", dest="first", type=int, required=True, metavar="STEP", help="a kept checkpoint, or 0")
@@ -150,7 +151,7 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.local import export_run
 
-    print(f"exported step {export_run(arguments.run_dir, arguments.out)} to {arguments.out}")
+    print(f"exported step {export_run(arguments.run_dir, arguments.out, best=arguments.best)} to {arguments.out}")
     return 0
 
 

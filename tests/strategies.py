@@ -112,6 +112,7 @@ voids = st.builds(Void, ticket=tickets(), reason=texts, actor=names)
 outcomes = st.builds(
     Outcomes,
     trained=counts,
+    evaluated=counts,
     dropped=st.dictionaries(st.sampled_from(DropReason), counts, max_size=3),
     void=counts,
 )

@@ -209,7 +209,7 @@ def records() -> list[Record]:
     demo = ticket.model_copy(update={"kind": Kind.DEMO, "group_size": 1})
     made = Provenance(actor="host-1", engine="vllm", model_digest="0" * 32)
     counts = {Kind.TRAIN: 5, Kind.DEMO: 0}
-    outcomes = {Kind.TRAIN: Outcomes(trained=3, dropped={DropReason.STALE: 2}, void=1)}
+    outcomes = {Kind.TRAIN: Outcomes(trained=3, evaluated=4, dropped={DropReason.STALE: 2}, void=1)}
     return [
         ticket,
         demo,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.objective import AdvantageSection
 from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
-from horizonrl.learner.collector import Collector, Rules, Standing
+from horizonrl.learner.collector import Collector, Draft, Rules, Standing
 from horizonrl.learner.settlement import Books
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
@@ -86,6 +86,30 @@ def test_a_group_delivered_twice_is_settled_once() -> None:
     collector.consume(Entry(4, Void(ticket=make_ticket(), reason="late", actor="a")), RL)
     assert collector.draft.repeats == 2
     assert collector.books.outcomes()[Kind.TRAIN].settled == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "how", "evaluated"),
+    [
+        (make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL), "evaluated", 1),  # as stale and flat as it may be
+        (make_group(rewards=(None,), version=5, kind=Kind.EVAL), "evaluated", 1),
+        (make_group(version=6, kind=Kind.EVAL), "lineage", 0),
+        (Void(ticket=make_ticket(kind=Kind.EVAL), reason="late", actor="a"), "void", 0),
+        (DeadLetter("not MessagePack", "eval-00000000"), "malformed", 0),
+    ],
+)
+def test_an_eval_ticket_ends_at_once_and_takes_no_part_in_the_step(
+    record: Group | Void | DeadLetter, how: str, evaluated: int
+) -> None:
+    collector = Collector(RULES, Books())
+    end = collector.consume(Entry(1, record), RL)
+    assert end is not None
+    assert (end.sequence, end.number, end.how) == (1, 0, how)
+    outcomes = collector.books.outcomes()[Kind.EVAL]
+    assert (outcomes.settled, outcomes.evaluated) == (1, evaluated)
+    assert collector.draft == Draft()
+    assert collector.consume(Entry(2, record), RL) is None
+    assert collector.draft == Draft(repeats=0 if isinstance(record, DeadLetter) else 1)
 
 
 def test_demonstrations_are_trained_whatever_they_earned() -> None:

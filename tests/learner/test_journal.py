@@ -40,12 +40,14 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
     for step in range(1, 6):
         journal.write_ledger({"step": step})
         journal.write_metrics({"step": step})
+        journal.write_evaluation({"step": step - 1, "settled_step": step})
         journal.write_episodes(step, [make_group(step)])
     with (tmp_path / "ledger.jsonl").open("a") as file:
         file.write('{"step": 3, "cut')
     journal.rewind(3)
     assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2, 3]
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["settled_step"] for line in lines(tmp_path / "evals.jsonl")] == [1, 2, 3]
     assert [path.stem for path in sorted((tmp_path / "episodes").iterdir())] == [f"step-{n:06d}" for n in (1, 2, 3)]
 
 

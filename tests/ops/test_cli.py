@@ -32,6 +32,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["status"], "which run?"),
         (["status", "nowhere"], "is no run directory"),
         (["export", "nowhere", "out"], "is no run directory"),
+        (["export", "nowhere", "out", "--best"], "is no run directory"),
         (["envs", "check"], "which environment?"),
         (["envs", "check", "transcripts"], "transcripts need a file"),
         (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),

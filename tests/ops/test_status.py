@@ -15,7 +15,7 @@ from horizonrl.common.types import HorizonGrowth, HorizonState, Phase, Progress
 from horizonrl.ops.cli import main
 from horizonrl.ops.rundir import read_config, read_lines, write_config
 from horizonrl.ops.status import add_broker_rows
-from tests.ops.test_console import LINE
+from tests.ops.test_console import EVAL, LINE
 
 
 def test_a_run_directory_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
@@ -43,10 +43,12 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     config = RunConfig.load([], [f"--run.root={tmp_path}"])
     write_config(config)
     (config.run_dir / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
+    (config.run_dir / "evals.jsonl").write_text(json.dumps(EVAL) + "\n")
     assert main(["status", str(config.run_dir)]) == 0
     shown = capsys.readouterr().out
     assert "3 (rl)" in shown
     assert "50 %" in shown
+    assert "43 % (33-54 %) at version 4" in shown
 
 
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
