@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating[Any]]
-RESAMPLES = 4000
+RESAMPLES = 2000
 LEVEL = 0.95
 
 
@@ -31,14 +31,15 @@ class Counts:
     def rates(self) -> Array:
         return self.successes_S / self.episodes_S
 
-    def resampled(self, generator: np.random.Generator) -> Array:
-        """Return RESAMPLES rates of every seed, drawn anew from its own chance of success.
+    def resampled_means(self, drawn_RS: NDArray[np.integer[Any]], generator: np.random.Generator) -> Array:
+        """Return the mean rate of every resample, the episodes of each drawn seed played anew.
 
-        That chance is (k + 1) / (n + 2), Laplace's rule: without it 0 of 64 would have an interval of no width.
+        A seed's chance of success is (k + 1) / (n + 2), Laplace's rule: else 0 of 64 had an interval of no width.
         """
         episodes_S = np.maximum(np.rint(self.episodes_S), 1).astype(np.int64)
         chance_S = np.clip((self.successes_S + 1) / (self.episodes_S + 2), 0, 1)
-        return np.asarray(generator.binomial(episodes_S, chance_S, (RESAMPLES, *episodes_S.shape)) / episodes_S)
+        played_RS = episodes_S[drawn_RS]
+        return np.asarray((generator.binomial(played_RS, chance_S[drawn_RS]) / played_RS).mean(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +64,24 @@ def success_interval(counts: Counts, seed: int = 0) -> Interval:
 def success_band(counts: Counts, seed: int = 0) -> tuple[Array, Array, Array]:
     """Return mean, lower and upper bound over the seeds, for every point of a curve."""
     generator = np.random.default_rng(seed)
-    low, high = _bounds(counts.resampled(generator), generator)
+    low, high = _bounds(counts.resampled_means(_drawn(counts, generator), generator))
     return counts.rates.mean(0), low, high
 
 
 def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interval:
     """Return the mean over seeds of `after - before`; entry for entry both are of the same seed."""
     generator = np.random.default_rng(seed)
-    low, high = _bounds(after.resampled(generator) - before.resampled(generator), generator)
+    drawn_RS = _drawn(after, generator)
+    low, high = _bounds(after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator))
     return Interval(float((after.rates - before.rates).mean()), float(low), float(high))
 
 
-def _bounds(draws_RS: Array, generator: np.random.Generator) -> tuple[Array, Array]:
-    """Return the bounds of the mean over seeds, once the seeds too are drawn with replacement."""
-    seeds = draws_RS.shape[1]
-    times_RS = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(draws_RS))
-    means_R = np.einsum("rs,rs...->r...", times_RS / seeds, draws_RS)
+def _drawn(counts: Counts, generator: np.random.Generator) -> NDArray[np.integer[Any]]:
+    """Return the seeds of every resample, drawn with replacement."""
+    seeds = len(counts.episodes_S)
+    return generator.integers(0, seeds, (RESAMPLES, seeds))
+
+
+def _bounds(means_R: Array) -> tuple[Array, Array]:
     low, high = np.quantile(means_R, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return low, high
