@@ -15,7 +15,7 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
-from horizonrl.common.errors import BrokerError, LeaseLost
+from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Ticket, Void
@@ -27,6 +27,8 @@ LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
 """A ticket whose group broke comes back after this long: time for what broke to mend."""
 WEIGHTS_WAIT_S = 60.0
+UNFIT_LIMIT = 100
+"""Tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
 CLOSE_S = 10.0
 """Longest time that an environment may take to close."""
 
@@ -56,6 +58,7 @@ class ActorLoop:
         self._tickets = TicketQueue(self.transport)
         self._log = GroupLog(self.transport)
         self._running = 0
+        self._unfit_in_a_row = 0
 
     async def run(self) -> None:
         """Serve tickets until `stopping` is set or the run is finished; then finish or give back what is in hand.
@@ -109,11 +112,7 @@ class ActorLoop:
         """End the lease in one of its three ways: group published, ticket void, or given back."""
         ticket = lease.ticket
         if lease.deliveries > self.settings.max_deliver:
-            reason = f"delivered {lease.deliveries - 1} times without a group"
-            await self._log.publish_void(Void(ticket=ticket, reason=reason, actor=self.provenance.actor))
-            await lease.acknowledge()
-            self.metrics.count("tickets_void_total", reason="max_deliver")
-            log.warning("ticket_voided", ticket=ticket.ticket_id, reason=reason)
+            await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
             return
         try:
             async with lease.held():
@@ -121,6 +120,7 @@ class ActorLoop:
                     await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
             if len(group.valid_episodes) >= min(2, ticket.group_size):
+                self._unfit_in_a_row = 0
                 async with lease.kept():
                     await self._publish(group)
                     await lease.acknowledge()
@@ -130,8 +130,29 @@ class ActorLoop:
         except BaseException:  # drained, or the engine died: either way the ticket is another actor's now
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
+        if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
+            await self._void_unfit(lease, _first_error(group) or "")
+            return
         log.warning("group_broken", ticket=ticket.ticket_id, error=_first_error(group))
         await self._give_back(lease, "broken", RETRY_DELAY_S)
+
+    async def _void(self, lease: Lease, label: str, reason: str) -> None:
+        """End a ticket without a group."""
+        async with lease.kept():
+            await self._log.publish_void(Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor))
+            await lease.acknowledge()
+        self.metrics.count("tickets_void_total", reason=label)
+        log.warning("ticket_voided", ticket=lease.ticket.ticket_id, reason=reason)
+
+    async def _void_unfit(self, lease: Lease, reason: str) -> None:
+        """End a ticket that no retry makes fit. Raises ConfigError when nothing fits: the run would go on for ever."""
+        await self._void(lease, "unfit", reason)
+        self._unfit_in_a_row += 1
+        if self._unfit_in_a_row >= UNFIT_LIMIT:
+            raise ConfigError(
+                f"{UNFIT_LIMIT} tickets in a row did not fit, the last of them because {reason}: raise "
+                "model.max_context_tokens or rollout.max_turn_tokens, or choose shorter tasks or demonstrations"
+            )
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.policy import Generation, Policy
-from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout, PolicyFailure
+from horizonrl.common.errors import EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
 from horizonrl.envs.api import Environment, Expert, Step
 
@@ -49,9 +49,14 @@ class ExpertAgent:
     expert: Expert
     encode: Callable[[str], tuple[int, ...]]
     version: PolicyVersion
+    max_turn_tokens: int
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
         output = self.encode(self.expert.act(observation))
+        if len(output) > self.max_turn_tokens:
+            raise EpisodeUnfit(
+                f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
+            )
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
@@ -103,6 +108,8 @@ class Rollout:
             raise
         except EnvironmentTimeout as error:
             return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
+        except EpisodeUnfit as error:
+            return recording.finish(index, StopReason.UNFIT, str(error))
         except PolicyFailure as error:
             return recording.finish(index, StopReason.POLICY_ERROR, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
@@ -117,13 +124,7 @@ class Rollout:
         agent = self._agent(environment, ticket)
         while True:
             # 2. Is there room for one more turn?
-            if len(recording.ids) + ticket.sampling.max_turn_tokens > self.policy.max_context_tokens:
-                if not recording.turns:
-                    raise EnvironmentFailure(
-                        f"the first prompt has {len(recording.ids)} tokens: with max_turn_tokens "
-                        f"{ticket.sampling.max_turn_tokens} it exceeds max_context_tokens "
-                        f"{self.policy.max_context_tokens}"
-                    )
+            if not self._has_room(recording, ticket):
                 return StopReason.CONTEXT
             # 3. Generate.
             generation = await self._generate(agent, observation, ticket, index, recording)
@@ -150,10 +151,25 @@ class Rollout:
                 return stop
             recording.ids += generation.ids + answer_ids
 
+    def _has_room(self, recording: Recording, ticket: Ticket) -> bool:
+        """Return whether one more turn fits. Raises EpisodeUnfit where nothing was played yet, and for a demonstration.
+
+        A demonstration is trained as a whole: what an agent would have no room to finish is none.
+        """
+        tokens, turn_tokens, limit = len(recording.ids), ticket.sampling.max_turn_tokens, self.policy.max_context_tokens
+        if tokens + turn_tokens <= limit:
+            return True
+        if recording.turns and ticket.kind is not Kind.DEMO:
+            return False
+        what = f"demonstration up to turn {len(recording.turns)}" if recording.turns else "first prompt"
+        raise EpisodeUnfit(
+            f"the {what} has {tokens} tokens: with max_turn_tokens {turn_tokens} it exceeds max_context_tokens {limit}"
+        )
+
     def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
-        if ticket.kind is Kind.DEMO:
-            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued)
         sampling = ticket.sampling
+        if ticket.kind is Kind.DEMO:
+            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued, sampling.max_turn_tokens)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 
     async def _generate(

@@ -75,6 +75,8 @@ class StopReason(StrEnum):
     """The environment did not answer in time."""
     POLICY_ERROR = "policy_error"
     """The inference engine failed the request."""
+    UNFIT = "unfit"
+    """The first prompt, or a demonstration, is longer than the context or the turn limit: no retry makes it fit."""
 
     @property
     def terminated(self) -> bool:
@@ -83,7 +85,7 @@ class StopReason(StrEnum):
     @property
     def broken(self) -> bool:
         """Not the agent's doing: kept out of baseline and batch (invariant 5)."""
-        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR)
+        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR, StopReason.UNFIT)
 
     @property
     def truncated(self) -> bool:

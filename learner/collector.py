@@ -7,16 +7,14 @@ An entry is admitted, dropped with a reason, recorded as void, or recognised as 
 when its step is committed; until then its ticket is outstanding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
+from horizonrl.common.objective import AdvantageSection
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Void
-from horizonrl.learner.advantage import group_advantages
-from horizonrl.learner.batch import Batch, Trace, trace_of
+from horizonrl.learner.advantage import teaches
+from horizonrl.learner.batch import Batch, trace_of
 from horizonrl.learner.settlement import Books, ranges
 
 
@@ -25,10 +23,10 @@ class Rules:
     """What a group must keep to be trained on."""
 
     max_staleness: int
-    advantage: str
     vocabulary: int
     """Token ids at or above it cannot have been sampled by this model."""
     max_context_tokens: int
+    advantage: AdvantageSection = field(default_factory=AdvantageSection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,12 @@ class Collector:
 
     def batch(self, version: int) -> Batch:
         """Return the draft as the batch that trains `version`."""
-        return Batch(
-            traces=tuple(trace for _, group in self.draft.admitted for trace in self._traces(group)), version=version
-        )
+        traces = [
+            trace_of(episode, group=place, demo=group.ticket.kind is Kind.DEMO)
+            for place, (_, group) in enumerate(self.draft.admitted)
+            for episode in group.valid_episodes  # the broken ones take no part in the baseline
+        ]
+        return Batch(traces=tuple(traces), version=version)
 
     def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
         ticket = group.ticket
@@ -144,7 +145,7 @@ class Collector:
             return DropReason.LINEAGE
         if standing.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
-        if len({episode.episode_return for episode in valid}) == 1:
+        if not teaches([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
             return DropReason.ZERO_VARIANCE
         return None
 
@@ -159,12 +160,3 @@ class Collector:
             if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
                 return False
         return True
-
-    def _traces(self, group: Group) -> Sequence[Trace]:
-        """Lay out the valid episodes with their advantages; the broken ones take no part in the baseline."""
-        valid = group.valid_episodes
-        if group.ticket.kind is Kind.DEMO:
-            return [trace_of(episode, 1.0) for episode in valid]
-        returns_G = np.array([episode.episode_return for episode in valid], dtype=np.float64)
-        advantages_G = group_advantages(self.rules.advantage, returns_G)
-        return [trace_of(episode, float(A)) for episode, A in zip(valid, advantages_G, strict=True)]

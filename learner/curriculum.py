@@ -11,41 +11,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tasks of one environment and their share of the tickets."""
+    """The tasks of one environment and their share of the tickets of some kinds."""
 
     env_id: str
     task_ids: tuple[str, ...]
     weight: float
+    kinds: tuple[Kind, ...] = tuple(Kind)
 
 
 class Curriculum:
     def __init__(self, seed: int, sources: Sequence[Source]) -> None:
         self._seed = seed
-        self._sources = sources
-        self._bounds = list(accumulate(source.weight for source in sources))
+        self._sources = {kind: [source for source in sources if kind in source.kinds] for kind in Kind}
+        self._bounds = {kind: list(accumulate(source.weight for source in self._sources[kind])) for kind in Kind}
         self._draws = {kind: (array("L"), array("Q")) for kind in Kind}
         """Per kind, for each ticket number: the source drawn, and how often it had been drawn before."""
-        self._counts: dict[Kind, list[int]] = {kind: [0] * len(sources) for kind in Kind}
+        self._counts = {kind: [0] * len(self._sources[kind]) for kind in Kind}
 
     def task(self, kind: Kind, number: int) -> Task:
-        """Return the task of ticket `number` of its kind."""
+        """Return the task of ticket `number` of its kind. Raises ConfigError when no source is of that kind."""
+        if not self._sources[kind]:
+            raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
         place, earlier = self._draw(kind, number)
-        source = self._sources[place]
+        source = self._sources[kind][place]
         epoch, index = divmod(earlier, len(source.task_ids))
         order = list(range(len(source.task_ids)))
         random.Random(f"{self._seed}/{kind.value}/{source.env_id}/{epoch}").shuffle(order)
         return Task(env_id=source.env_id, task_id=source.task_ids[order[index]])
 
     def _draw(self, kind: Kind, number: int) -> tuple[int, int]:
-        (places, earlier), counts = self._draws[kind], self._counts[kind]
+        (places, earlier), counts, bounds = self._draws[kind], self._counts[kind], self._bounds[kind]
         while len(places) <= number:
-            point = random.Random(f"{self._seed}/{kind.value}/{len(places)}").random() * self._bounds[-1]
-            place = min(bisect_right(self._bounds, point), len(self._bounds) - 1)
+            point = random.Random(f"{self._seed}/{kind.value}/{len(places)}").random() * bounds[-1]
+            place = min(bisect_right(bounds, point), len(bounds) - 1)
             places.append(place)
             earlier.append(counts[place])
             counts[place] += 1

@@ -23,7 +23,7 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
-from horizonrl.learner.api import Engine, Objective, StepStats
+from horizonrl.learner.api import Engine, StepStats
 from horizonrl.learner.batch import Batch
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.collector import Collector, Draft, Rules, Standing
@@ -37,7 +37,6 @@ log = get_logger()
 
 T = TypeVar("T")
 
-OBJECTIVES: dict[Phase, Objective] = {Phase.IMITATION: "imitation", Phase.RL: "rl"}
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 
@@ -75,9 +74,8 @@ class EngineThread:
             ) from None
 
     async def train(self, config: RunConfig, batch: Batch) -> StepStats:
-        """Take the optimizer step that makes `batch.version + 1`, as the config says for that step."""
-        objective = OBJECTIVES[config.phase(batch.version)[0]]
-        return await self.call(self.engine.train_step, batch, objective, config.lr(batch.version))
+        """Make `batch.version + 1`, at the rate that the config says for that step."""
+        return await self.call(self.engine.train_step, batch, config.lr(batch.version))
 
 
 @dataclass
@@ -226,7 +224,9 @@ class LearnerLoop:
 
     async def _announce(self, weights_digest: str) -> None:
         """Tell the actors of new weights, if they sample with them, and the controller of the step."""
-        if self._phase() is Phase.RL:
+        phase, phase_step = self.config.phase(self._commit.step)
+        due = phase_step % self.config.rl.publish_every == 0 or self._commit.step == self.config.total_steps
+        if phase is Phase.RL and due:
             await self._weights.announce(self.policy, weights_digest)
         else:
             self._weights.tidy()

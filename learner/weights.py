@@ -4,6 +4,7 @@ Place in the flow: Batch → **Version** → actors. The `policy` key is set las
 """
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class WeightsPublisher:
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._previous: WeightsManifest | None = None
+        self._announced: deque[Path] = deque(maxlen=2)
 
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where the weights of a version are to be written."""
@@ -49,11 +51,13 @@ class WeightsPublisher:
         if not self.share_files and self._previous is not None:
             await discard_frames_below(self.transport, self._previous)
         self._previous = manifest
+        self._announced.append(file)
         self.tidy()
         return manifest, time.monotonic() - started
 
     def tidy(self) -> None:
-        """Remove all but the newest files."""
+        """Remove all but the newest files and the last two that were announced."""
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
         for file in frames[:-FILES_KEPT]:
-            file.unlink()
+            if file not in self._announced:
+                file.unlink()

@@ -80,7 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
-    envs.add_argument("env_id", nargs="?")
+    envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
+    demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
+    demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+    demos.add_argument("--out", type=Path, required=True, metavar="FILE")
+    demos.add_argument("--count", type=int, metavar="N", help="the first N tasks; all by default")
+    demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
     _add_bench(
         commands.add_parser(
             "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
@@ -176,7 +181,14 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.environments import check_environment, list_environments
 
-    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id)
+    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id, overrides)
+
+
+def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.demos import write_demonstrations
+
+    config = _load(arguments.recipes, overrides)
+    return write_demonstrations(config, arguments.out, arguments.count, arguments.env_id)
 
 
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -218,6 +230,7 @@ COMMANDS = {
     "replay": _replay,
     "lineage": _lineage,
     "envs": _envs,
+    "demos": _demos,
     "bench": _bench,
     "doctor": _doctor,
 }

@@ -60,7 +60,7 @@ MAX_GROWN_BYTES = 128 << 20
 MAX_PAYLOAD_BYTES = 1 << 18
 MAX_KEPT = 20
 """Failures whose payload is kept."""
-RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=1 << 16, max_context_tokens=4096)
+RULES = Rules(max_staleness=2, vocabulary=1 << 16, max_context_tokens=4096)
 HEADERS = [header + b"\xff" * width for header, width in {b"\xdc": 2, b"\xdd": 4, b"\xde": 2, b"\xdf": 4}.items()]
 HEADERS += [header + b"\xff" * width for header, width in {b"\xc5": 2, b"\xc6": 4, b"\xda": 2, b"\xdb": 4}.items()]
 HEADERS += [header + b"\x00\x0f\xff\xff" for header in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")]
@@ -168,7 +168,7 @@ def _settle(record: Group | Void) -> Iterator[str]:
         for sequence in (1, 2):
             collector.consume(Entry(sequence, record), standing)
         for trace in collector.batch(standing.version).traces:
-            if not all(map(_finite, (trace.logprobs_L, trace.advantages_L))):
+            if not all(map(_finite, (trace.logprobs_L, trace.rewards_L))):
                 raise ValueError("the batch is not finite")
         draft = collector.commit()
         if draft.repeats != 1:

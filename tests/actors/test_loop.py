@@ -15,7 +15,7 @@ from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import BrokerUnreachable, EngineDead
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead
 from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
@@ -97,6 +97,40 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         asyncio.run(scenario())
     finally:
         loop_module.RETRY_DELAY_S = before
+
+
+def test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20))
+        running = asyncio.create_task(loop.run())
+        (entry,) = await entries(transport, 1)
+        loop.stopping.set()
+        await running
+        assert isinstance(entry.record, Void)
+        assert entry.record.reason.startswith("the first prompt has ")
+        assert loop.metrics.value("tickets_void_total", reason="unfit") == 1
+        assert loop.metrics.value("leases_total", kind="train") == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_ends_when_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(3):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20), groups_at_once=1)
+        with pytest.raises(ExceptionGroup) as ended:
+            await loop.run()
+        assert ended.group_contains(
+            ConfigError, match=r"3 tickets in a row did not fit.*raise model\.max_context_tokens"
+        )
+        assert len(await entries(transport, 3)) == 3
+
+    monkeypatch.setattr("horizonrl.actors.loop.UNFIT_LIMIT", 3)
+    asyncio.run(scenario())
 
 
 def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import re
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_turn_that_would_not_fit_into_the_context_is_not_begun() -> None:
 
 def test_a_first_prompt_that_does_not_fit_is_a_broken_episode_that_says_so() -> None:
     episode = play(Echo(), policy=SayingPolicy(CHAT, max_context_tokens=20))
-    assert episode.stop is StopReason.ENV_ERROR
+    assert (episode.stop, episode.valid) == (StopReason.UNFIT, False)
     assert "first prompt" in (episode.error or "")
 
 
@@ -106,3 +107,16 @@ def test_the_agent_is_told_its_remaining_turns_only_where_the_ticket_says_so() -
     assert told.prompt.endswith("[3 turns left]")
     assert told.turns[0].observation.endswith("[2 turns left]")
     assert "turns left" not in play(Echo(last=3)).prompt
+
+
+@pytest.mark.parametrize(
+    ("max_turn_tokens", "max_context_tokens", "reason"),
+    [(3, 512, r"a turn of the demonstration has 4 tokens and max_turn_tokens is 3"), (16, 150, r"up to turn \d+ has")],
+)
+def test_a_demonstration_that_does_not_fit_is_no_episode_rather_than_a_shorter_one(
+    max_turn_tokens: int, max_context_tokens: int, reason: str
+) -> None:
+    order = ticket(horizon_turns=50, kind=Kind.DEMO, max_turn_tokens=max_turn_tokens)
+    episode = play(Echo(last=40), order, SayingPolicy(CHAT, max_context_tokens=max_context_tokens))
+    assert (episode.stop, episode.valid) == (StopReason.UNFIT, False)
+    assert re.search(reason, episode.error or "")

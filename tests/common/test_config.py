@@ -21,12 +21,12 @@ def test_every_shipped_recipe_is_valid(path: Path) -> None:
 
 
 def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\nclip_low = 0.1", "first.toml")
-    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\nclip_low = 0.2", "second.toml")
+    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\ngroups_per_step = 1", "first.toml")
+    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\ngroups_per_step = 2", "second.toml")
     monkeypatch.setenv("HORIZONRL_RL__MAX_STALENESS", "3")
-    monkeypatch.setenv("HORIZONRL_RL__CLIP_LOW", "0.3")
-    rl = RunConfig.load([first, second], ["--rl.clip_low", "0.4"]).rl
-    assert (rl.lr, rl.steps, rl.max_staleness, rl.clip_low) == (1e-6, 2, 3, 0.4)
+    monkeypatch.setenv("HORIZONRL_RL__GROUPS_PER_STEP", "3")
+    rl = RunConfig.load([first, second], ["--rl.groups_per_step", "4"]).rl
+    assert (rl.lr, rl.steps, rl.max_staleness, rl.groups_per_step) == (1e-6, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_none_turns_an_option_off() -> None:
-    assert RunConfig.load([], ["--rl.dual_clip", "none"]).rl.dual_clip is None
+    assert RunConfig.load([], ["--loss.dual_clip", "none"]).loss.dual_clip is None
 
 
 def test_phases_follow_one_another_and_number_their_own_steps() -> None:

@@ -22,6 +22,8 @@ STATS = StepStats(
     importance_mean=1.0,
     importance_max=1.2,
     ess=0.99,
+    reference_kl=NAN,
+    value_error=NAN,
     trained_tokens=100,
     compute_s=2.0,
 )

@@ -26,7 +26,7 @@ from horizonrl.broker.weights import digest_file
 from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Progress, Provenance, Ticket, Void, WeightsManifest
-from horizonrl.learner.api import Objective, StepStats
+from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.collector import Rules
 from horizonrl.learner.controller import Controller
@@ -40,20 +40,20 @@ T = TypeVar("T")
 NAN = math.nan
 SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
 IDENTITY = {"model": "m"}
-RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=100, max_context_tokens=64)
+RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 DEADLINE_S = 60.0
 
 
 class HashEngine:
-    """An Engine whose weights are a hash of the batches, objectives and rates that it was trained on, in order."""
+    """An Engine whose weights are a hash of the batches and rates that it was trained on, in order."""
 
     def __init__(self) -> None:
         self.weights = "0" * 32
 
-    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
-        told = f"{self.weights} {batch.version} {batch.digest()} {objective} {lr!r}"
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        told = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
         self.weights = xxhash.xxh3_128_hexdigest(told.encode())
-        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
+        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
 
     def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         return 0.0

@@ -33,6 +33,11 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["status", "nowhere"], "is no run directory"),
         (["export", "nowhere", "out"], "is no run directory"),
         (["envs", "check"], "which environment?"),
+        (["envs", "check", "transcripts"], "transcripts need a file"),
+        (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),
+        (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
+        (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
+        (["demos", "--out", "x", "--count", "0"], "--count is 0"),
     ],
 )
 def test_asking_wrongly_is_one_clear_message(

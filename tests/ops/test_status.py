@@ -10,7 +10,7 @@ from tests.ops.test_console import LINE
 
 
 def test_a_run_directory_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
-    config = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.dual_clip=none", "--broker.password=secret"])
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--loss.dual_clip=none", "--broker.password=secret"])
     path = write_config(config)
     assert "secret" not in path.read_text()
     again = read_config(config.run_dir)
@@ -19,9 +19,9 @@ def test_a_run_directory_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
 
 
 def test_an_option_that_was_turned_off_stays_off_when_the_run_resumes(tmp_path: Path) -> None:
-    config = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.dual_clip=none"])
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--loss.dual_clip=none"])
     write_config(config)
-    assert read_config(config.run_dir).rl.dual_clip is None
+    assert read_config(config.run_dir).loss.dual_clip is None
 
 
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
