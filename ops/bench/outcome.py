@@ -69,7 +69,8 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> Outco
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
         return None
-    evals = list({line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}.values())
+    by_step = {line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}
+    evals = [by_step[step] for step in sorted(by_step)]
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
     ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
