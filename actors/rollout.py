@@ -118,8 +118,8 @@ class Rollout:
     async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
         # 1. Reset, and render the first prompt.
         first = await self._timed(environment.reset(ticket.task.task_id), recording)
-        observation = recording.prompt = announced(first.text, ticket, turns_taken=0)
-        recording.prompt_ids = self.chat.open(self.system_prompt, observation)
+        observation, recording.prompt = first.text, announced(first.text, ticket, turns_taken=0)
+        recording.prompt_ids = self.chat.open(self.system_prompt, recording.prompt)
         recording.ids += recording.prompt_ids
         agent = self._agent(environment, ticket)
         while True:
@@ -131,9 +131,11 @@ class Rollout:
             # 4. Let the environment answer, and write the turn down.
             text = self.chat.decode(generation.ids)
             step = await self._timed(environment.step(text), recording)
-            observation = announced(step.observation, ticket, turns_taken=len(recording.turns) + 1)
-            stop = stop_reason(step, len(recording.turns) + 1, ticket.horizon_turns)
-            answer_ids = () if stop is not None else self.chat.delta(generation.ids, observation)
+            turns_taken = len(recording.turns) + 1
+            stop = stop_reason(step, turns_taken, ticket.horizon_turns)
+            observation = step.observation
+            read = announced(observation, ticket, turns_taken) if stop is None else observation
+            answer_ids = self.chat.delta(generation.ids, read) if stop is None else ()
             recording.turns.append(
                 Turn(
                     output_ids=generation.ids,
@@ -142,7 +144,7 @@ class Rollout:
                     observation_ids=answer_ids,
                     reward=step.reward,
                     text=text,
-                    observation=observation,
+                    observation=read,
                 )
             )
             recording.success = step.success
@@ -204,6 +206,10 @@ def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason 
 
 
 def announced(text: str, ticket: Ticket, turns_taken: int) -> str:
-    """Return the observation, with the remaining turns told where the ticket says so."""
+    """Return an observation as the policy reads it: with its remaining turns, where the ticket says so.
+
+    The turns that the horizon leaves: the context or the environment's own limit may end the episode before. An expert
+    reads the environment's own words.
+    """
     remaining = ticket.horizon_turns - turns_taken
-    return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon and remaining > 0 else text
+    return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon else text

@@ -30,7 +30,7 @@ from horizonrl.common.objective import (
     Objective,
     ReferenceSection,
 )
-from horizonrl.common.section import Positive, Seconds, Section
+from horizonrl.common.section import Positive, Seconds, Section, Share
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Phase
 
 
@@ -101,13 +101,26 @@ class RolloutSection(Section):
 
 
 class HorizonSection(Section):
-    kind: Literal["fixed", "staged", "linear"] = "staged"
-    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last."""
+    kind: Literal["fixed", "staged", "linear", "adaptive"] = "staged"
+    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last. adaptive:
+    the next one when the present one cuts many episodes while success has levelled off; never a shorter one."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     steps_per_stage: Positive = 100
-    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one."""
+    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one. adaptive:
+    the least steps between two growths, and the window that it looks at."""
+    truncated_above: Share = 0.2
+    """adaptive: share of the window's episodes that the horizon must have cut."""
     announce: bool = False
-    """Tell the agent its remaining turns."""
+    """Tell the agent its remaining turns: each observation that it reads ends with a line `[N turns left]`."""
+
+    @model_validator(mode="after")
+    def _has_two_halves(self) -> Self:
+        if self.kind == "adaptive" and self.steps_per_stage < 2:
+            raise ValueError(
+                f"steps_per_stage is {self.steps_per_stage} but adaptive compares the later half of so many steps with "
+                "the earlier one: set it to 2 or more"
+            )
+        return self
 
 
 class ImitationSection(Section):
@@ -258,12 +271,16 @@ class RunConfig(BaseSettings):
     @property
     def longest_episode_tokens(self) -> int:
         """Most tokens that an episode can generate."""
-        turns = max(max(env.horizons or self.horizon.horizons) for env in self.envs)
+        turns = max(max(self.horizons(env.id)) for env in self.envs)
         return min(turns * self.rollout.max_turn_tokens, self.model.max_context_tokens)
 
     @property
     def total_steps(self) -> int:
         return self.imitation.steps + self.rl.steps
+
+    def horizons(self, env_id: str) -> tuple[int, ...]:
+        """Return the horizons of an environment's schedule: its own, or those of the run."""
+        return next(env.horizons for env in self.envs if env.id == env_id) or self.horizon.horizons
 
     def phase(self, step: int) -> tuple[Phase, int]:
         """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""

@@ -308,6 +308,18 @@ class Phase(StrEnum):
     RL = "rl"
 
 
+class HorizonGrowth(Record):
+    """An adaptive horizon's decision to grow."""
+
+    env_id: Name
+    phase_step: Count
+    """RL steps taken when it was decided."""
+    from_turns: HorizonTurns
+    to_turns: HorizonTurns
+    reason: ShortText
+    """What was measured."""
+
+
 class Progress(Record):
     """The learner's word on where the run stands (key `progress`)."""
 
@@ -323,6 +335,8 @@ class Progress(Record):
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
     met: Annotated[dict[Kind, Ranges], Few] = {}
     """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
+    growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
+    """The last growth of each environment's adaptive horizon; one that has not grown is left out."""
     finished: bool = False
 
     def settled(self, kind: Kind) -> int:
@@ -350,5 +364,5 @@ class HorizonState(Record):
 
     phase_step: Count = 0
     horizons: dict[Name, HorizonTurns] = {}
-    """Per environment, the horizon of the tickets now issued."""
+    """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
     issued: Annotated[dict[Kind, Count], Few] = {}

@@ -2,7 +2,8 @@
 broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
 
 Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
-stream itself; which task and which horizon the next one carries are pure functions of its number and of the step.
+stream itself; the next one's task is a pure function of its number, its horizon one of the learner's progress and of
+the key `horizon`.
 """
 
 import asyncio
@@ -37,9 +38,13 @@ class Controller:
         self._log = GroupLog(self.transport)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
         self._audit = Audit()
+        self._said = HorizonState()
+        """The key `horizon`."""
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        if isinstance(said := await self._state.get(Key.HORIZON), HorizonState):
+            self._said = said
         async with asyncio.TaskGroup() as group:
             auditing = group.create_task(self._audit_queue())
             await self._follow()
@@ -57,6 +62,7 @@ class Controller:
             self._check_conservation(progress, issued)
             if progress.finished:
                 continue
+            await self._record_horizons(progress)
             await self._issue(progress, issued)
             if progress.step > purged_step:
                 await self._queue.purge_below(progress.lowest_unsettled)
@@ -114,20 +120,28 @@ class Controller:
             kind=kind,
             task=task,
             group_size=1 if demo else rollout.group_size,
-            horizon_turns=max(self._horizons(task.env_id)) if demo else self.horizon(task.env_id, progress.phase_step),
+            horizon_turns=max(self.config.horizons(task.env_id)) if demo else self.horizon(task.env_id, progress),
             announce_horizon=self.config.horizon.announce,
             sampling=Sampling(temperature=rollout.temperature, max_turn_tokens=rollout.max_turn_tokens),
             issued=progress.policy,
         )
 
-    def horizon(self, env_id: str, step: int) -> int:
-        """Return the horizon of an environment's train tickets at RL step `step`, in turns."""
-        schedule = self.config.horizon
-        return horizon_turns(schedule.kind, self._horizons(env_id), schedule.steps_per_stage, step)
+    def horizon(self, env_id: str, progress: Progress) -> int:
+        """Return the horizon of an environment's train tickets, in turns: an adaptive one is never below the key's."""
+        schedule, horizons = self.config.horizon, self.config.horizons(env_id)
+        if schedule.kind == "adaptive":
+            grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
+            return max(horizons[0], self._said.horizons.get(env_id, 0), *grown)
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
 
-    def _horizons(self, env_id: str) -> tuple[int, ...]:
-        own = next(env.horizons for env in self.config.envs if env.id == env_id)
-        return own or self.config.horizon.horizons
+    async def _record_horizons(self, progress: Progress) -> None:
+        """Set the key before a ticket carries a new horizon: a successor, whatever it reads, stays at or above it."""
+        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.sources}
+        if horizons != self._said.horizons:
+            log.info("horizons_changed", before=self._said.horizons, now=horizons, step=progress.step)
+            self._said = self._said.model_copy(update={"horizons": horizons})
+            await self._state.put(Key.HORIZON, self._said)
 
     def _check_conservation(self, progress: Progress, issued: dict[Kind, int]) -> None:
         violations = 0
@@ -140,11 +154,11 @@ class Controller:
         self.metrics.set("conservation_violations", violations)
 
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        step = progress.phase_step if progress.phase is Phase.RL else 0
-        horizons = {source.env_id: self.horizon(source.env_id, step) for source in self.sources}
-        for env_id, turns in horizons.items():
+        for env_id, turns in self._said.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         queue = await self.transport.queue()
         self.metrics.set("tickets_waiting", queue.waiting)
         self.metrics.set("tickets_leased", queue.leased)
-        await self._state.put(Key.HORIZON, HorizonState(phase_step=step, horizons=horizons, issued=issued))
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, issued=issued)
+        await self._state.put(Key.HORIZON, self._said)

@@ -28,6 +28,7 @@ from horizonrl.learner.batch import Batch
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.collector import Collector, Draft, Rules, Standing
 from horizonrl.learner.export import WEIGHTS_FILE
+from horizonrl.learner.horizon import Histories, adaptive_rules
 from horizonrl.learner.journal import Journal
 from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
 from horizonrl.learner.settlement import Books
@@ -48,6 +49,7 @@ class Commit:
     step: int
     cursor: int
     books: dict[str, Any]
+    horizons: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class LearnerLoop:
             self.transport, run_dir / "weights", share_files=self.config.broker.shared_files
         )
         self._collector = Collector(self.rules, Books())
-        self._commit = Commit(step=0, cursor=0, books=Books().dump())
+        self._horizons = Histories(adaptive_rules(self.config))
+        self._commit = Commit(step=0, cursor=0, books=Books().dump(), horizons=self._horizons.dump())
         self._lineage = 0
         self._revision: int | None = None
         """Of the key `progress` as this learner last set it; the first time it takes the key over."""
@@ -168,7 +171,8 @@ class LearnerLoop:
     def _take_up(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self._lineage = max(self._lineage, state["lineage"] + 1)
-        self._commit = Commit(step=state["step"], cursor=state["cursor"], books=state["books"])
+        self._horizons = Histories.restore(adaptive_rules(self.config), state.get("horizons", {}))
+        self._commit = Commit(state["step"], state["cursor"], state["books"], self._horizons.dump())
         self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
         self._saved_step = self._commit.step
 
@@ -209,7 +213,10 @@ class LearnerLoop:
         batch = self._collector.batch(self._commit.step)
         stats = await self._train(batch, phase)
         draft = self._collector.commit()
-        self._commit = Commit(self._commit.step + 1, self._collector.cursor, self._collector.books.dump())
+        step = self._commit.step + 1
+        if phase is Phase.RL:
+            self._horizons.observe(draft.consumed, step - self.config.imitation.steps)
+        self._commit = Commit(step, self._collector.cursor, self._collector.books.dump(), self._horizons.dump())
         file = self._weights.path_for(self.policy)
         digest = await self.engine.call(self.engine.engine.write_weights, file)
         weights_bytes = file.stat().st_size
@@ -259,6 +266,7 @@ class LearnerLoop:
             "lineage": self._lineage,
             "cursor": self._commit.cursor,
             "books": self._commit.books,
+            "horizons": self._commit.horizons,
             "identity": self.identity,
             "config": self._config_recorded(),
         }
@@ -298,6 +306,7 @@ class LearnerLoop:
             outcomes=books.outcomes(),
             lowest_unsettled=books.lowest_unsettled(),
             met=self._collector.met(),
+            growths=self._horizons.growths(),
             finished=finished,
         )
         try:
@@ -323,10 +332,16 @@ class LearnerLoop:
 
     def _report(self, phase: Phase, draft: Draft, stats: StepStats, times: StepTimes) -> None:
         settled = sum(ends.settled for ends in self._collector.books.outcomes().values())
+        rl_step = self._commit.step - self.config.imitation.steps
+        grown = [growth for growth in self._horizons.growths() if growth.phase_step == rl_step]
         line = metrics_line(phase, self.policy, draft, stats, times)
         line |= {"tickets_issued": self._issued, "tickets_outstanding": self._issued - settled}
+        line["growths"] = [growth.model_dump() for growth in grown]
         self._journal.write_metrics(line)
         mirror_metrics(self.metrics, line, draft)
+        for growth in grown:
+            self.metrics.count("horizon_growths_total", env=growth.env_id)
+            log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
 
 

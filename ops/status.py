@@ -62,7 +62,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
             table.add_row("broker", f"not running ({config.broker.url})")
         else:
             try:
-                await _add_broker_rows(table, transport)
+                await add_broker_rows(table, transport)
             finally:
                 await transport.close()
     if run_dir is not None:
@@ -70,7 +70,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
     return table
 
 
-async def _add_broker_rows(table: Table, transport: Transport) -> None:
+async def add_broker_rows(table: Table, transport: Transport) -> None:
     state, queue = StateStore(transport), TicketQueue(transport)
     progress = await state.get(Key.PROGRESS)
     if not isinstance(progress, Progress):
@@ -83,6 +83,9 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
         table.add_row("weights", f"version {policy.policy.version}, {policy.weights_bytes / 1e6:.0f} MB")
     if isinstance(horizon := await state.get(Key.HORIZON), HorizonState):
         table.add_row("horizon", ", ".join(f"{env} {turns} turns" for env, turns in horizon.horizons.items()))
+    for growth in progress.growths:
+        told = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
+        table.add_row("last growth", f"{growth.env_id} {told}")
     tickets = await transport.queue()
     table.add_row("queue", f"{tickets.waiting} tickets wait, {tickets.leased} are leased")
     for kind in Kind:

@@ -7,6 +7,7 @@ from horizonrl.common.types import (
     DropReason,
     Episode,
     Group,
+    HorizonGrowth,
     HorizonState,
     Kind,
     Outcomes,
@@ -114,6 +115,14 @@ outcomes = st.builds(
     dropped=st.dictionaries(st.sampled_from(DropReason), counts, max_size=3),
     void=counts,
 )
+growths = st.builds(
+    HorizonGrowth,
+    env_id=names,
+    phase_step=counts,
+    from_turns=st.integers(1, 1024),
+    to_turns=st.integers(1, 1024),
+    reason=texts,
+)
 progresses = st.builds(
     Progress,
     step=counts,
@@ -123,6 +132,7 @@ progresses = st.builds(
     cursor=counts,
     outcomes=st.dictionaries(kinds, outcomes),
     lowest_unsettled=st.dictionaries(kinds, counts),
+    growths=st.lists(growths, max_size=3).map(tuple),
     finished=st.booleans(),
 )
 manifests = st.builds(

@@ -32,6 +32,7 @@ from horizonrl.common.types import (
     DropReason,
     Episode,
     Group,
+    HorizonGrowth,
     HorizonState,
     Kind,
     Outcomes,
@@ -216,6 +217,7 @@ def records() -> list[Record]:
         Group(ticket=demo, episodes=(won,), provenance=made, deliveries=3),
         Void(ticket=ticket, reason="delivered 5 times", actor="host-1"),
         Progress(step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, met={Kind.TRAIN: ((5, 6),)}),
+        Progress(growths=(HorizonGrowth(env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"),)),
         WeightsManifest(policy=ticket.issued, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129),
         HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, issued=counts),
     ]

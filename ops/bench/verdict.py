@@ -14,7 +14,7 @@ from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import Group, Kind
-from horizonrl.learner.horizon import horizon_turns
+from horizonrl.learner.horizon import Histories, adaptive_rules, horizon_turns
 
 TRAINED, VOID = "trained", "void"
 READ_S = 30.0
@@ -148,18 +148,38 @@ def _stale(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
 
 
 def _horizons(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
-    """Each ticket carries the horizon of the step it was issued in, and no later ticket an earlier stage's."""
-    schedule, before = evidence.config.horizon, 0
+    """Each ticket carries the horizon of the step it was issued in, and none fewer turns than an earlier one.
+
+    An adaptive horizon may be a later step's: of one that the learner had reached before it was rolled back.
+    """
+    config, before = evidence.config, Counter[str]()
+    schedule, adaptive = config.horizon, _adaptive_turns(evidence)
     for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
-        ticket = group.ticket
-        env = next(env for env in evidence.config.envs if env.id == ticket.task.env_id)
-        step = ticket.issued.version - evidence.config.imitation.steps
-        due = horizon_turns(schedule.kind, env.horizons or schedule.horizons, schedule.steps_per_stage, step)
-        if ticket.horizon_turns != due:
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due} turns"
-        if ticket.horizon_turns < before:
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before}"
-        before = max(before, ticket.horizon_turns)
+        ticket, env_id = group.ticket, group.ticket.task.env_id
+        step = ticket.issued.version - config.imitation.steps
+        if schedule.kind == "adaptive":
+            due = adaptive[env_id][step:]
+        else:
+            due = [horizon_turns(schedule.kind, config.horizons(env_id), schedule.steps_per_stage, step)]
+        if ticket.horizon_turns not in due:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
+        if ticket.horizon_turns < before[env_id]:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
+        before[env_id] = max(before[env_id], ticket.horizon_turns)
+
+
+def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
+    """Decide once more: each environment's adaptive horizon before the first RL step and after each one."""
+    rules, first = adaptive_rules(evidence.config), evidence.config.imitation.steps
+    histories = Histories(rules)
+    turns = {env_id: [histories.turns(env_id)] for env_id in rules}
+    for line in evidence.ledger[first:]:
+        entries = (evidence.log.get(sequence) for sequence, *_ in [*line["trained"], *line["dropped"]])
+        groups = [entry.record for entry in entries if entry is not None and isinstance(entry.record, Group)]
+        histories.observe(groups, line["step"] - first)
+        for env_id in rules:
+            turns[env_id].append(histories.turns(env_id))
+    return turns
 
 
 def _train_groups(evidence: Evidence, ends: Sequence[End]) -> Iterator[tuple[End, Group]]:

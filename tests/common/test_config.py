@@ -43,6 +43,7 @@ def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, m
         (["--run.name", "a.b"], r"run\.name"),
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+        (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
     ],
 )
 def test_a_mistake_is_one_clear_message(overrides: list[str], message: str) -> None:

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,24 +9,35 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, PolicyVersion, Progress, Ticket
+from horizonrl.common.types import (
+    HorizonGrowth,
+    HorizonState,
+    Kind,
+    Outcomes,
+    Phase,
+    PolicyVersion,
+    Progress,
+    Ticket,
+)
 from horizonrl.learner.controller import Controller
 from horizonrl.learner.curriculum import Source
+from tests.learner.world import MortalTransport
 
-CONFIG = RunConfig.load(
-    [],
-    [
-        *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
-        *("--rl.max_staleness=1", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=3", "--rollout.group_size=2"),
-    ],
+SETTINGS = (
+    *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
+    *("--rl.max_staleness=1", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=3", "--rollout.group_size=2"),
 )
+CONFIG = RunConfig.load([], SETTINGS)
+ADAPTIVE = RunConfig.load([], [*SETTINGS, "--horizon.kind=adaptive"])
 SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(5)), 1.0)]
 
 
 @asynccontextmanager
-async def controller_on(server: MemoryServer) -> AsyncIterator[tuple[Transport, Controller]]:
+async def controller_on(
+    server: MemoryServer, config: RunConfig = CONFIG
+) -> AsyncIterator[tuple[Transport, Controller]]:
     transport = MemoryTransport(server, "run")
-    controller = Controller(CONFIG, transport, SOURCES)
+    controller = Controller(config, transport, SOURCES)
     task = asyncio.create_task(controller.run())
     try:
         yield transport, controller
@@ -34,7 +46,7 @@ async def controller_on(server: MemoryServer) -> AsyncIterator[tuple[Transport, 
         await asyncio.wait([task])
 
 
-def rl(step: int, settled: int) -> Progress:
+def rl(step: int, settled: int, growths: Sequence[HorizonGrowth] = ()) -> Progress:
     return Progress(
         step=step + 2,
         phase=Phase.RL,
@@ -42,6 +54,7 @@ def rl(step: int, settled: int) -> Progress:
         policy=PolicyVersion(version=step + 2),
         outcomes={Kind.TRAIN: Outcomes(trained=settled)},
         lowest_unsettled={Kind.TRAIN: settled},
+        growths=tuple(growths),
     )
 
 
@@ -133,5 +146,59 @@ def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
             await issued_after(transport, rl(0, 0), Kind.TRAIN)
             await issued_after(transport, rl(5, 9), Kind.TRAIN)
             assert controller.metrics.value("conservation_violations") == 9 - 4
+
+    run(scenario)
+
+
+GROWTH = HorizonGrowth(env_id="textcraft", phase_step=3, from_turns=4, to_turns=6, reason="measured")
+
+
+def test_an_adaptive_horizon_is_the_one_that_the_learner_has_decided_on() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer(), ADAPTIVE) as (transport, _):
+            await issued_after(transport, rl(4, 0), Kind.TRAIN)  # however many steps there were
+            await issued_after(transport, rl(4, 2, [GROWTH]), Kind.TRAIN)
+            made = await tickets(transport, 6)
+            assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
+
+    run(scenario)
+
+
+def test_an_adaptive_horizon_stays_when_learner_and_controller_go_back_behind_its_growth() -> None:
+    async def scenario() -> None:
+        server = MemoryServer()
+        async with controller_on(server, ADAPTIVE) as (transport, _):
+            await issued_after(transport, rl(3, 0, [GROWTH]), Kind.TRAIN)
+        async with controller_on(server, ADAPTIVE) as (transport, controller):
+            await issued_after(transport, rl(2, 2), Kind.TRAIN)
+            assert {ticket.horizon_turns for ticket in await tickets(transport, 4)} == {6}
+            assert controller.metrics.value("horizon_turns", env="textcraft") == 6
+
+    run(scenario)
+
+
+def test_no_later_ticket_has_fewer_turns_wherever_the_controller_dies() -> None:
+    async def horizons(dies_at: int) -> tuple[list[int], bool]:
+        """Kill a controller that answers a growth; return what its successor makes of an earlier step."""
+        server = MemoryServer()
+        mortal = MortalTransport(server, dies_at)
+        await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(3, 0, [GROWTH]))
+        mortal.program = asyncio.create_task(Controller(ADAPTIVE, mortal, SOURCES).run())
+        await asyncio.wait([mortal.program], timeout=0.1)
+        survived = not mortal.program.done()
+        mortal.program.cancel()
+        await StateStore(MemoryTransport(server, "run")).put(Key.PROGRESS, rl(2, 0))
+        async with controller_on(server, ADAPTIVE) as (transport, _):
+            await issued_after(transport, rl(2, 0), Kind.TRAIN)
+            return [ticket.horizon_turns for ticket in await tickets(transport, 4)], survived
+
+    async def scenario() -> None:
+        for dies_at in itertools.count():
+            made, survived = await horizons(dies_at)
+            assert made == sorted(made)
+            assert len(made) == 4
+            if survived:
+                break
+        assert dies_at > 10
 
     run(scenario)

@@ -28,8 +28,12 @@ def survive(world: World) -> World:
     return world
 
 
-def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path) -> None:
-    world = survive(World(tmp_path))
+ADAPTIVE = ("--horizon.kind=adaptive",)
+
+
+@pytest.mark.parametrize("overrides", [(), ADAPTIVE])
+def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    world = survive(World(tmp_path, overrides=overrides))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
 
 
@@ -51,16 +55,21 @@ def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(tmp_path: 
     cancel_everywhere(tmp_path, role, stride=7)
 
 
+@pytest.mark.parametrize("role", ["learner", "controller"])
+def test_an_adaptive_horizon_grows_once_and_at_the_same_step_whoever_is_cancelled(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=9, overrides=ADAPTIVE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_may_be_cancelled_in_any_request_to_the_broker(tmp_path: Path, role: str) -> None:
     cancel_everywhere(tmp_path, role, stride=1)
 
 
-def cancel_everywhere(tmp_path: Path, role: str, stride: int) -> None:
+def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = ()) -> None:
     """Cancel a role before its first request, after it, before its second, ... until a run makes fewer requests."""
     for place in itertools.count(step=stride):
-        world = survive(World(tmp_path / str(place), deaths={role: [place]}))
+        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides))
         if world.lives[role] == 1:
             break
     assert place > 20
@@ -70,7 +79,14 @@ lives = st.lists(st.integers(0, 150), max_size=4)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(learner=lives, controller=lives, actor=lives, seed=st.integers(0, 999), faults=st.sampled_from([0.0, 0.3]))
+@given(
+    learner=lives,
+    controller=lives,
+    actor=lives,
+    seed=st.integers(0, 999),
+    faults=st.sampled_from([0.0, 0.3]),
+    overrides=st.sampled_from([(), ADAPTIVE]),
+)
 def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     learner: list[int],
@@ -78,9 +94,10 @@ def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     actor: list[int],
     seed: int,
     faults: float,
+    overrides: tuple[str, ...],
 ) -> None:
     deaths = {"learner": learner, "controller": controller, "actor": actor}
-    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults))
+    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides))
 
 
 def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:

@@ -25,7 +25,17 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Group, Kind, PolicyVersion, Progress, Provenance, Ticket, Void, WeightsManifest
+from horizonrl.common.types import (
+    Group,
+    Kind,
+    PolicyVersion,
+    Progress,
+    Provenance,
+    StopReason,
+    Ticket,
+    Void,
+    WeightsManifest,
+)
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.collector import Rules
@@ -33,7 +43,7 @@ from horizonrl.learner.controller import Controller
 from horizonrl.learner.curriculum import Source
 from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.replay import Replay
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.rundir import METRICS, read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
@@ -239,6 +249,7 @@ class World:
         assert sum(outcomes.settled for outcomes in progress.outcomes.values()) == len(ends)
         assert self.metrics.value("conservation_violations") == 0
         await self._check_horizons(transport)
+        self._check_journal(lines)
         replay = Replay(
             self.config, transport, EngineThread(HashEngine(), InlineExecutor()), RULES, self.config.run_dir
         )
@@ -255,14 +266,28 @@ class World:
         assert in_order == sorted(in_order)
         assert set(in_order) == {4, 6}
 
+    def _check_journal(self, ledger: list[dict[str, Any]]) -> None:
+        """Each step has one line: its cost is that of what it consumed, and a horizon grew when it should have."""
+        lines = read_lines(self.config.run_dir / METRICS)
+        sizes = {"demo": 1, "train": self.config.rollout.group_size}
+        assert [line["step"] for line in lines] == [line["step"] for line in ledger]
+        assert [line["environment_steps"] for line in lines] == [
+            sum(sizes[ticket.partition("-")[0]] for _, ticket, *_ in [*line["trained"], *line["dropped"]])
+            for line in ledger
+        ]
+        grown = [(line["step"], growth["to_turns"]) for line in lines for growth in line["growths"]]
+        assert grown == ([(4, 6)] if self.config.horizon.kind == "adaptive" else [])
+
 
 def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
-    """Return a group for a ticket; a train ticket's episodes always earn differently."""
-    rewards = [1.0] if ticket.kind is Kind.DEMO else dice.sample([0.0, 0.25, 0.5, 1.0], ticket.group_size)
+    """Return a group for a ticket; a train ticket's episodes always earn differently, solve nothing and are cut."""
+    demo = ticket.kind is Kind.DEMO
+    rewards = [1.0] if demo else dice.sample([0.0, -0.25, -0.5, -1.0], ticket.group_size)
+    stop = StopReason.TERMINATED if demo else StopReason.HORIZON
     return Group(
         ticket=ticket,
         episodes=tuple(
-            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward))
+            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward), stop=stop)
             for index, reward in enumerate(rewards)
         ),
         provenance=Provenance(actor="test"),

@@ -11,7 +11,7 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.types import Group, Void
+from horizonrl.common.types import Group, StopReason, Task, Void
 from horizonrl.ops.bench.verdict import Evidence, gather, judge
 from tests.records import make_group
 
@@ -45,7 +45,9 @@ def sound_log() -> list[Group | Void]:
     return [*records, group(5, 1)]
 
 
-def evidence(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6) -> Evidence:
+def evidence(
+    log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6, config: RunConfig = CONFIG
+) -> Evidence:
     """Put the log and the tickets into a broker in memory, and read them back."""
 
     async def build() -> Evidence:
@@ -62,7 +64,7 @@ def evidence(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issu
                 await GroupLog(transport).publish_void(record)
             else:
                 await GroupLog(transport).publish(record)
-        return await gather(CONFIG, ledger, transport)
+        return await gather(config, ledger, transport)
 
     return asyncio.run(build())
 
@@ -126,6 +128,33 @@ def test_a_stage_that_comes_again_is_found() -> None:
     log = sound_log()
     log[6] = group(5, 0)
     assert findings(log, sound_ledger()) == ["horizon: train-00000005 has 4 turns after a ticket of 5"]
+
+
+def test_an_adaptive_horizon_is_decided_once_more() -> None:
+    adaptive = RunConfig.load(
+        (), ["--horizon.kind=adaptive", "--horizon.horizons=[4,5]", "--horizon.steps_per_stage=2"]
+    )
+
+    def judged(last: int) -> list[str]:
+        log = [group(0, 0, 4), group(1, 1, 4), group(2, 2, last)]
+        for place in (0, 1):  # both steps cut everything, and nothing succeeds
+            episodes = [
+                e.model_copy(update={"stop": StopReason.HORIZON, "success": False}) for e in log[place].episodes
+            ]
+            log[place] = log[place].model_copy(update={"episodes": tuple(episodes)})
+        ledger = [line(step, [(step, step - 1)], cursor=step) for step in (1, 2, 3)]
+        return judge(evidence(log, ledger, 3, adaptive)).findings
+
+    assert judged(5) == []
+    assert judged(4) == ["horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"]
+
+
+def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
+    mixed = RunConfig.load((), ["--envs", '[{"id": "textcraft", "horizons": [4]}, {"id": "babyai", "horizons": [3]}]'])
+    other = group(1, 0, 3)
+    ticket = other.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go")})
+    log = [group(0, 0, 4), other.model_copy(update={"ticket": ticket})]
+    assert judge(evidence(log, [line(1, [(1, 0), (2, 1)], cursor=2)], 2, mixed)).findings == []
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,20 @@
+import asyncio
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
+from horizonrl.common.types import HorizonGrowth, HorizonState, Phase, Progress
 from horizonrl.ops.cli import main
 from horizonrl.ops.rundir import read_config, read_lines, write_config
+from horizonrl.ops.status import add_broker_rows
 from tests.ops.test_console import LINE
 
 
@@ -38,3 +47,20 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     shown = capsys.readouterr().out
     assert "3 (rl)" in shown
     assert "50 %" in shown
+
+
+def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
+    async def table() -> Table:
+        transport, made = MemoryTransport(MemoryServer(), "run"), Table()
+        growth = HorizonGrowth(env_id="babyai", phase_step=12, from_turns=5, to_turns=10, reason="40% cut")
+        state = StateStore(transport)
+        await state.put(Key.PROGRESS, Progress(step=14, phase=Phase.RL, phase_step=14, growths=(growth,)))
+        await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 8, "babyai": 10}))
+        await add_broker_rows(made, transport)
+        return made
+
+    console = Console(width=200, file=io.StringIO())
+    console.print(asyncio.run(table()))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "textcraft 8 turns, babyai 10 turns" in shown
+    assert "babyai 5 to 10 turns after 12 RL steps: 40% cut" in shown
