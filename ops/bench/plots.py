@@ -49,8 +49,10 @@ def plot_success(panels: Mapping[str, Mapping[str, Band]], x_label: str, legend_
         grid[0, 0].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
         grid[0, 0].xaxis.set_major_locator(MaxNLocator(6))
         grid[0, 0].xaxis.set_major_formatter(EngFormatter(sep=" "))
-        figure.supxlabel(x_label, fontsize="medium")
-        figure.supylabel("success", fontsize="medium")
+        for axes in grid[-1]:
+            axes.set_xlabel(x_label)
+        for axes in grid[:, 0]:
+            axes.set_ylabel("success")
         handles = {line.get_label(): line for axes in grid.flat for line in axes.get_lines()}
         figure.legend(
             [handles[name] for name in names],
