@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
     _add_bench(
         commands.add_parser(
-            "bench", help="chaos, soak, fuzz, broker: what the system withstands and what it costs, on real parts"
+            "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
         )
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
@@ -106,12 +106,22 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
+    learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
+    learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
+    learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
+    learning.add_argument("--seeds", type=_numbers, default=(), metavar="N,N", help="some of the study's")
+    learning.add_argument("--only", nargs="+", default=(), metavar="VARIANT", help="some variants; ppo-* is several")
+    learning.add_argument("--report-only", action="store_true", help="train nothing, report what has finished")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
     for name in (chaos, soak, fuzz, broker):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
@@ -195,6 +205,11 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import soak
 
         return soak.run(arguments.minutes, arguments.seed, arguments.json_file, arguments.directory, overrides)
+    if arguments.bench == "learning":
+        from horizonrl.ops.bench import learning
+
+        asked = (arguments.study, arguments.directory, arguments.seeds, arguments.only, arguments.report_only)
+        return learning.run(learning.Request(*asked, overrides))
     from horizonrl.ops.bench import chaos
 
     overrides = [f"--actor.engine={arguments.engine}", *overrides]
