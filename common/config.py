@@ -138,6 +138,8 @@ class RlSection(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Versions that a group may be behind when it is consumed; 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
+    demos_per_step: Annotated[int, Field(ge=0)] = 0
+    """Demonstrations that are cloned beside a step's groups, on average; 0 leaves them to imitation."""
     publish_every: Positive = 1
     """Versions between those that actors get. More make rounds, in which all episodes are of one version (AgentEvol);
     max_staleness must allow for them."""
@@ -256,12 +258,15 @@ class RunConfig(BaseSettings):
         self.objective.refuse_unsound()
         if self.imitation.steps + self.rl.steps == 0:
             raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")
-        for phase, steps in ((Phase.IMITATION, self.imitation.steps), (Phase.RL, self.rl.steps)):
-            kind = kind_of(phase).value
-            if steps and not any(kind in env.kinds for env in self.envs):
+        for key, count, kind in (
+            ("imitation.steps", self.imitation.steps, Kind.DEMO),
+            ("rl.steps", self.rl.steps, Kind.TRAIN),
+            ("rl.demos_per_step", self.rl.demos_per_step, Kind.DEMO),
+        ):
+            if count and not any(kind in env.kinds for env in self.envs):
                 raise ValueError(
-                    f"{phase.value}.steps is {steps} but none of the envs {', '.join(ids)} has {kind!r} among its "
-                    f"kinds: add it to one of them, or set {phase.value}.steps to 0"
+                    f"{key} is {count} but none of the envs {', '.join(ids)} has {kind.value!r} among its kinds: add "
+                    f"it to one of them, or set {key} to 0"
                 )
         return self
 
@@ -341,6 +346,10 @@ class RunConfig(BaseSettings):
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
+
+    def demos_due(self, rl_steps: int) -> int:
+        """Return how many demonstrations are trained before RL and in its first `rl_steps` steps."""
+        return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
 
     def credit(self, phase: Phase) -> int:
         """Most tickets of the phase's kind that may be outstanding (design.md, invariant 2)."""

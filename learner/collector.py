@@ -28,6 +28,8 @@ class Rules:
     """Token ids at or above it cannot have been sampled by this model."""
     max_context_tokens: int
     advantage: AdvantageSection = field(default_factory=AdvantageSection)
+    demos_in_rl: bool = False
+    """Demonstrations are trained beside the groups of RL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Draft:
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
     repeats: int = 0
+
+    def count(self, phase: Phase) -> int:
+        """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
+        return sum(group.ticket.kind is kind_of(phase) for _, group in self.admitted)
 
 
 class Collector:
@@ -165,7 +171,7 @@ class Collector:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
-        if group.ticket.kind is not kind_of(standing.phase):
+        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID

@@ -17,7 +17,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Task, Ticket
+from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
 from horizonrl.learner.audit import Audit, open_tickets
 from horizonrl.learner.curriculum import Curriculum, EvalTask, Source
 from horizonrl.learner.horizon import horizon_turns
@@ -103,7 +103,9 @@ class Controller:
             await self._issue_next(Kind.EVAL, progress, issued)
         while issued[kind] - progress.settled(kind) < self._limit(progress):
             await self._issue_next(kind, progress, issued)
-        for of in (Kind.EVAL, kind):
+        while issued[Kind.DEMO] < self._demos_due(progress):
+            await self._issue_next(Kind.DEMO, progress, issued)
+        for of in Kind:
             if issued[of] > before[of]:
                 log.info("tickets_issued", kind=of.value, count=issued[of] - before[of], step=progress.step)
 
@@ -124,6 +126,17 @@ class Controller:
         last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
         return min(self.config.credit(progress.phase), needed)
+
+    def _demos_due(self, progress: Progress) -> int:
+        """Return how many demonstrations may have been issued in all for RL: those of the steps that have credit.
+
+        A demonstration is quick; bound to the steps, it cannot outnumber the groups that it stands beside.
+        """
+        if progress.phase is not Phase.RL or not self.config.rl.demos_per_step:
+            return 0
+        ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
+        ends = progress.outcomes.get(Kind.DEMO, Outcomes())
+        return self.config.demos_due(ahead) + ends.settled - ends.trained
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL

@@ -213,14 +213,14 @@ class LearnerLoop:
         """Consume entries until the batch is full, and tell the controller whenever there is nothing more at hand."""
         standing = Standing(version=self._commit.step, phase=self._phase())
         wanted = self.config.groups_per_step(standing.phase)
-        admitted = self._collector.draft.admitted
-        while len(admitted) < wanted:
+        draft = self._collector.draft
+        while (missing := wanted - draft.count(standing.phase)) > 0:
             entry = await reader.next(QUIET_S)
             if entry is None:
-                log.warning("groups_awaited", missing=wanted - len(admitted), step=self._commit.step, quiet_s=QUIET_S)
+                log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
                 continue
             self._consume(entry, standing)
-            if not reader.ahead or len(admitted) == wanted:
+            if not reader.ahead or draft.count(standing.phase) == wanted:
                 await self._announce_progress()
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
 

@@ -65,6 +65,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
         vocabulary=local.vocabulary,
         max_context_tokens=config.model.max_context_tokens,
         advantage=config.advantage,
+        demos_in_rl=config.rl.demos_per_step > 0,
     )
     host = EngineThread(engine, thread, config.learner.step_timeout_s)
     await lead(host, rules)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.common.config import kind_of
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.api import StepStats
@@ -32,10 +33,11 @@ def metrics_line(
     phase: Phase, policy: PolicyVersion, draft: Draft, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
     """Return the step's line: JSON-able, with every key that design.md names; what was not measured is None."""
-    episodes = [episode for group in draft.consumed for episode in group.episodes]
+    consumed = [group for group in draft.consumed if group.ticket.kind is kind_of(phase)]
+    episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]
-    by_env = _by_env(draft.consumed)
+    by_env = _by_env(consumed)
     horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
     trained = [group for _, group in draft.admitted]
     staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
@@ -48,7 +50,7 @@ def metrics_line(
         "time": time.time(),
         "horizon": max(horizons.values(), default=0),
         "horizons": horizons,
-        **_outcome(draft.consumed),
+        **_outcome(consumed),
         "environments": {env: _outcome(groups) for env, groups in by_env.items()},
         "return_std": float(np.std(returns)) if returns else None,
         "error_share": _mean([float(episode.stop.broken) for episode in episodes]),

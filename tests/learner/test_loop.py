@@ -32,6 +32,7 @@ def survive(world: World) -> World:
 
 
 ADAPTIVE = ("--horizon.kind=adaptive",)
+CLONING = ("--rl.demos_per_step=3", "--rl.publish_every=2")
 
 
 @pytest.mark.parametrize("overrides", [(), ADAPTIVE])
@@ -49,6 +50,19 @@ def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(
     best = Best(world.config.run_dir / "best").read()
     assert best is not None
     assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"] == 2
+
+
+def test_demonstrations_stand_beside_the_groups_of_rl_in_their_share(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, overrides=CLONING))
+    in_rl = [[ticket.partition("-")[0] for _, ticket in line["trained"]] for line in world.ledger()[2:]]
+    assert [kinds.count("train") for kinds in in_rl] == [2] * 5
+    assert 10 <= sum(kinds.count("demo") for kinds in in_rl) <= 15
+    assert not any("phase" in drop for line in world.ledger() for drop in line["dropped"])
+
+
+@pytest.mark.parametrize("role", ["learner", "controller"])
+def test_a_run_with_demonstrations_in_rl_survives_too(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=13, overrides=CLONING)
 
 
 ROLES = ("learner", "controller", "actor")
