@@ -241,9 +241,12 @@ class World:
                 await transport.publish(f"groups.{group.ticket.kind.value}", encode(group))
 
     def _too_early(self, ticket: Ticket, policy: PolicyVersion) -> bool:
-        """Play a round's tickets two versions apart: it is open at checkpoints, and its own weights are long past."""
+        """Play a round's tickets two versions apart: it is open at checkpoints, and its own weights are long past.
+
+        Not where groups are lost: those are found once every older ticket is done, and no version would come before.
+        """
         wanted = ticket.issued.version + 2 * (ticket.number % len(EVAL_TASKS))
-        return ticket.kind is Kind.EVAL and policy.version < min(wanted, self.config.total_steps)
+        return not self.faults and ticket.kind is Kind.EVAL and policy.version < min(wanted, self.config.total_steps)
 
     # ---- what must be true afterwards
 
