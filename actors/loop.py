@@ -18,6 +18,7 @@ from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Ticket, Void
 from horizonrl.envs.api import Environment
 
@@ -35,7 +36,10 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    groups_at_once: int
+    slots: int
+    """Episodes at once."""
+    group_size: int
+    """Slots that have to be free before a ticket is leased: what most tickets ask for."""
     max_deliver: int
     drain_s: float
     total_steps: int
@@ -58,23 +62,41 @@ class ActorLoop:
         self._tickets = TicketQueue(self.transport)
         self._log = GroupLog(self.transport)
         self._running = 0
+        self._free = self.settings.slots
+        """Slots that no leased ticket has; a group that is larger than expected takes more than there are."""
+        self._freed = asyncio.Event()
         self._unfit_in_a_row = 0
 
     async def run(self) -> None:
         """Serve tickets until `stopping` is set or the run is finished; then finish or give back what is in hand.
 
         Takes tickets; gives groups; waits for leases, generations and environments; woken by the broker. A cancelled
-        worker gives its ticket back once.
+        ticket is given back once.
         """
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self.follower.run()), group.create_task(self._watch_run())]
-            workers = [group.create_task(self._serve()) for _ in range(self.settings.groups_at_once)]
-            await self.stopping.wait()
+            serving: set[asyncio.Task[None]] = set()
+            while not self.stopping.is_set():
+                await until_stopped(self._room(), self.stopping)
+                if not self.stopping.is_set() and (lease := await self._next_lease()) is not None:
+                    self._free -= lease.ticket.group_size
+                    serving.add(task := group.create_task(self._serve(lease)))
+                    task.add_done_callback(serving.discard)
             log.info("drain_started", deadline_s=self.settings.drain_s)
-            _, late = await asyncio.wait(workers, timeout=self.settings.drain_s)
+            late = await self._drained(serving)
             for task in (*late, *background):
                 task.cancel()
         log.info("actor_drained", given_back=len(late))
+
+    async def _room(self) -> None:
+        """Wait until a group of the expected size finds its slots."""
+        while self._free < self.settings.group_size:
+            self._freed.clear()
+            await self._freed.wait()
+
+    async def _drained(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Wait for what is in hand, `drain_s` long; return what is not finished then."""
+        return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner has said that the run is finished."""
@@ -83,20 +105,19 @@ class ActorLoop:
         log.info("run_finished")
         self.stopping.set()
 
-    async def _serve(self) -> None:
-        """Serve one ticket after the other. Takes leases; gives groups; waits for tickets; woken by the broker."""
-        while not self.stopping.is_set():
-            lease = await self._next_lease()
-            if lease is None:
-                continue
-            self.metrics.count("leases_total", kind=lease.ticket.kind.value)
-            if lease.deliveries > 1:
-                self.metrics.count("leases_repeated_total")
-            try:
-                await self._settle(lease)
-            except LeaseLost as error:
-                self.metrics.count("tickets_given_back_total", reason="lease_lost")
-                log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
+    async def _serve(self, lease: Lease) -> None:
+        """Serve one ticket, and free its slots."""
+        self.metrics.count("leases_total", kind=lease.ticket.kind.value)
+        if lease.deliveries > 1:
+            self.metrics.count("leases_repeated_total")
+        try:
+            await self._settle(lease)
+        except LeaseLost as error:
+            self.metrics.count("tickets_given_back_total", reason="lease_lost")
+            log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
+        finally:
+            self._free += lease.ticket.group_size
+            self._freed.set()
 
     async def _next_lease(self) -> Lease | None:
         """Wait for a lease or for `stopping`, whichever comes first; a lease that comes with it is given back."""

@@ -32,7 +32,8 @@ async def run(
         async with connected(config.run.name, config.broker) as transport:
             loop = ActorLoop(
                 settings=ActorSettings(
-                    groups_at_once=config.actor.slots // config.rollout.group_size,
+                    slots=config.actor.slots,
+                    group_size=config.rollout.group_size,
                     max_deliver=config.broker.max_deliver,
                     drain_s=config.actor.drain_s,
                     total_steps=config.total_steps,
