@@ -183,7 +183,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         study = study_of(place, path.read_text())
         assert study.name == path.stem
         sizes[study.name] = len(study.variants)
-    assert sizes == {"estimators": 7, "losses": 6, "staleness": 20, "horizons": 5}
+    assert sizes == {"estimators": 9, "losses": 6, "staleness": 20, "horizons": 5, "smollm2": 1}
 
 
 def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
