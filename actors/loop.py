@@ -15,9 +15,10 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
-from horizonrl.common.errors import BrokerError, LeaseLost
+from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Ticket, Void
 from horizonrl.envs.api import Environment
 
@@ -27,13 +28,18 @@ LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
 """A ticket whose group broke comes back after this long: time for what broke to mend."""
 WEIGHTS_WAIT_S = 60.0
+UNFIT_LIMIT = 100
+"""Tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
 CLOSE_S = 10.0
 """Longest time that an environment may take to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    groups_at_once: int
+    slots: int
+    """Episodes at once."""
+    group_size: int
+    """Slots that have to be free before a ticket is leased: what most tickets ask for."""
     max_deliver: int
     drain_s: float
     total_steps: int
@@ -56,22 +62,41 @@ class ActorLoop:
         self._tickets = TicketQueue(self.transport)
         self._log = GroupLog(self.transport)
         self._running = 0
+        self._free = self.settings.slots
+        """Slots that no leased ticket has; a group that is larger than expected takes more than there are."""
+        self._freed = asyncio.Event()
+        self._unfit_in_a_row = 0
 
     async def run(self) -> None:
         """Serve tickets until `stopping` is set or the run is finished; then finish or give back what is in hand.
 
         Takes tickets; gives groups; waits for leases, generations and environments; woken by the broker. A cancelled
-        worker gives its ticket back once.
+        ticket is given back once.
         """
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self.follower.run()), group.create_task(self._watch_run())]
-            workers = [group.create_task(self._serve()) for _ in range(self.settings.groups_at_once)]
-            await self.stopping.wait()
+            serving: set[asyncio.Task[None]] = set()
+            while not self.stopping.is_set():
+                await until_stopped(self._room(), self.stopping)
+                if not self.stopping.is_set() and (lease := await self._next_lease()) is not None:
+                    self._free -= lease.ticket.group_size
+                    serving.add(task := group.create_task(self._serve(lease)))
+                    task.add_done_callback(serving.discard)
             log.info("drain_started", deadline_s=self.settings.drain_s)
-            _, late = await asyncio.wait(workers, timeout=self.settings.drain_s)
+            late = await self._drained(serving)
             for task in (*late, *background):
                 task.cancel()
         log.info("actor_drained", given_back=len(late))
+
+    async def _room(self) -> None:
+        """Wait until a group of the expected size finds its slots."""
+        while self._free < self.settings.group_size:
+            self._freed.clear()
+            await self._freed.wait()
+
+    async def _drained(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Wait for what is in hand, `drain_s` long; return what is not finished then."""
+        return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner has said that the run is finished."""
@@ -80,20 +105,19 @@ class ActorLoop:
         log.info("run_finished")
         self.stopping.set()
 
-    async def _serve(self) -> None:
-        """Serve one ticket after the other. Takes leases; gives groups; waits for tickets; woken by the broker."""
-        while not self.stopping.is_set():
-            lease = await self._next_lease()
-            if lease is None:
-                continue
-            self.metrics.count("leases_total", kind=lease.ticket.kind.value)
-            if lease.deliveries > 1:
-                self.metrics.count("leases_repeated_total")
-            try:
-                await self._settle(lease)
-            except LeaseLost as error:
-                self.metrics.count("tickets_given_back_total", reason="lease_lost")
-                log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
+    async def _serve(self, lease: Lease) -> None:
+        """Serve one ticket, and free its slots."""
+        self.metrics.count("leases_total", kind=lease.ticket.kind.value)
+        if lease.deliveries > 1:
+            self.metrics.count("leases_repeated_total")
+        try:
+            await self._settle(lease)
+        except LeaseLost as error:
+            self.metrics.count("tickets_given_back_total", reason="lease_lost")
+            log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
+        finally:
+            self._free += lease.ticket.group_size
+            self._freed.set()
 
     async def _next_lease(self) -> Lease | None:
         """Wait for a lease or for `stopping`, whichever comes first; a lease that comes with it is given back."""
@@ -109,11 +133,7 @@ class ActorLoop:
         """End the lease in one of its three ways: group published, ticket void, or given back."""
         ticket = lease.ticket
         if lease.deliveries > self.settings.max_deliver:
-            reason = f"delivered {lease.deliveries - 1} times without a group"
-            await self._log.publish_void(Void(ticket=ticket, reason=reason, actor=self.provenance.actor))
-            await lease.acknowledge()
-            self.metrics.count("tickets_void_total", reason="max_deliver")
-            log.warning("ticket_voided", ticket=ticket.ticket_id, reason=reason)
+            await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
             return
         try:
             async with lease.held():
@@ -121,6 +141,7 @@ class ActorLoop:
                     await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
             if len(group.valid_episodes) >= min(2, ticket.group_size):
+                self._unfit_in_a_row = 0
                 async with lease.kept():
                     await self._publish(group)
                     await lease.acknowledge()
@@ -130,8 +151,29 @@ class ActorLoop:
         except BaseException:  # drained, or the engine died: either way the ticket is another actor's now
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
+        if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
+            await self._void_unfit(lease, _first_error(group) or "")
+            return
         log.warning("group_broken", ticket=ticket.ticket_id, error=_first_error(group))
         await self._give_back(lease, "broken", RETRY_DELAY_S)
+
+    async def _void(self, lease: Lease, label: str, reason: str) -> None:
+        """End a ticket without a group."""
+        async with lease.kept():
+            await self._log.publish_void(Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor))
+            await lease.acknowledge()
+        self.metrics.count("tickets_void_total", reason=label)
+        log.warning("ticket_voided", ticket=lease.ticket.ticket_id, reason=reason)
+
+    async def _void_unfit(self, lease: Lease, reason: str) -> None:
+        """End a ticket that no retry makes fit. Raises ConfigError when nothing fits: the run would go on for ever."""
+        await self._void(lease, "unfit", reason)
+        self._unfit_in_a_row += 1
+        if self._unfit_in_a_row >= UNFIT_LIMIT:
+            raise ConfigError(
+                f"{UNFIT_LIMIT} tickets in a row did not fit, the last of them because {reason}: raise "
+                "model.max_context_tokens or rollout.max_turn_tokens, or choose shorter tasks or demonstrations"
+            )
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)

@@ -14,7 +14,7 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.scripted_policy import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.connect import connected
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.service import Service
 from horizonrl.common.types import Provenance
 from horizonrl.envs import registry
@@ -28,10 +28,12 @@ async def run(
     chat = ChatTemplate.load(model_dir)
     environments = {env.id: env for env in config.envs}
     try:
+        versions = ", ".join([await version_of(env) for env in config.envs])
         async with connected(config.run.name, config.broker) as transport:
             loop = ActorLoop(
                 settings=ActorSettings(
-                    groups_at_once=config.actor.slots // config.rollout.group_size,
+                    slots=config.actor.slots,
+                    group_size=config.rollout.group_size,
                     max_deliver=config.broker.max_deliver,
                     drain_s=config.actor.drain_s,
                     total_steps=config.total_steps,
@@ -48,7 +50,7 @@ async def run(
                     engine=policy.engine,
                     model_digest=identity["model"],
                     template_digest=identity["template"],
-                    environment=", ".join(f"{env.id} {registry.load(env.id).version}" for env in config.envs),
+                    environment=versions,
                 ),
                 stopping=service.stopping,
                 metrics=service.metrics,
@@ -59,6 +61,13 @@ async def run(
                 await loop.run()
     finally:
         await policy.close()
+
+
+async def version_of(env: EnvSection) -> str:
+    """Return an environment's id and version. Made once, it refuses options it cannot take before any ticket comes."""
+    environment = registry.make(env.id, env.options)
+    await environment.close()
+    return f"{env.id} {environment.version}"
 
 
 async def start_policy(config: RunConfig, model_dir: Path) -> Policy:

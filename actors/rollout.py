@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.policy import Generation, Policy
-from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout, PolicyFailure
+from horizonrl.common.errors import EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
 from horizonrl.envs.api import Environment, Expert, Step
 
@@ -49,9 +49,14 @@ class ExpertAgent:
     expert: Expert
     encode: Callable[[str], tuple[int, ...]]
     version: PolicyVersion
+    max_turn_tokens: int
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
         output = self.encode(self.expert.act(observation))
+        if len(output) > self.max_turn_tokens:
+            raise EpisodeUnfit(
+                f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
+            )
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
@@ -103,6 +108,8 @@ class Rollout:
             raise
         except EnvironmentTimeout as error:
             return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
+        except EpisodeUnfit as error:
+            return recording.finish(index, StopReason.UNFIT, str(error))
         except PolicyFailure as error:
             return recording.finish(index, StopReason.POLICY_ERROR, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
@@ -111,28 +118,24 @@ class Rollout:
     async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
         # 1. Reset, and render the first prompt.
         first = await self._timed(environment.reset(ticket.task.task_id), recording)
-        observation = recording.prompt = announced(first.text, ticket, turns_taken=0)
-        recording.prompt_ids = self.chat.open(self.system_prompt, observation)
+        observation, recording.prompt = first.text, announced(first.text, ticket, turns_taken=0)
+        recording.prompt_ids = self.chat.open(self.system_prompt, recording.prompt)
         recording.ids += recording.prompt_ids
         agent = self._agent(environment, ticket)
         while True:
             # 2. Is there room for one more turn?
-            if len(recording.ids) + ticket.sampling.max_turn_tokens > self.policy.max_context_tokens:
-                if not recording.turns:
-                    raise EnvironmentFailure(
-                        f"the first prompt has {len(recording.ids)} tokens: with max_turn_tokens "
-                        f"{ticket.sampling.max_turn_tokens} it exceeds max_context_tokens "
-                        f"{self.policy.max_context_tokens}"
-                    )
+            if not self._has_room(recording, ticket):
                 return StopReason.CONTEXT
             # 3. Generate.
             generation = await self._generate(agent, observation, ticket, index, recording)
             # 4. Let the environment answer, and write the turn down.
             text = self.chat.decode(generation.ids)
             step = await self._timed(environment.step(text), recording)
-            observation = announced(step.observation, ticket, turns_taken=len(recording.turns) + 1)
-            stop = stop_reason(step, len(recording.turns) + 1, ticket.horizon_turns)
-            answer_ids = () if stop is not None else self.chat.delta(generation.ids, observation)
+            turns_taken = len(recording.turns) + 1
+            stop = stop_reason(step, turns_taken, ticket.horizon_turns)
+            observation = step.observation
+            read = announced(observation, ticket, turns_taken) if stop is None else observation
+            answer_ids = self.chat.delta(generation.ids, read) if stop is None else ()
             recording.turns.append(
                 Turn(
                     output_ids=generation.ids,
@@ -141,7 +144,7 @@ class Rollout:
                     observation_ids=answer_ids,
                     reward=step.reward,
                     text=text,
-                    observation=observation,
+                    observation=read,
                 )
             )
             recording.success = step.success
@@ -150,10 +153,25 @@ class Rollout:
                 return stop
             recording.ids += generation.ids + answer_ids
 
+    def _has_room(self, recording: Recording, ticket: Ticket) -> bool:
+        """Return whether one more turn fits. Raises EpisodeUnfit where nothing was played yet, and for a demonstration.
+
+        A demonstration is trained as a whole: what an agent would have no room to finish is none.
+        """
+        tokens, turn_tokens, limit = len(recording.ids), ticket.sampling.max_turn_tokens, self.policy.max_context_tokens
+        if tokens + turn_tokens <= limit:
+            return True
+        if recording.turns and ticket.kind is not Kind.DEMO:
+            return False
+        what = f"demonstration up to turn {len(recording.turns)}" if recording.turns else "first prompt"
+        raise EpisodeUnfit(
+            f"the {what} has {tokens} tokens: with max_turn_tokens {turn_tokens} it exceeds max_context_tokens {limit}"
+        )
+
     def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
-        if ticket.kind is Kind.DEMO:
-            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued)
         sampling = ticket.sampling
+        if ticket.kind is Kind.DEMO:
+            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued, sampling.max_turn_tokens)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 
     async def _generate(
@@ -188,6 +206,10 @@ def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason 
 
 
 def announced(text: str, ticket: Ticket, turns_taken: int) -> str:
-    """Return the observation, with the remaining turns told where the ticket says so."""
+    """Return an observation as the policy reads it: with its remaining turns, where the ticket says so.
+
+    The turns that the horizon leaves: the context or the environment's own limit may end the episode before. An expert
+    reads the environment's own words.
+    """
     remaining = ticket.horizon_turns - turns_taken
-    return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon and remaining > 0 else text
+    return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon else text

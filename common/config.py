@@ -11,7 +11,7 @@ from pathlib import Path
 from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -22,26 +22,16 @@ from pydantic_settings import (
 )
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.objective import (
+    AdvantageSection,
+    CorrectionSection,
+    CriticSection,
+    LossSection,
+    Objective,
+    ReferenceSection,
+)
+from horizonrl.common.section import Positive, Seconds, Section, Share
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Phase
-
-Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-AboveZero = Annotated[float, Field(gt=0)]
-Band = tuple[AboveZero, AboveZero]
-
-
-class Section(BaseModel):
-    """Keys of one subject. The word "none" turns an option off wherever it is written: TOML has no null."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {key: None if value == "none" else value for key, value in given.items()}
 
 
 class RunSection(Section):
@@ -93,8 +83,10 @@ class EnvSection(Section):
     split: Literal["train", "test", "all"] = "train"
     categories: tuple[str, ...] = ()
     """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
+    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(Kind)
+    """The tickets that draw it: `demo` (imitation), `train` (RL), `eval`."""
     horizons: tuple[HorizonTurns, ...] = ()
     """This environment's own horizons; empty takes `horizon.horizons`."""
     step_timeout_s: Seconds = 30.0
@@ -109,13 +101,26 @@ class RolloutSection(Section):
 
 
 class HorizonSection(Section):
-    kind: Literal["fixed", "staged", "linear"] = "staged"
-    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last."""
+    kind: Literal["fixed", "staged", "linear", "adaptive"] = "staged"
+    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last. adaptive:
+    the next one when the present one cuts many episodes while success has levelled off; never a shorter one."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     steps_per_stage: Positive = 100
-    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one."""
+    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one. adaptive:
+    the least steps between two growths, and the window that it looks at."""
+    truncated_above: Share = 0.2
+    """adaptive: share of the window's episodes that the horizon must have cut."""
     announce: bool = False
-    """Tell the agent its remaining turns."""
+    """Tell the agent its remaining turns: each observation that it reads ends with a line `[N turns left]`."""
+
+    @model_validator(mode="after")
+    def _has_two_halves(self) -> Self:
+        if self.kind == "adaptive" and self.steps_per_stage < 2:
+            raise ValueError(
+                f"steps_per_stage is {self.steps_per_stage} but adaptive compares the later half of so many steps with "
+                "the earlier one: set it to 2 or more"
+            )
+        return self
 
 
 class ImitationSection(Section):
@@ -133,60 +138,22 @@ class RlSection(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Versions that a group may be behind when it is consumed; 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    clip_low: Share = 0.2
-    clip_high: Annotated[float, Field(ge=0)] = 0.28
-    """Clip-higher (DAPO): the upper side of the trust region is wider."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
-    importance_cap: Annotated[float, Field(ge=1)] | None = None
-    """Token truncation (TIS): a token whose ratio is above contributes with the cap; None turns it off."""
-    loss: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
-    """docs/algorithms.md has the formulas. clip_low and clip_high are of ppo and decoupled_ppo, dual_clip and
-    importance_cap of ppo."""
-    dppo_delta: Share = 0.2
-    """Probability by which a token may move from the behaviour policy's."""
-    dppo_penalty: Annotated[float, Field(ge=0)] = 1e-3
-    cispo_cap: AboveZero = 5.0
-    gspo_low: Share = 3e-4
-    gspo_high: Annotated[float, Field(ge=0)] = 4e-4
-    correction: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
-    """Weight on reinforce and decoupled_ppo. auto: token truncation for these two, nothing for the others."""
-    token_cap: AboveZero = 2.0
-    sequence_cap: AboveZero = 5.0
-    icepop_band: Band = (0.5, 5.0)
-    geometric_band: Band | None = None
-    """Keep an episode whose geometric mean ratio lies inside, as in [0.99, 1.01]; None turns the mask off."""
-    k3_max: AboveZero | None = None
-    """Keep an episode whose mean of r - log r - 1 is at most this, as 1e-2; None turns the mask off."""
-    veto_band: Band | None = None
-    """Drop an episode with any ratio outside, as [1e-4, 100]; None turns the mask off."""
-    stale_negative_max: AboveZero | None = None
-    """Mask tokens of negative advantage where the episode's mean of log μ - log π is above; None turns it off."""
+    demos_per_step: Annotated[int, Field(ge=0)] = 0
+    """Demonstrations that are cloned beside a step's groups, on average; 0 leaves them to imitation."""
+    publish_every: Positive = 1
+    """Versions between those that actors get. More make rounds, in which all episodes are of one version (AgentEvol);
+    max_staleness must allow for them."""
 
-    @property
-    def weight(self) -> Literal["token", "sequence", "icepop"] | None:
-        """The weight that `correction` stands for."""
-        if self.correction == "auto":
-            return "token" if self.loss in ("reinforce", "decoupled_ppo") else None
-        return self.correction
 
-    @model_validator(mode="after")
-    def _counts_the_ratio_once(self) -> Self:
-        if self.weight is not None and self.loss not in ("reinforce", "decoupled_ppo"):
-            raise ValueError(
-                f"correction is {self.correction} but the ratio of loss {self.loss} has the behaviour policy below it "
-                "already, and would count it twice: leave correction at auto, or set loss to reinforce or decoupled_ppo"
-            )
-        if self.importance_cap is not None and self.loss != "ppo":
-            raise ValueError(
-                f"importance_cap is {self.importance_cap} but bounds the ratio of loss ppo only, and loss is "
-                f"{self.loss}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
-            )
-        for name in ("icepop_band", "geometric_band", "veto_band"):
-            if (band := getattr(self, name)) is not None and band[0] >= band[1]:
-                raise ValueError(f"{name} is {list(band)}: give the lower bound first, and a higher upper one")
-        return self
+class EvalSection(Section):
+    every: Annotated[int, Field(ge=0)] = 0
+    """RL steps between evaluations on held-out tasks (split test); 0 turns them off. The initial model, the start of RL
+    and the end are evaluated too."""
+    tasks: Positive = 64
+    """Tasks of each environment, spread evenly over its categories; fewer where it holds out fewer."""
+    samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
+    """Episodes of each task; with more than one, pass@k says more."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
 
 
 class LearnerSection(Section):
@@ -252,6 +219,12 @@ class RunConfig(BaseSettings):
     horizon: HorizonSection = HorizonSection()
     imitation: ImitationSection = ImitationSection()
     rl: RlSection = RlSection()
+    advantage: AdvantageSection = AdvantageSection()
+    loss: LossSection = LossSection()
+    correction: CorrectionSection = CorrectionSection()
+    reference: ReferenceSection = ReferenceSection()
+    critic: CriticSection = CriticSection()
+    eval: EvalSection = EvalSection()
     learner: LearnerSection = LearnerSection()
     actor: ActorSection = ActorSection()
     metrics: MetricsSection = MetricsSection()
@@ -276,8 +249,46 @@ class RunConfig(BaseSettings):
         ids = [env.id for env in self.envs]
         if len(set(ids)) != len(ids):
             raise ValueError(f"envs names {ids}: give each environment one entry, with a weight")
+        if self.rl.publish_every > self.rl.max_staleness + 1:
+            raise ValueError(
+                f"rl.publish_every is {self.rl.publish_every} but rl.max_staleness is {self.rl.max_staleness}: groups "
+                f"of the last version that actors have would be dropped; set max_staleness to "
+                f"{self.rl.publish_every - 1} or more"
+            )
+        self.objective.refuse_unsound()
         if self.imitation.steps + self.rl.steps == 0:
             raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")
+        for key, count, kind in (
+            ("imitation.steps", self.imitation.steps, Kind.DEMO),
+            ("rl.steps", self.rl.steps, Kind.TRAIN),
+            ("rl.demos_per_step", self.rl.demos_per_step, Kind.DEMO),
+        ):
+            if count and not any(kind in env.kinds for env in self.envs):
+                raise ValueError(
+                    f"{key} is {count} but none of the envs {', '.join(ids)} has {kind.value!r} among its kinds: add "
+                    f"it to one of them, or set {key} to 0"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_what_is_held_out(self) -> Self:
+        if not self.eval.every:
+            return self
+        if trained := [env for env in self.envs if env.split != "train"]:
+            raise ValueError(
+                f"eval.every is {self.eval.every} but the environment {trained[0].id} trains on split "
+                f"{trained[0].split}: its test tasks would not be held out; set its split to train, or eval.every to 0"
+            )
+        if self.eval.samples > self.actor.slots:
+            raise ValueError(
+                f"eval.samples is {self.eval.samples} but actor.slots is {self.actor.slots}: a task's episodes run "
+                f"at once; set actor.slots to {self.eval.samples} or more"
+            )
+        if self.eval.samples > 1 and self.eval.temperature == 0:
+            raise ValueError(
+                f"eval.samples is {self.eval.samples} at eval.temperature 0, where a task's episodes are all the same: "
+                "set eval.samples to 1, or raise the temperature"
+            )
         return self
 
     @property
@@ -285,14 +296,47 @@ class RunConfig(BaseSettings):
         return self.run.root / self.run.name
 
     @property
+    def objective(self) -> Objective:
+        """What a step of RL optimises."""
+        return Objective.model_construct(
+            advantage=self.advantage,
+            loss=self.loss,
+            correction=self.correction,
+            reference=self.reference,
+            critic=self.critic,
+        )
+
+    @property
+    def longest_episode_tokens(self) -> int:
+        """Most tokens that an episode can generate."""
+        turns = max(max(self.horizons(env.id)) for env in self.envs)
+        return min(turns * self.rollout.max_turn_tokens, self.model.max_context_tokens)
+
+    @property
     def total_steps(self) -> int:
         return self.imitation.steps + self.rl.steps
+
+    def horizons(self, env_id: str) -> tuple[int, ...]:
+        """Return the horizons of an environment's schedule: its own, or those of the run."""
+        return next(env.horizons for env in self.envs if env.id == env_id) or self.horizon.horizons
 
     def phase(self, step: int) -> tuple[Phase, int]:
         """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""
         if step < self.imitation.steps:
             return Phase.IMITATION, step
         return Phase.RL, step - self.imitation.steps
+
+    @property
+    def eval_rounds(self) -> int:
+        """Evaluations of the whole run: the initial model, the start of RL, every N RL steps, and the end."""
+        if not self.eval.every:
+            return 0
+        return 1 + (self.imitation.steps > 0) + -(-self.rl.steps // self.eval.every)
+
+    def eval_step(self, number: int) -> int:
+        """Return the optimizer steps after which evaluation `number` (from 0) is due."""
+        of_rl = number - (self.imitation.steps > 0)
+        return 0 if of_rl < 0 else min(self.imitation.steps + of_rl * self.eval.every, self.total_steps)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of optimizer step number `step` (from 0), linear warm-up included."""
@@ -302,6 +346,10 @@ class RunConfig(BaseSettings):
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
+
+    def demos_due(self, rl_steps: int) -> int:
+        """Return how many demonstrations are trained before RL and in its first `rl_steps` steps."""
+        return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
 
     def credit(self, phase: Phase) -> int:
         """Most tickets of the phase's kind that may be outstanding (design.md, invariant 2)."""
@@ -314,7 +362,7 @@ class RunConfig(BaseSettings):
             if not recipe.is_file():
                 raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
 
-        given = _parse_overrides(overrides)
+        given = parse_overrides(overrides)
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
             @classmethod
@@ -336,7 +384,7 @@ class RunConfig(BaseSettings):
         return RunConfig.model_construct(**dict(loaded))
 
 
-def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Turn `--section.key value` and `--section.key=value` into a nested dict; a value is JSON or a plain string."""
     tokens = list(overrides)
     parsed: dict[str, Any] = {}

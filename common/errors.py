@@ -15,6 +15,7 @@ HorizonError
 │   └── LogGap                          the group log no longer holds what the cursor points at
 ├── EnvironmentFailure (RuntimeError)   the environment broke: the episode is void, never a zero reward
 │   └── EnvironmentTimeout (TimeoutError)
+├── EpisodeUnfit (ValueError)           a first prompt or a demonstration is too long: no retry makes it fit
 ├── PolicyFailure (RuntimeError)        the inference engine failed this request
 │   ├── EngineDead                      the engine is gone; its process must be replaced
 │   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
@@ -67,6 +68,9 @@ class EnvironmentFailure(HorizonError, RuntimeError): ...
 
 
 class EnvironmentTimeout(EnvironmentFailure, TimeoutError): ...
+
+
+class EpisodeUnfit(HorizonError, ValueError): ...
 
 
 class PolicyFailure(HorizonError, RuntimeError): ...

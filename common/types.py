@@ -75,6 +75,8 @@ class StopReason(StrEnum):
     """The environment did not answer in time."""
     POLICY_ERROR = "policy_error"
     """The inference engine failed the request."""
+    UNFIT = "unfit"
+    """The first prompt, or a demonstration, is longer than the context or the turn limit: no retry makes it fit."""
 
     @property
     def terminated(self) -> bool:
@@ -83,7 +85,7 @@ class StopReason(StrEnum):
     @property
     def broken(self) -> bool:
         """Not the agent's doing: kept out of baseline and batch (invariant 5)."""
-        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR)
+        return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR, StopReason.UNFIT)
 
     @property
     def truncated(self) -> bool:
@@ -293,17 +295,30 @@ class Outcomes(Record):
     """How many tickets of one kind were settled, by end."""
 
     trained: Count = 0
+    evaluated: Count = 0
     dropped: Annotated[dict[DropReason, Count], Few] = {}
     void: Count = 0
 
     @property
     def settled(self) -> int:
-        return self.trained + sum(self.dropped.values()) + self.void
+        return self.trained + self.evaluated + sum(self.dropped.values()) + self.void
 
 
 class Phase(StrEnum):
     IMITATION = "imitation"
     RL = "rl"
+
+
+class HorizonGrowth(Record):
+    """An adaptive horizon's decision to grow."""
+
+    env_id: Name
+    phase_step: Count
+    """RL steps taken when it was decided."""
+    from_turns: HorizonTurns
+    to_turns: HorizonTurns
+    reason: ShortText
+    """What was measured."""
 
 
 class Progress(Record):
@@ -321,6 +336,8 @@ class Progress(Record):
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
     met: Annotated[dict[Kind, Ranges], Few] = {}
     """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
+    growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
+    """The last growth of each environment's adaptive horizon; one that has not grown is left out."""
     finished: bool = False
 
     def settled(self, kind: Kind) -> int:
@@ -348,5 +365,5 @@ class HorizonState(Record):
 
     phase_step: Count = 0
     horizons: dict[Name, HorizonTurns] = {}
-    """Per environment, the horizon of the tickets now issued."""
+    """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
     issued: Annotated[dict[Kind, Count], Few] = {}

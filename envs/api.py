@@ -49,15 +49,22 @@ class Expert(Protocol):
 
 
 class Environment(Protocol):
-    """One episode at a time: `reset`, then `step` until it has ended, then `reset` again or `close`."""
+    """One episode at a time: `reset`, then `step` until it has ended, then `reset` again or `close`.
+
+    A class that only replays what others did says so with `demonstrations_only = True`: no policy can play it.
+    """
 
     env_id: ClassVar[str]
-    version: ClassVar[str]
-    """Names the task list and the rules; recorded in the provenance of every group."""
+    version: str
+    """Names the task list and the rules; recorded in the provenance of every group. Of an instance whose options
+    choose the tasks, it names these too."""
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return every task, always in the same order."""
+        """Return every task, always in the same order.
+
+        Where options of the environment choose the tasks, they are keyword arguments here too, and have defaults.
+        """
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task. Raises EnvironmentFailure, and ConfigError for a task that does not exist."""

@@ -4,9 +4,9 @@ Listing them reads package metadata and imports none; `load` imports one.
 """
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -14,6 +14,8 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs.api import Environment, Split, TaskSpec
 
 GROUP = "horizonrl.envs"
+
+T = TypeVar("T")
 
 
 def names() -> tuple[str, ...]:
@@ -37,16 +39,26 @@ def load(env_id: str) -> type[Environment]:
     return environment
 
 
+def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
+    """Return every task that the environment has under these options; those that choose no tasks do not matter."""
+    listing = load(env_id).tasks
+    known = inspect.signature(listing).parameters
+    return _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
+
+
 def select(
-    env_id: str, split: Split | Literal["all"] = "all", categories: Collection[str] = ()
+    env_id: str,
+    split: Split | Literal["all"] = "all",
+    categories: Collection[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[TaskSpec, ...]:
     """Return the tasks of a split and of some categories (none named: of all), in the environment's order."""
-    tasks = load(env_id).tasks()
-    known = dict.fromkeys(task.category for task in tasks)
+    listed = tasks(env_id, options)
+    known = dict.fromkeys(task.category for task in listed)
     if unknown := [category for category in categories if category not in known]:
         raise ConfigError(f"environment {env_id!r} has no category {unknown[0]!r}; known: {', '.join(sorted(known))}")
     selected = tuple(
-        task for task in tasks if split in ("all", task.split) and (not categories or task.category in categories)
+        task for task in listed if split in ("all", task.split) and (not categories or task.category in categories)
     )
     if not selected:
         raise ConfigError(
@@ -62,8 +74,17 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     known = inspect.signature(environment).parameters
     if unknown := [option for option in options if option not in known]:
         raise ConfigError(f"environment {env_id!r} has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    return _call(env_id, environment, options)
+
+
+def demonstrations_only(env_id: str) -> bool:
+    """Return whether the environment only replays what others did."""
+    return bool(getattr(load(env_id), "demonstrations_only", False))
+
+
+def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:
     try:
-        return environment(**options)
+        return function(**options)
     except ValidationError as error:
         wrong = (f"option {_place(e['loc'])}: {e['msg']} (got {e['input']!r})" for e in error.errors())
         raise ConfigError(f"environment {env_id!r}: {'; '.join(wrong)}") from None

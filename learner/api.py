@@ -6,18 +6,17 @@ ranks the others follow (`ranks.py`).
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from horizonrl.learner.batch import Batch, Trace
-
-Objective = Literal["imitation", "rl"]
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one optimizer step measured, over its trained tokens.
+    """What the training of one batch measured, over its trained tokens.
 
-    Imitation knows no behaviour policy: there `kl`, both gaps, `clip_share`, the importance figures and `ess` are NaN.
+    Demonstrations know no behaviour policy: they stand outside `kl`, both gaps, `clip_share`, the importance figures
+    and `ess`, which are NaN when there is nothing else.
     """
 
     loss: float
@@ -38,13 +37,17 @@ class StepStats:
     importance_max: float
     ess: float
     """Effective sample size of the importance ratios, as a share of the tokens."""
+    reference_kl: float
+    """Mean k3 estimate of KL(learner || reference); NaN without a reference."""
+    value_error: float
+    """Root mean square of the critic's error; NaN without a critic."""
     trained_tokens: int
     compute_s: float
 
 
 class Engine(Protocol):
-    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
-        """Take one optimizer step on the whole batch."""
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        """Make the next version of the policy from the batch: one optimizer step, or as many as the objective says."""
 
     def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         """Return the mean |log π − log μ| over the trace's tokens of `version`, π taken from its weights file.

@@ -1,10 +1,10 @@
 """Groups become a Batch: aligned arrays per episode, the form in which experience reaches the engine.
 
-Place in the flow: Group → **Batch** → Version. Pure functions of records; no torch. Token ids, masks and logprobs
+Place in the flow: Group → **Batch** → Version. Pure functions of records; no torch. Token ids, logprobs and rewards
 are the recorded ones, position for position; nothing is re-tokenised (invariant 4). Axis: L, the tokens of one trace.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import xxhash
@@ -18,14 +18,25 @@ class Trace:
     """One episode of L tokens: prompt, generations and observations in order."""
 
     ids_L: NDArray[np.int32]
-    mask_L: NDArray[np.bool_]
-    """True where a token was generated, and so carries loss."""
+    turns_L: NDArray[np.int32]
+    """The turn that generated the token, else -1."""
     logprobs_L: NDArray[np.float32]
-    """The behaviour policy's logprob where `mask_L`, else 0."""
+    """The behaviour policy's logprob of a generated token, else 0."""
     versions_L: NDArray[np.int32]
-    """The policy version that sampled the token where `mask_L`, else -1."""
-    advantages_L: NDArray[np.float32]
-    """The advantage of each generated token, else 0."""
+    """The policy version that sampled a generated token, else -1."""
+    rewards_L: NDArray[np.float32]
+    """The reward of a turn, at its last generated token; else 0."""
+    group: int = 0
+    """Place of its group in the batch: episodes are compared with those of the same group."""
+    demo: bool = False
+    """An expert's: it is cloned, and has no behaviour policy."""
+    truncated: bool = False
+    """Cut by the horizon, the context or the environment's own limit."""
+
+    @property
+    def mask_L(self) -> NDArray[np.bool_]:
+        """True where a token was generated, and so carries loss."""
+        return self.turns_L >= 0
 
     @property
     def trained_tokens(self) -> int:
@@ -34,11 +45,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The traces of one optimizer step, in the order of the group log."""
+    """The traces of one version, in the order of the group log."""
 
     traces: tuple[Trace, ...]
     version: int
-    """The policy version that is trained: the step makes `version + 1`."""
+    """The policy version that is trained: the batch makes `version + 1`."""
 
     @property
     def trained_tokens(self) -> int:
@@ -48,32 +59,38 @@ class Batch:
         """Return the xxh3_128 of everything in the batch that reaches the weights."""
         hasher = xxhash.xxh3_128()
         for trace in self.traces:
-            for array in (trace.ids_L, trace.mask_L, trace.logprobs_L, trace.versions_L, trace.advantages_L):
-                hasher.update(array.tobytes())
+            for field in fields(trace):
+                hasher.update(np.asarray(getattr(trace, field.name)).tobytes())
         return hasher.hexdigest()
 
 
-def trace_of(episode: Episode, advantage: float) -> Trace:
-    """Lay a valid episode out as one trace whose generated tokens all carry `advantage`.
+def trace_of(episode: Episode, group: int = 0, demo: bool = False) -> Trace:
+    """Lay a valid episode out as one trace.
 
     The observation that ends an episode was never read by the policy and is left out.
     """
-    ids, versions, logprobs = list(episode.prompt_ids), [-1] * len(episode.prompt_ids), [0.0] * len(episode.prompt_ids)
+    prompt = len(episode.prompt_ids)
+    ids, turns, versions = list(episode.prompt_ids), [-1] * prompt, [-1] * prompt
+    logprobs, rewards = [0.0] * prompt, [0.0] * prompt
     for place, turn in enumerate(episode.turns):
         ids += turn.output_ids
+        turns += [place] * len(turn.output_ids)
         logprobs += turn.logprobs
         for span in turn.spans:
             versions += [span.version] * span.tokens
+        rewards += [0.0] * (len(turn.output_ids) - 1) + [turn.reward]
         if place + 1 < len(episode.turns):
+            read = len(turn.observation_ids)
             ids += turn.observation_ids
-            logprobs += [0.0] * len(turn.observation_ids)
-            versions += [-1] * len(turn.observation_ids)
-    versions_L = np.asarray(versions, dtype=np.int32)
-    mask_L = versions_L >= 0
+            for column, nothing in ((turns, -1), (versions, -1), (logprobs, 0.0), (rewards, 0.0)):
+                column += [nothing] * read
     return Trace(
         ids_L=np.asarray(ids, dtype=np.int32),
-        mask_L=mask_L,
+        turns_L=np.asarray(turns, dtype=np.int32),
         logprobs_L=np.asarray(logprobs, dtype=np.float32),
-        versions_L=versions_L,
-        advantages_L=np.where(mask_L, np.float32(advantage), np.float32(0.0)),
+        versions_L=np.asarray(versions, dtype=np.int32),
+        rewards_L=np.asarray(rewards, dtype=np.float32),
+        group=group,
+        demo=demo,
+        truncated=episode.stop.truncated,
     )

@@ -4,19 +4,18 @@ Place in the flow: Group → **Batch**. Pure logic over records: no broker, no t
 the log's order and on the learner's version alone, so a resumed learner decides the same again (invariant 3).
 
 An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
-when its step is committed; until then its ticket is outstanding.
+when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end handed
+back: no step is made of it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
-from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Void
-from horizonrl.learner.advantage import group_advantages
-from horizonrl.learner.batch import Batch, Trace, trace_of
+from horizonrl.common.objective import AdvantageSection
+from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Ticket, Void
+from horizonrl.learner.advantage import teaches
+from horizonrl.learner.batch import Batch, trace_of
 from horizonrl.learner.settlement import Books, ranges
 
 
@@ -25,10 +24,12 @@ class Rules:
     """What a group must keep to be trained on."""
 
     max_staleness: int
-    advantage: str
     vocabulary: int
     """Token ids at or above it cannot have been sampled by this model."""
     max_context_tokens: int
+    advantage: AdvantageSection = field(default_factory=AdvantageSection)
+    demos_in_rl: bool = False
+    """Demonstrations are trained beside the groups of RL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,20 @@ class Drop:
     reason: DropReason
 
 
+@dataclass(frozen=True, slots=True)
+class EvalEnd:
+    """How an eval ticket ended."""
+
+    sequence: int
+    number: int
+    how: str
+    """`evaluated`, `void`, or the reason of a drop."""
+    ticket: Ticket | None = None
+    """None for an undecodable message."""
+    group: Group | None = None
+    """The evaluated group."""
+
+
 @dataclass
 class Draft:
     """What has been consumed for the step in the making."""
@@ -59,6 +74,10 @@ class Draft:
     """(sequence, ticket id) in log order."""
     repeats: int = 0
 
+    def count(self, phase: Phase) -> int:
+        """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
+        return sum(group.ticket.kind is kind_of(phase) for _, group in self.admitted)
+
 
 class Collector:
     def __init__(self, rules: Rules, books: Books, cursor: int = 0) -> None:
@@ -68,20 +87,23 @@ class Collector:
         """Sequence of the last entry consumed."""
         self.draft = Draft()
 
-    def consume(self, entry: Entry, standing: Standing) -> None:
-        """Take the next entry of the log and settle it, or admit it into the draft."""
+    def consume(self, entry: Entry, standing: Standing) -> EvalEnd | None:
+        """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
         self.cursor = entry.sequence
         match entry.record:
-            case Group() as group:
-                self._consume_group(entry.sequence, group, standing)
-            case Void(ticket=ticket):
+            case DeadLetter(ticket_id=ticket_id):
+                return self._consume_dead(entry.sequence, ticket_id)
+            case Group(ticket=ticket) | Void(ticket=ticket) as record:
                 if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
                     self.draft.repeats += 1
+                elif ticket.kind is Kind.EVAL:
+                    return self._evaluate(entry.sequence, record, standing)
+                elif isinstance(record, Group):
+                    self._consume_group(entry.sequence, record, standing)
                 else:
                     self.books.void(ticket.kind, ticket.number)
                     self.draft.voids.append((entry.sequence, ticket.ticket_id))
-            case DeadLetter(ticket_id=ticket_id):
-                self._consume_dead(entry.sequence, ticket_id)
+        return None
 
     def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
         """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
@@ -99,27 +121,44 @@ class Collector:
 
     def batch(self, version: int) -> Batch:
         """Return the draft as the batch that trains `version`."""
-        return Batch(
-            traces=tuple(trace for _, group in self.draft.admitted for trace in self._traces(group)), version=version
-        )
+        traces = [
+            trace_of(episode, group=place, demo=group.ticket.kind is Kind.DEMO)
+            for place, (_, group) in enumerate(self.draft.admitted)
+            for episode in group.valid_episodes  # the broken ones take no part in the baseline
+        ]
+        return Batch(traces=tuple(traces), version=version)
 
     def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
         ticket = group.ticket
-        if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
-            self.draft.repeats += 1
-            return
         self.draft.consumed.append(group)
         if (reason := self._refuse(group, standing)) is None:
             self.draft.admitted.append((sequence, group))
         else:
             self._drop(sequence, ticket.kind, ticket.number, reason)
 
-    def _consume_dead(self, sequence: int, ticket_id: str | None) -> None:
+    def _evaluate(self, sequence: int, record: Group | Void, standing: Standing) -> EvalEnd:
+        """Settle an eval ticket: whatever its episodes earned, they are a result, unless the version is rolled back."""
+        ticket = record.ticket
+        if isinstance(record, Void):
+            self.books.void(Kind.EVAL, ticket.number)
+            return EvalEnd(sequence, ticket.number, "void", ticket)
+        if record.newest_version > standing.version:
+            self.books.drop(Kind.EVAL, ticket.number, DropReason.LINEAGE)
+            return EvalEnd(sequence, ticket.number, DropReason.LINEAGE.value, ticket)
+        self.books.evaluate(ticket.number)
+        return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
+
+    def _consume_dead(self, sequence: int, ticket_id: str | None) -> EvalEnd | None:
         """Settle the ticket of an undecodable message, if its id says which one it was."""
         kind, _, number = (ticket_id or "").partition("-")
         known = kind in set(Kind) and number.isdecimal()
-        if known and not self.books.ended(Kind(kind), int(number)) and not self._in_draft(f"{kind}-{number}"):
-            self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+        if not known or self.books.ended(Kind(kind), int(number)) or self._in_draft(f"{kind}-{number}"):
+            return None
+        if kind == Kind.EVAL:
+            self.books.drop(Kind.EVAL, int(number), DropReason.MALFORMED)
+            return EvalEnd(sequence, int(number), DropReason.MALFORMED.value)
+        self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+        return None
 
     def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
         self.books.drop(kind, number, reason)
@@ -132,7 +171,7 @@ class Collector:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
-        if group.ticket.kind is not kind_of(standing.phase):
+        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID
@@ -144,7 +183,7 @@ class Collector:
             return DropReason.LINEAGE
         if standing.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
-        if len({episode.episode_return for episode in valid}) == 1:
+        if not teaches([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
             return DropReason.ZERO_VARIANCE
         return None
 
@@ -159,12 +198,3 @@ class Collector:
             if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
                 return False
         return True
-
-    def _traces(self, group: Group) -> Sequence[Trace]:
-        """Lay out the valid episodes with their advantages; the broken ones take no part in the baseline."""
-        valid = group.valid_episodes
-        if group.ticket.kind is Kind.DEMO:
-            return [trace_of(episode, 1.0) for episode in valid]
-        returns_G = np.array([episode.episode_return for episode in valid], dtype=np.float64)
-        advantages_G = group_advantages(self.rules.advantage, returns_G)
-        return [trace_of(episode, float(A)) for episode, A in zip(valid, advantages_G, strict=True)]

@@ -2,7 +2,8 @@
 broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
 
 Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
-stream itself; which task and which horizon the next one carries are pure functions of its number and of the step.
+stream itself; the next one's task is a pure function of its number, its horizon one of the learner's progress and of
+the key `horizon`.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import HorizonState, Kind, Phase, Progress, Sampling, Ticket
+from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
 from horizonrl.learner.audit import Audit, open_tickets
-from horizonrl.learner.curriculum import Curriculum, Source
+from horizonrl.learner.curriculum import Curriculum, EvalTask, Source
 from horizonrl.learner.horizon import horizon_turns
 
 log = get_logger()
@@ -30,6 +31,8 @@ class Controller:
     transport: Transport
     sources: Sequence[Source]
     metrics: Metrics = field(default_factory=Metrics)
+    eval_tasks: Sequence[EvalTask] = ()
+    """Of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
         self._queue = TicketQueue(self.transport)
@@ -37,9 +40,13 @@ class Controller:
         self._log = GroupLog(self.transport)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
         self._audit = Audit()
+        self._said = HorizonState()
+        """The key `horizon`."""
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        if isinstance(said := await self._state.get(Key.HORIZON), HorizonState):
+            self._said = said
         async with asyncio.TaskGroup() as group:
             auditing = group.create_task(self._audit_queue())
             await self._follow()
@@ -57,6 +64,7 @@ class Controller:
             self._check_conservation(progress, issued)
             if progress.finished:
                 continue
+            await self._record_horizons(progress)
             await self._issue(progress, issued)
             if progress.step > purged_step:
                 await self._queue.purge_below(progress.lowest_unsettled)
@@ -89,15 +97,29 @@ class Controller:
         return {kind: await self._queue.issued(kind) for kind in Kind}
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        kind = kind_of(progress.phase)
-        before = issued[kind]
+        """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
+        kind, before = kind_of(progress.phase), dict(issued)
+        while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
+            await self._issue_next(Kind.EVAL, progress, issued)
         while issued[kind] - progress.settled(kind) < self._limit(progress):
-            ticket = self._ticket(kind, issued[kind], progress)
-            if await self._queue.issue(ticket):
-                self.metrics.count("tickets_issued_total", kind=kind.value)
-            issued[kind] += 1
-        if issued[kind] > before:
-            log.info("tickets_issued", kind=kind.value, count=issued[kind] - before, step=progress.step)
+            await self._issue_next(kind, progress, issued)
+        while issued[Kind.DEMO] < self._demos_due(progress):
+            await self._issue_next(Kind.DEMO, progress, issued)
+        for of in Kind:
+            if issued[of] > before[of]:
+                log.info("tickets_issued", kind=of.value, count=issued[of] - before[of], step=progress.step)
+
+    async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
+        if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
+            self.metrics.count("tickets_issued_total", kind=kind.value)
+        issued[kind] += 1
+
+    def _evaluation_is_due(self, number: int, step: int) -> bool:
+        """Say whether the round of eval ticket `number` has come; a fast learner makes it late, never skipped."""
+        if not self.eval_tasks:
+            return False
+        of_round = number // len(self.eval_tasks)
+        return of_round < self.config.eval_rounds and self.config.eval_step(of_round) <= step
 
     def _limit(self, progress: Progress) -> int:
         """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
@@ -105,29 +127,54 @@ class Controller:
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
         return min(self.config.credit(progress.phase), needed)
 
+    def _demos_due(self, progress: Progress) -> int:
+        """Return how many demonstrations may have been issued in all for RL: those of the steps that have credit.
+
+        A demonstration is quick; bound to the steps, it cannot outnumber the groups that it stands beside.
+        """
+        if progress.phase is not Phase.RL or not self.config.rl.demos_per_step:
+            return 0
+        ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
+        ends = progress.outcomes.get(Kind.DEMO, Outcomes())
+        return self.config.demos_due(ahead) + ends.settled - ends.trained
+
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
-        task = self._curriculum.task(kind, number)
-        demo = kind is Kind.DEMO
-        rollout = self.config.rollout
+        train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
+        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number)
+        rollout, exam = self.config.rollout, self.config.eval
         return Ticket(
             number=number,
             kind=kind,
             task=task,
-            group_size=1 if demo else rollout.group_size,
-            horizon_turns=max(self._horizons(task.env_id)) if demo else self.horizon(task.env_id, progress.phase_step),
+            group_size=rollout.group_size if train else exam.samples if evaluation else 1,
+            horizon_turns=self.horizon(task.env_id, progress) if train else max(self.config.horizons(task.env_id)),
             announce_horizon=self.config.horizon.announce,
-            sampling=Sampling(temperature=rollout.temperature, max_turn_tokens=rollout.max_turn_tokens),
+            sampling=Sampling(
+                temperature=exam.temperature if evaluation else rollout.temperature,
+                max_turn_tokens=rollout.max_turn_tokens,
+            ),
             issued=progress.policy,
         )
 
-    def horizon(self, env_id: str, step: int) -> int:
-        """Return the horizon of an environment's train tickets at RL step `step`, in turns."""
-        schedule = self.config.horizon
-        return horizon_turns(schedule.kind, self._horizons(env_id), schedule.steps_per_stage, step)
+    def _eval_task(self, number: int) -> Task:
+        return self.eval_tasks[number % len(self.eval_tasks)].task
 
-    def _horizons(self, env_id: str) -> tuple[int, ...]:
-        own = next(env.horizons for env in self.config.envs if env.id == env_id)
-        return own or self.config.horizon.horizons
+    def horizon(self, env_id: str, progress: Progress) -> int:
+        """Return the horizon of an environment's train tickets, in turns: an adaptive one is never below the key's."""
+        schedule, horizons = self.config.horizon, self.config.horizons(env_id)
+        if schedule.kind == "adaptive":
+            grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
+            return max(horizons[0], self._said.horizons.get(env_id, 0), *grown)
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
+
+    async def _record_horizons(self, progress: Progress) -> None:
+        """Set the key before a ticket carries a new horizon: a successor, whatever it reads, stays at or above it."""
+        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.sources}
+        if horizons != self._said.horizons:
+            log.info("horizons_changed", before=self._said.horizons, now=horizons, step=progress.step)
+            self._said = self._said.model_copy(update={"horizons": horizons})
+            await self._state.put(Key.HORIZON, self._said)
 
     def _check_conservation(self, progress: Progress, issued: dict[Kind, int]) -> None:
         violations = 0
@@ -140,11 +187,11 @@ class Controller:
         self.metrics.set("conservation_violations", violations)
 
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        step = progress.phase_step if progress.phase is Phase.RL else 0
-        horizons = {source.env_id: self.horizon(source.env_id, step) for source in self.sources}
-        for env_id, turns in horizons.items():
+        for env_id, turns in self._said.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         queue = await self.transport.queue()
         self.metrics.set("tickets_waiting", queue.waiting)
         self.metrics.set("tickets_leased", queue.leased)
-        await self._state.put(Key.HORIZON, HorizonState(phase_step=step, horizons=horizons, issued=issued))
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, issued=issued)
+        await self._state.put(Key.HORIZON, self._said)

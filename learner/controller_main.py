@@ -1,24 +1,38 @@
 """The controller's wiring; it needs no torch."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from horizonrl.broker.connect import connected
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import Service, until_stopped
+from horizonrl.common.types import Kind
 from horizonrl.envs import registry
 from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source
+from horizonrl.learner.curriculum import Source, eval_tasks
 
 
 async def run_controller(config: RunConfig, service: Service) -> None:
     """Run the controller until SIGTERM or the end of the run."""
-    sources = [
-        Source(env.id, tuple(spec.task_id for spec in registry.select(env.id, env.split, env.categories)), env.weight)
-        for env in config.envs
-    ]
+    sources = sources_of(config.envs)
     async with connected(config.run.name, config.broker) as transport:
-        controller = Controller(config, transport, sources, service.metrics)
+        controller = Controller(config, transport, sources, service.metrics, eval_tasks(config))
         refresh = partial(service.metrics.mirror_broker, transport)
         async with service.open(config.metrics.host, config.metrics.port, refresh):
             service.ready = True
             await until_stopped(controller.run(), service.stopping)
+
+
+def sources_of(envs: Iterable[EnvSection]) -> list[Source]:
+    """List the tasks of each environment. Raises ConfigError where it has none, or cannot do what it is drawn for."""
+    sources = []
+    for env in envs:
+        if registry.demonstrations_only(env.id) and {*env.kinds} != {Kind.DEMO}:
+            raise ConfigError(
+                f"{env.id} only has demonstrations, and its kinds are {', '.join(env.kinds)}: give it "
+                'kinds = ["demo"], and for the other kinds an environment that can be played'
+            )
+        specs = registry.select(env.id, env.split, env.categories, env.options)
+        sources.append(Source(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
+    return sources

@@ -5,34 +5,20 @@ weight belongs to the losses that do not have π/μ in their ratio already; a ma
 the trained tokens of one micro-batch; `episodes_N` tells which episode each is of, and no episode is ever split.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
+
+from horizonrl.common.objective import CorrectionSection, Objective
 
 LOG_RATIO_BOUND = 20.0
 """|log r| beyond this is cut: exp stays finite in float32, and infinity times a zero gradient is NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorrectionSettings:
-    """The weight and the masks; `common/config.py` documents the knobs."""
-
-    kind: Literal["token", "sequence", "icepop"] | None = None
-    token_cap: float = 2.0
-    sequence_cap: float = 5.0
-    icepop_band: tuple[float, float] = (0.5, 5.0)
-    geometric_band: tuple[float, float] | None = None
-    k3_max: float | None = None
-    veto_band: tuple[float, float] | None = None
-    stale_negative_max: float | None = None
-
-
 @torch.no_grad()
-def weights(log_ratio_N: Tensor, episodes_N: Tensor, settings: CorrectionSettings) -> Tensor:
-    """Return the weight of each token that the settings ask for; 1 without a kind."""
-    match settings.kind:
+def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Tensor:
+    """Return the weight of each token that the objective asks for; 1 without a kind."""
+    settings = objective.correction
+    match objective.weight:
         case "token":
             return token_truncation(log_ratio_N, settings.token_cap)
         case "sequence":
@@ -44,7 +30,7 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, settings: CorrectionSetting
 
 
 @torch.no_grad()
-def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSettings) -> Tensor | None:
+def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSection) -> Tensor | None:
     """Return which tokens pass every mask that is on; None when none is."""
     masks = []
     if settings.geometric_band is not None:

@@ -13,12 +13,12 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
 from importlib import import_module
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.common.errors import CheckpointError, RunFailed
-from horizonrl.learner.api import Objective, StepStats
+from horizonrl.common.objective import Objective
+from horizonrl.learner.advantage import Scores
+from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.export import write_weights_file
-from horizonrl.learner.loss import (
-    Behaviour,
-    LossSettings,
-    Tally,
-    imitation_loss,
-    imitation_tally,
-    mean,
-    policy_loss,
-    ppo_tally,
-)
-from horizonrl.learner.model import TokenScorer, load_language_model
+from horizonrl.learner.model import Said, TokenScorer, load_language_model
+from horizonrl.learner.objective import Lesson, Tally, known_of, lessons, mean, tally_of, token_loss
 from horizonrl.learner.packing import MicroBatch, pack
 from horizonrl.learner.partitions import MASTER, Partitions
 from horizonrl.learner.shards import open_shards, write_shards
 
 ENGINE_FILE = "engine.json"
+REFERENCE_FILE = "reference.safetensors"
 _RNG = "torch_rng"
 
 
@@ -68,7 +62,9 @@ class EngineSettings:
     """The rollout's: recorded logprobs are of the distribution after temperature."""
     collective_timeout_s: float = 1800.0
     """A collective that waits longer for another rank ends in an error."""
-    loss: LossSettings = field(default_factory=LossSettings)
+    objective: Objective = field(default_factory=Objective)
+    longest_episode_tokens: int = 1024
+    """Most tokens that an episode can generate; `loss.normalisation = constant` divides by it."""
 
 
 class DeepSpeedEngine:
@@ -85,47 +81,43 @@ class DeepSpeedEngine:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.vocabulary: int = lm.get_input_embeddings().num_embeddings
         self._earlier: TokenScorer | None = None
+        self._reference: TokenScorer | None = None
+        self._reference_version = 0
+        scorer = TokenScorer(lm, settings.temperature, critic=settings.objective.advantage.needs_critic)
+        groups: list[dict[str, Any]] = [{"params": list(lm.parameters())}]
+        if scorer.critic is not None:
+            groups.append({"params": list(scorer.critic.parameters())})
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
-        self._adamw = torch.optim.AdamW(lm.parameters(), lr=0.0, weight_decay=settings.weight_decay, fused=True)
-        scorer, config = TokenScorer(lm, settings.temperature), _deepspeed_config(settings)
+        self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
+        config = _deepspeed_config(settings)
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             self._engine: Any = self._deepspeed.initialize(model=scorer, optimizer=self._adamw, config=config)[0]
         self._partitions = Partitions(self._engine, settings.zero_stage)
 
-    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
-        """Take one optimizer step on the whole batch; raise RunFailed when its gradient is not finite."""
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        """Make the next version from the batch; raise RunFailed when a gradient is not finite."""
         started = time.perf_counter()
         if batch.trained_tokens == 0:
             raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
-        plans = pack(batch.traces, self._ranks, self._settings.micro_batch_tokens, share=self._shares_prefixes)
-        tally = Tally()
-        for micro_batch in plans[self.rank]:
-            loss, measured = self._forward(micro_batch, batch.version, objective)
-            # DeepSpeed averages over ranks; the objective is the mean over the tokens of the whole batch.
-            self._engine.backward(loss * (self._ranks / batch.trained_tokens))
-            tally += measured
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        self._engine.step()
-        grad_norm = float(self._engine.get_global_grad_norm())
-        if not math.isfinite(grad_norm):
-            raise RunFailed(
-                f"the gradient's norm is {grad_norm} in the step after version {batch.version}: resume from the last "
-                "checkpoint with a lower learning rate"
-            )
-        return _stats(self._total(tally), grad_norm, lr, time.perf_counter() - started)
+        objective = self._settings.objective
+        scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
+        scores = self._scored(batch) if scored else None
+        updates = lessons(batch, scores, objective, self._settings.longest_episode_tokens)
+        tallies, norms = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        tally = replace(sum(tallies, Tally()), loss=mean(sum(tally.loss for tally in tallies), len(updates)))
+        return _stats(tally, max(norms), lr, time.perf_counter() - started, objective.needs_reference)
 
     @torch.no_grad()
     def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         """Score one trace with an earlier version's weights, in a second model that is made when first asked for."""
         if self._earlier is None:
-            self._earlier = TokenScorer(load_language_model(self._settings.model_dir), self._settings.temperature)
+            self._earlier = self._frozen_model()
         self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L), share=False)[0]
-        arrays = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
-        logprobs_N, _ = self._earlier(*map(torch.from_numpy, arrays))
-        gaps_N = (logprobs_N - torch.from_numpy(micro_batch.logprobs_N)).abs()
-        return float(gaps_N[torch.from_numpy(micro_batch.versions_N == version)].mean())
+        gaps_N = (
+            self._earlier(*self._asked(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])
+        ).abs()
+        return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
@@ -139,6 +131,9 @@ class DeepSpeedEngine:
         if self.rank == 0:
             files = write_shards(tensors, directory)
             written = {"state": state, "optimizer_steps": self._partitions.steps, "files": files}
+            if self._reference is not None:
+                written["reference_version"] = self._reference_version
+                write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
             (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
         else:
             deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
@@ -162,6 +157,10 @@ class DeepSpeedEngine:
                 with self._whole(parameter, writer=0):
                     parameter.data.copy_(shards.read(f"{MASTER}.{name}"))
             torch.set_rng_state(shards.read(_RNG))
+        self._reference = None
+        if (directory / REFERENCE_FILE).is_file() and self._settings.objective.needs_reference:
+            self._reference, self._reference_version = self._frozen_model(), int(written["reference_version"])
+            self._reference.lm.load_state_dict(load_file(directory / REFERENCE_FILE), strict=False)
         return state
 
     def close(self) -> None:
@@ -174,21 +173,78 @@ class DeepSpeedEngine:
         changes how often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks."""
         return self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
 
-    def _forward(self, micro_batch: MicroBatch, version: int, objective: Objective) -> tuple[Tensor, Tally]:
-        """Return the summed loss of a micro-batch and its tally."""
-        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
-        logprobs_N, entropies_N = self._engine(*map(self._tensor, asked))
-        if objective == "imitation":
-            loss_N = imitation_loss(logprobs_N)
-            return loss_N.sum(), imitation_tally(loss_N, entropies_N)
-        behaviour = Behaviour(
-            logprobs_N=self._tensor(micro_batch.logprobs_N),
-            advantages_N=self._tensor(micro_batch.advantages_N),
-            lags_N=self._tensor(version - micro_batch.versions_N),
-            episodes_N=self._tensor(micro_batch.episodes_N),
-        )
-        loss_N = policy_loss(logprobs_N, behaviour, self._settings.loss)
-        return loss_N.sum(), ppo_tally(loss_N, entropies_N, logprobs_N, behaviour, self._settings.loss)
+    def _update(self, update: list[Lesson], version: int, lr: float) -> tuple[Tally, float]:
+        """Take one optimizer step; return what was measured before it, and the gradient's norm."""
+        objective, mine = self._settings.objective, Tally()
+        for micro_batch in self._packed([lesson.trace for lesson in update]):
+            said = self._said(micro_batch)
+            known = known_of(update, micro_batch, version, self._device)
+            loss_N = token_loss(said, known, objective)
+            # DeepSpeed averages over ranks, the objective is a sum. The critic always takes part: ZeRO waits for it.
+            self._engine.backward((loss_N + 0.0 * said.values_N).sum() * self._ranks)
+            mine += tally_of(loss_N, said, known, objective)
+        tally = self._total(mine)
+        if objective.correction.ess_lr and tally.compared:
+            lr *= math.sqrt(tally.ess)
+        for group, rate in zip(self._adamw.param_groups, (lr, objective.critic.lr), strict=False):
+            group["lr"] = rate
+        self._engine.step()
+        grad_norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(grad_norm):
+            raise RunFailed(
+                f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
+                "checkpoint with a lower learning rate"
+            )
+        return tally, grad_norm
+
+    @torch.no_grad()
+    def _scored(self, batch: Batch) -> list[Scores]:
+        """Return what policy, reference and critic say of the whole batch before the step, on every rank."""
+        self._move_reference(batch.version)
+        tokens = [trace.trained_tokens for trace in batch.traces]
+        starts = np.cumsum([0, *tokens])
+        table = torch.zeros(3, int(starts[-1]), dtype=torch.float64, device=self._device)
+        for micro_batch in self._packed(batch.traces):
+            said = self._said(micro_batch)
+            reference_N = torch.zeros_like(said.logprobs_N)
+            if self._reference is not None:
+                reference_N = self._reference(*self._asked(micro_batch)).logprobs_N
+            rows = torch.stack([said.logprobs_N, reference_N, said.values_N]).double()
+            ends = np.cumsum([0, *(tokens[place] for place in micro_batch.places_B)])
+            for place, start, end in zip(micro_batch.places_B, ends, ends[1:], strict=False):
+                table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
+        dist.all_reduce(table)  # the traces of other ranks are 0 here
+        whole = table.cpu().numpy()
+        return [Scores(*whole[:, start:end]) for start, end in pairwise(starts)]
+
+    def _move_reference(self, version: int) -> None:
+        """Let the reference be the present policy when RL begins, and every `refresh_every` versions."""
+        objective = self._settings.objective
+        if not objective.needs_reference:
+            return
+        every = objective.reference.refresh_every
+        if self._reference is None:
+            self._reference = self._frozen_model()
+        elif every is None or version < self._reference_version + every:
+            return
+        self._reference_version = version
+        for mine, own in zip(self._engine.module.lm.parameters(), self._reference.lm.parameters(), strict=True):
+            with self._whole(mine):
+                own.data.copy_(mine.data)
+
+    def _frozen_model(self) -> TokenScorer:
+        lm = load_language_model(self._settings.model_dir).to(self._device)
+        return TokenScorer(lm.requires_grad_(False), self._settings.temperature)
+
+    def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
+        """Return this rank's micro-batches."""
+        return pack(traces, self._ranks, self._settings.micro_batch_tokens, share=self._shares_prefixes)[self.rank]
+
+    def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
+        return list(map(self._tensor, (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)))
+
+    def _said(self, micro_batch: MicroBatch) -> Said:
+        return Said(*self._engine(*self._asked(micro_batch)))
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -229,9 +285,9 @@ def _check_same_model(saved: Mapping[str, list[int]], mine: Mapping[str, list[in
         )
 
 
-def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float) -> StepStats:
+def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:
     return StepStats(
-        loss=mean(tally.loss, tally.tokens),
+        loss=tally.loss,
         grad_norm=grad_norm,
         lr=lr,
         entropy=mean(tally.entropy, tally.tokens),
@@ -242,6 +298,8 @@ def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float) -> StepS
         importance_mean=mean(tally.importance, tally.compared),
         importance_max=mean(tally.importance_max, 1 if tally.compared else 0),
         ess=tally.ess,
+        reference_kl=mean(tally.reference_kl, tally.compared) if has_reference else math.nan,
+        value_error=math.sqrt(mean(tally.value_squared, tally.valued)),
         trained_tokens=int(tally.tokens),
         compute_s=compute_s,
     )

@@ -1,8 +1,9 @@
-"""The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step; `lineages.jsonl`, a line
-each time a learner started; and `episodes/`.
+"""The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step; `evals.jsonl`, a line an
+evaluation; `lineages.jsonl`, a line each time a learner started; and `episodes/`.
 
 Appended in step order and flushed to disk before the step's checkpoint; a resumed learner cuts the lines of steps that
-were rolled back, so that each step has one line.
+were rolled back, so that each step has one line. An evaluation belongs to the step in whose making its last
+ticket ended.
 """
 
 import fcntl
@@ -33,15 +34,16 @@ class Journal:
     def __init__(self, run_dir: Path) -> None:
         self._metrics = run_dir / "metrics.jsonl"
         self._ledger = run_dir / "ledger.jsonl"
+        self._evaluations = run_dir / "evals.jsonl"
         self._lineages = run_dir / "lineages.jsonl"
         self._episodes = run_dir / "episodes"
         self._episodes.mkdir(parents=True, exist_ok=True)
 
     def rewind(self, step: int) -> None:
         """Cut what was written of steps after `step`."""
-        for path in (self._metrics, self._ledger):
+        for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
             if path.exists():
-                kept = [line for line in path.read_text().splitlines(keepends=True) if _step_of(line) <= step]
+                kept = [line for line in path.read_text().splitlines(keepends=True) if _step_of(line, key) <= step]
                 beside = path.with_suffix(".rewound")
                 beside.write_text("".join(kept))
                 os.replace(beside, path)
@@ -57,6 +59,9 @@ class Journal:
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         _append(self._metrics, line)
+
+    def write_evaluation(self, line: dict[str, Any]) -> None:
+        _append(self._evaluations, line)
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
         """Keep the text of a step's episodes for people to read."""
@@ -98,9 +103,9 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: str, key: str) -> float:
     """Return a line's step; a line cut short by a crash belongs to no step that is kept."""
     try:
-        return int(json.loads(line)["step"])
+        return int(json.loads(line)[key])
     except (ValueError, KeyError):
         return float("inf")

@@ -7,14 +7,14 @@ loop has committed is one `Commit`: a checkpoint holds exactly that, and the log
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.groups import GroupLog, LogReader
+from horizonrl.broker.groups import Entry, GroupLog, LogReader
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
@@ -23,11 +23,15 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
-from horizonrl.learner.api import Engine, Objective, StepStats
+from horizonrl.learner.api import Engine, StepStats
 from horizonrl.learner.batch import Batch
+from horizonrl.learner.best import Best
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.collector import Collector, Draft, Rules, Standing
+from horizonrl.learner.curriculum import EvalTask
+from horizonrl.learner.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
 from horizonrl.learner.export import WEIGHTS_FILE
+from horizonrl.learner.horizon import Histories, adaptive_rules
 from horizonrl.learner.journal import Journal
 from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
 from horizonrl.learner.settlement import Books
@@ -37,7 +41,6 @@ log = get_logger()
 
 T = TypeVar("T")
 
-OBJECTIVES: dict[Phase, Objective] = {Phase.IMITATION: "imitation", Phase.RL: "rl"}
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 
@@ -49,6 +52,9 @@ class Commit:
     step: int
     cursor: int
     books: dict[str, Any]
+    horizons: dict[str, Any]
+    rounds: Sequence[Mapping[str, Any]] = ()
+    """Results of the evaluation rounds that are not complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +81,8 @@ class EngineThread:
             ) from None
 
     async def train(self, config: RunConfig, batch: Batch) -> StepStats:
-        """Take the optimizer step that makes `batch.version + 1`, as the config says for that step."""
-        objective = OBJECTIVES[config.phase(batch.version)[0]]
-        return await self.call(self.engine.train_step, batch, objective, config.lr(batch.version))
+        """Make `batch.version + 1`, at the rate that the config says for that step."""
+        return await self.call(self.engine.train_step, batch, config.lr(batch.version))
 
 
 @dataclass
@@ -90,6 +95,8 @@ class LearnerLoop:
     """What a checkpoint must match to be resumed: digests of the model, the tokenizer and the template."""
     stopping: asyncio.Event
     metrics: Metrics = field(default_factory=Metrics)
+    eval_tasks: Sequence[EvalTask] = ()
+    """Of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
         run_dir = self.config.run_dir
@@ -101,8 +108,13 @@ class LearnerLoop:
         self._weights = WeightsPublisher(
             self.transport, run_dir / "weights", share_files=self.config.broker.shared_files
         )
+        if self.eval_tasks:
+            self.identity = self.identity | {"evaluation": plan_digest(self.config, self.eval_tasks)}
+        self._best = Best(run_dir / "best")
         self._collector = Collector(self.rules, Books())
-        self._commit = Commit(step=0, cursor=0, books=Books().dump())
+        self._horizons = Histories(adaptive_rules(self.config))
+        self._rounds = Rounds(self.eval_tasks)
+        self._commit = Commit(step=0, cursor=0, books=Books().dump(), horizons=self._horizons.dump())
         self._lineage = 0
         self._revision: int | None = None
         """Of the key `progress` as this learner last set it; the first time it takes the key over."""
@@ -113,7 +125,7 @@ class LearnerLoop:
         self._sealing.set_result(None)
 
     async def run(self) -> None:
-        """Train until the last step, or until `stopping` is set; leave a checkpoint behind either way.
+        """Train and evaluate to the last step, or until `stopping` is set; leave a checkpoint behind either way.
 
         Takes groups from the log; gives versions, progress and the journal; waits for a full batch; woken by entries
         of the log and by `stopping`, which ends every wait for the broker: a resumed learner says it all again.
@@ -130,7 +142,9 @@ class LearnerLoop:
             if self._saved_step < self._commit.step:
                 await self._save(background)
             await self._sealing
-        if self._commit.step == self.config.total_steps:
+            if self._commit.step == self.config.total_steps:
+                await until_stopped(self._await_evaluations(reader), self.stopping)
+        if self._commit.step == self.config.total_steps and not self.stopping.is_set():
             await until_stopped(self._announce_progress(finished=True), self.stopping)
         log.info("learner_ended", step=self._commit.step, of=self.config.total_steps)
 
@@ -162,6 +176,9 @@ class LearnerLoop:
             changed=changed,
         )
         self.metrics.set("learner_lineage", self._lineage)
+        self._weights.held = self._versions_awaited()
+        if not self._commit.step and self.eval_tasks:
+            await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
         if self._commit.step and self._phase() is Phase.RL:
             digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
             await self._weights.announce(self.policy, digest)
@@ -170,8 +187,11 @@ class LearnerLoop:
     def _take_up(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self._lineage = max(self._lineage, state["lineage"] + 1)
-        self._commit = Commit(step=state["step"], cursor=state["cursor"], books=state["books"])
+        self._horizons = Histories.restore(adaptive_rules(self.config), state.get("horizons", {}))
+        books, rounds = state["books"], state.get("rounds", ())
+        self._commit = Commit(state["step"], state["cursor"], books, self._horizons.dump(), rounds)
         self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
+        self._rounds = Rounds(self.eval_tasks, self._commit.rounds)
         self._saved_step = self._commit.step
 
     def _config_recorded(self) -> dict[str, Any]:
@@ -182,8 +202,8 @@ class LearnerLoop:
         if changed := changes(checkpoint.state["identity"], self.identity):
             told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
             raise CheckpointError(
-                f"{checkpoint.path} was made with another model, tokenizer or template ({told}); give the run another "
-                "run.name, or restore what was changed"
+                f"{checkpoint.path} was made with another model, tokenizer, template or evaluation ({told}); give the "
+                "run another run.name, or restore what was changed"
             )
 
     def _phase(self) -> Phase:
@@ -193,16 +213,52 @@ class LearnerLoop:
         """Consume entries until the batch is full, and tell the controller whenever there is nothing more at hand."""
         standing = Standing(version=self._commit.step, phase=self._phase())
         wanted = self.config.groups_per_step(standing.phase)
-        admitted = self._collector.draft.admitted
-        while len(admitted) < wanted:
+        draft = self._collector.draft
+        while (missing := wanted - draft.count(standing.phase)) > 0:
             entry = await reader.next(QUIET_S)
             if entry is None:
-                log.warning("groups_awaited", missing=wanted - len(admitted), step=self._commit.step, quiet_s=QUIET_S)
+                log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
                 continue
-            self._collector.consume(entry, standing)
-            if not reader.ahead or len(admitted) == wanted:
+            self._consume(entry, standing)
+            if not reader.ahead or draft.count(standing.phase) == wanted:
                 await self._announce_progress()
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
+
+    async def _await_evaluations(self, reader: LogReader) -> None:
+        """Consume until every evaluation has ended, the one after the last step too.
+
+        Without an entry for `learner.step_timeout_s` nobody plays them any more: then the run ends as it is.
+        """
+        standing = Standing(version=self._commit.step, phase=self._phase())
+        due = max(await self._tickets.issued(Kind.EVAL), self.config.eval_rounds * len(self.eval_tasks))
+        while (ended := self._collector.books.outcomes()[Kind.EVAL].settled) < due:
+            entry = await reader.next(self.config.learner.step_timeout_s)
+            if entry is None:
+                log.warning("evaluation_given_up", missing=due - ended, waited_s=self.config.learner.step_timeout_s)
+                return
+            self._consume(entry, standing)
+            if not reader.ahead:
+                await self._announce_progress()
+
+    def _consume(self, entry: Entry, standing: Standing) -> None:
+        """Consume an entry; write an evaluation down when it was the last one of its round."""
+        end = self._collector.consume(entry, standing)
+        if end is None:
+            return
+        count_end(self.metrics, end)
+        results = self._rounds.add(end)
+        if results is None:
+            return
+        line = evaluation_line(results, self.config, self.policy, settled_step=self._commit.step + 1)
+        self._journal.write_evaluation(line)
+        mirror_evaluation(self.metrics, line)
+        best = self._best.offer(line, self._weights.find(line["version"]))
+        log.info("evaluated", best=best, **{key: line[key] for key in ("version", "success_rate", "low", "high")})
+
+    def _versions_awaited(self) -> set[int]:
+        """Return the versions whose evaluation is not in: their weights may turn out to be the best."""
+        ended = self._collector.books.lowest_unsettled()[Kind.EVAL]
+        return self._rounds.awaited(self.config, ended, self._commit.step)
 
     async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
         """Take one optimizer step on the draft and commit it: weights, ledger, announcement, checkpoint, report."""
@@ -211,7 +267,11 @@ class LearnerLoop:
         batch = self._collector.batch(self._commit.step)
         stats = await self._train(batch, phase)
         draft = self._collector.commit()
-        self._commit = Commit(self._commit.step + 1, self._collector.cursor, self._collector.books.dump())
+        step = self._commit.step + 1
+        if phase is Phase.RL:
+            self._horizons.observe(draft.consumed, step - self.config.imitation.steps)
+        books, cursor = self._collector.books.dump(), self._collector.cursor
+        self._commit = Commit(step, cursor, books, self._horizons.dump(), self._rounds.dump())
         file = self._weights.path_for(self.policy)
         digest = await self.engine.call(self.engine.engine.write_weights, file)
         weights_bytes = file.stat().st_size
@@ -226,7 +286,10 @@ class LearnerLoop:
 
     async def _announce(self, weights_digest: str) -> None:
         """Tell the actors of new weights, if they sample with them, and the controller of the step."""
-        if self._phase() is Phase.RL:
+        self._weights.held = self._versions_awaited()
+        phase, phase_step = self.config.phase(self._commit.step)
+        due = phase_step % self.config.rl.publish_every == 0 or self._commit.step == self.config.total_steps
+        if phase is Phase.RL and due:
             await self._weights.announce(self.policy, weights_digest)
         else:
             self._weights.tidy()
@@ -259,6 +322,8 @@ class LearnerLoop:
             "lineage": self._lineage,
             "cursor": self._commit.cursor,
             "books": self._commit.books,
+            "horizons": self._commit.horizons,
+            "rounds": self._commit.rounds,
             "identity": self.identity,
             "config": self._config_recorded(),
         }
@@ -298,6 +363,7 @@ class LearnerLoop:
             outcomes=books.outcomes(),
             lowest_unsettled=books.lowest_unsettled(),
             met=self._collector.met(),
+            growths=self._horizons.growths(),
             finished=finished,
         )
         try:
@@ -323,10 +389,16 @@ class LearnerLoop:
 
     def _report(self, phase: Phase, draft: Draft, stats: StepStats, times: StepTimes) -> None:
         settled = sum(ends.settled for ends in self._collector.books.outcomes().values())
+        rl_step = self._commit.step - self.config.imitation.steps
+        grown = [growth for growth in self._horizons.growths() if growth.phase_step == rl_step]
         line = metrics_line(phase, self.policy, draft, stats, times)
         line |= {"tickets_issued": self._issued, "tickets_outstanding": self._issued - settled}
+        line["growths"] = [growth.model_dump() for growth in grown]
         self._journal.write_metrics(line)
         mirror_metrics(self.metrics, line, draft)
+        for growth in grown:
+            self.metrics.count("horizon_growths_total", env=growth.env_id)
+            log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
 
 

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 
 from horizonrl.broker.connect import connected
-from horizonrl.common.config import RlSection, RunConfig
+from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.collector import Rules
-from horizonrl.learner.correction import CorrectionSettings
+from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
 from horizonrl.learner.journal import only_learner
 from horizonrl.learner.loop import EngineThread, LearnerLoop
-from horizonrl.learner.loss import LossSettings
 from horizonrl.learner.ranks import Leader, follow
 
 LAST_CHECKPOINT_S = 120
@@ -40,7 +39,10 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
             async with connected(config.run.name, config.broker) as transport:
                 refresh = partial(service.metrics.mirror_broker, transport)
                 async with service.open(config.metrics.host, config.metrics.port, refresh):
-                    loop = LearnerLoop(config, transport, engine, rules, identity, service.stopping, service.metrics)
+                    loop = LearnerLoop(
+                        *(config, transport, engine, rules, identity, service.stopping, service.metrics),
+                        eval_tasks=eval_tasks(config),
+                    )
                     service.ready = True
                     await loop.run()
 
@@ -60,9 +62,10 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
     engine = Leader(local)
     rules = Rules(
         max_staleness=config.rl.max_staleness,
-        advantage=config.rl.advantage,
         vocabulary=local.vocabulary,
         max_context_tokens=config.model.max_context_tokens,
+        advantage=config.advantage,
+        demos_in_rl=config.rl.demos_per_step > 0,
     )
     host = EngineThread(engine, thread, config.learner.step_timeout_s)
     await lead(host, rules)
@@ -81,30 +84,6 @@ def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
         seed=config.run.seed,
         temperature=config.rollout.temperature,
         collective_timeout_s=config.learner.step_timeout_s,
-        loss=_loss_settings(config.rl),
-    )
-
-
-def _loss_settings(rl: RlSection) -> LossSettings:
-    return LossSettings(
-        kind=rl.loss,
-        clip_low=rl.clip_low,
-        clip_high=rl.clip_high,
-        dual_clip=rl.dual_clip,
-        importance_cap=rl.importance_cap,
-        dppo_delta=rl.dppo_delta,
-        dppo_penalty=rl.dppo_penalty,
-        cispo_cap=rl.cispo_cap,
-        gspo_low=rl.gspo_low,
-        gspo_high=rl.gspo_high,
-        correction=CorrectionSettings(
-            kind=rl.weight,
-            token_cap=rl.token_cap,
-            sequence_cap=rl.sequence_cap,
-            icepop_band=rl.icepop_band,
-            geometric_band=rl.geometric_band,
-            k3_max=rl.k3_max,
-            veto_band=rl.veto_band,
-            stale_negative_max=rl.stale_negative_max,
-        ),
+        objective=config.objective,
+        longest_episode_tokens=config.longest_episode_tokens,
     )

@@ -1,11 +1,11 @@
-"""A causal language model that scores the tokens it is asked about, and no others.
+"""A causal language model that scores the tokens it is asked about, and no others; with a critic's head if asked.
 
 Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positions, N asked tokens,
 D hidden, V vocabulary.
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,31 @@ CHUNK_ROWS = 32
 _SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
+class Said(NamedTuple):
+    """What the model says of the asked tokens, float32 each."""
+
+    logprobs_N: Tensor
+    entropies_N: Tensor
+    """Of the distribution that the token is drawn from, in nats."""
+    values_N: Tensor
+    """The critic's word on the return from the token on; 0 without a critic."""
+
+
 class TokenScorer(nn.Module):
     """Wraps a Hugging Face causal LM; `forward` is the only door, so that the hooks of ZeRO stage 3 see every use."""
 
-    def __init__(self, lm: nn.Module, temperature: float = 1.0) -> None:
+    def __init__(self, lm: nn.Module, temperature: float = 1.0, critic: bool = False) -> None:
         super().__init__()
         self.lm = lm
+        self.critic = _critic(lm) if critic else None
         self.temperature = temperature
         config: Any = lm.config
         scaled = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
         if scaled:
             raise ValueError(f"{config.model_type} models transform their logits ({scaled[0]}): not supported")
 
-    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy, float32 [N], of the tokens at flat positions `asked_N` of `ids_BT`.
+    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor) -> Said:
+        """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`.
 
         Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The token at
         position t is scored by the hidden state at t − 1, so no row's first token may be asked about.
@@ -37,7 +48,10 @@ class TokenScorer(nn.Module):
         lm: Any = self.lm
         hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
         logits_NV = lm.get_output_embeddings()(hidden_ND)
-        return token_scores(logits_NV, ids_BT.flatten().index_select(0, asked_N), self.temperature)
+        scores = token_scores(logits_NV, ids_BT.flatten().index_select(0, asked_N), self.temperature)
+        if self.critic is None:
+            return Said(*scores, values_N=torch.zeros_like(scores[0]))
+        return Said(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
 
     def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
         """Return the last hidden states of the rows; a prefix is read once, and its gradient is the sum over rows."""
@@ -50,7 +64,7 @@ class TokenScorer(nn.Module):
 
 
 def token_scores(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return log softmax(logits / temperature) at `ids_N`, and the entropy, which carries no gradient."""
+    """Return log softmax(logits / temperature) at `ids_N`, and the entropy."""
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(logits_NV, ids_N, temperature)  # type: ignore[no-untyped-call]
     return scores
 
@@ -73,22 +87,39 @@ class _TokenScores(torch.autograd.Function):
             entropies_N[rows] = total_C.log() - expected_C
             logprobs_N[rows] = shifted_CV.gather(-1, ids_N[rows, None])[:, 0] - total_C.log()
             normalisers_N[rows] = largest_C1[:, 0] + total_C.log()
-        ctx.save_for_backward(logits_NV, ids_N, normalisers_N)
+        ctx.save_for_backward(logits_NV, ids_N, normalisers_N, entropies_N)
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies_N)
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        logits_NV, ids_N, normalisers_N = ctx.saved_tensors
+    def backward(ctx: Any, gradient_N: Tensor | None, entropy_gradient_N: Tensor | None) -> tuple[Tensor, None, None]:
+        logits_NV, ids_N, normalisers_N, entropies_N = ctx.saved_tensors
+        if gradient_N is None:
+            gradient_N = torch.zeros_like(normalisers_N)
         gradient_NV = torch.empty_like(logits_NV)
         for start in range(0, len(ids_N), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             weight_C1 = gradient_N[rows, None] / ctx.temperature
             logprobs_CV = (logits_NV[rows].to(normalisers_N.dtype) / ctx.temperature).sub_(normalisers_N[rows, None])
-            gradient_CV = logprobs_CV.exp_().mul_(-weight_C1)
+            if entropy_gradient_N is None:
+                gradient_CV = logprobs_CV.exp_().mul_(-weight_C1)
+            else:  # ∂H/∂logit = −p (log p + H)
+                entropy_C1 = entropy_gradient_N[rows, None] / ctx.temperature
+                raised_CV = (logprobs_CV + entropies_N[rows, None]).mul_(entropy_C1).add_(weight_C1)
+                gradient_CV = logprobs_CV.exp_().mul_(-raised_CV)
             gradient_NV[rows] = gradient_CV.scatter_add_(-1, ids_N[rows, None], weight_C1)
         return gradient_NV, None, None
+
+
+def _critic(lm: nn.Module) -> nn.Module:
+    """Make a value head that begins at 0; the policy's hidden states are what it reads, and are left as they are."""
+    embeddings: Any = cast(Any, lm).get_input_embeddings()
+    width = embeddings.embedding_dim
+    value = nn.Linear(width, 1)
+    nn.init.zeros_(value.weight)
+    nn.init.zeros_(value.bias)
+    return nn.Sequential(nn.Linear(width, width), nn.GELU(), value).to(embeddings.weight.dtype)
 
 
 def load_language_model(model_dir: Path) -> nn.Module:

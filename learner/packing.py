@@ -9,7 +9,6 @@ which goes through the model once for all of them: with 8 episodes, 140 of whose
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,17 @@ WORTH_SHARING_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One rectangle behind a prefix. `trained_N` are flat positions in `ids_BT`; the others belong to these tokens."""
+    """One rectangle behind a prefix: whole episodes, one a row."""
 
     prefix_P: NDArray[np.int64]
     """The ids that all rows begin with; may be empty."""
     ids_BT: NDArray[np.int64]
     trained_N: NDArray[np.int64]
-    logprobs_N: NDArray[np.float32]
-    advantages_N: NDArray[np.float32]
-    versions_N: NDArray[np.int32]
+    """Flat positions in `ids_BT`."""
     episodes_N: NDArray[np.int64]
-    """The row, which is one whole episode."""
+    """The row of each trained token."""
+    places_B: tuple[int, ...]
+    """Which trace each row is; empty where there is only padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +133,9 @@ def _rectangle(batch: Sequence[Trace], cut: Cut) -> MicroBatch:
         ids_BT[row, :tokens] = trace.ids_L[cut.prefix_tokens :]
         mask_BT[row, :tokens] = trace.mask_L[cut.prefix_tokens :]
     return MicroBatch(
-        prefix_P=_joined([trace.ids_L[: cut.prefix_tokens] for trace in traces[:1]], np.int64),
+        prefix_P=traces[0].ids_L[: cut.prefix_tokens].astype(np.int64) if traces else np.empty(0, np.int64),
         ids_BT=ids_BT,
         trained_N=np.flatnonzero(mask_BT),
-        logprobs_N=_joined([trace.logprobs_L[trace.mask_L] for trace in traces], np.float32),
-        advantages_N=_joined([trace.advantages_L[trace.mask_L] for trace in traces], np.float32),
-        versions_N=_joined([trace.versions_L[trace.mask_L] for trace in traces], np.int32),
         episodes_N=np.nonzero(mask_BT)[0],
+        places_B=cut.rows,
     )
-
-
-def _joined(columns: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *columns])

@@ -36,10 +36,16 @@ class Partitions:
         zero: Any = engine.optimizer
         self._adamw: Any = zero.optimizer
         self._whole_here = stage == 0 or dist.get_world_size() == 1
-        named = engine.module.lm.named_parameters()
-        self.parameters: dict[str, Any] = {name: parameter for name, parameter in named if parameter.requires_grad}
+        scorer = engine.module
+        policy = {name: p for name, p in scorer.lm.named_parameters() if p.requires_grad}
+        critic = {f"critic.{name}": p for name, p in scorer.critic.named_parameters()} if scorer.critic else {}
+        self.parameters: dict[str, Any] = policy | critic
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
-        self._parts = {name: locate(zero, at, p) for at, (name, p) in enumerate(self.parameters.items())}
+        self._parts = {
+            name: locate(zero, group, at, parameter)
+            for group, named in enumerate((policy, critic))  # the optimizer's groups
+            for at, (name, parameter) in enumerate(named.items())
+        }
         for master in {part.master for part in self._parts.values()}:
             # What AdamW makes in its first step. At stage 0 DeepSpeed has taken one already, which must not count.
             moments = {kind: torch.zeros_like(master) for kind in MOMENTS}
@@ -90,13 +96,13 @@ class Partitions:
         return tensor.detach().view(-1)[part.offset : part.offset + part.length]
 
 
-def _at_stage_0(zero: Any, at: int, parameter: Any) -> Part:
-    return Part(zero.fp32_groups[0][at], offset=0, start=0, length=parameter.numel())
+def _at_stage_0(zero: Any, group: int, at: int, parameter: Any) -> Part:
+    return Part(zero.fp32_groups[group][at], offset=0, start=0, length=parameter.numel())
 
 
-def _at_stage_1_or_2(zero: Any, _: int, parameter: Any) -> Part:
-    """Stages 1 and 2 cut the sequence of all parameters into one partition a rank, wherever the cut falls."""
-    (master,) = zero.optimizer.param_groups[0]["params"]
+def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> Part:
+    """Stages 1 and 2 cut the sequence of a group's parameters into one partition a rank, wherever the cut falls."""
+    (master,) = zero.optimizer.param_groups[group]["params"]
     mapping = parameter._hp_mapping
     if mapping is None:
         return Part(master, offset=0, start=0, length=0)
@@ -104,7 +110,7 @@ def _at_stage_1_or_2(zero: Any, _: int, parameter: Any) -> Part:
     return Part(master, in_master.start, in_parameter.start, in_master.numel)
 
 
-def _at_stage_3(zero: Any, _: int, parameter: Any) -> Part:
+def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> Part:
     """Stage 3 cuts every parameter into equal parts, of which the last are filled up with padding."""
     group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
     start = min(dist.get_rank() * padded, parameter.ds_numel)

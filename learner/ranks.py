@@ -5,7 +5,6 @@
 CPU: an idle learner waits long for its next batch, while a collective inside a step has the engine's short deadline.
 """
 
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ import torch
 import torch.distributed as dist
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.learner.api import Engine, Objective, StepStats
+from horizonrl.learner.api import Engine, StepStats
 from horizonrl.learner.batch import Batch, Trace
 
 IDLE_LIMIT = timedelta(days=1)
 """Longest silence between two commands. A leader that dies closes its connections, which ends the wait at once."""
 
-_TRACE_DTYPES = {"ids_L": "<i4", "mask_L": "|b1", "logprobs_L": "<f4", "versions_L": "<i4", "advantages_L": "<f4"}
+_COLUMNS = {"ids_L": "<i4", "turns_L": "<i4", "logprobs_L": "<f4", "versions_L": "<i4", "rewards_L": "<f4"}
+_FACTS = ("group", "demo", "truncated")
 
 
 class Leader:
@@ -32,9 +32,9 @@ class Leader:
         self._engine = engine
         self._group = _command_group()
 
-    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
-        self._order("train_step", batch=encode_batch(batch), objective=objective, lr=lr)
-        return self._engine.train_step(batch, objective, lr)
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        self._order("train_step", batch=encode_batch(batch), lr=lr)
+        return self._engine.train_step(batch, lr)
 
     def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         return self._engine.gap_at(trace, version, weights)  # rank 0's own model: no other rank takes part
@@ -70,7 +70,7 @@ def follow(engine: Engine) -> None:
         command = msgpack.unpackb(_broadcast(None, group))
         match command["call"]:
             case "train_step":
-                engine.train_step(decode_batch(command["batch"]), command["objective"], command["lr"])
+                engine.train_step(decode_batch(command["batch"]), command["lr"])
             case "write_weights":
                 engine.write_weights(Path(command["path"]))
             case "save":
@@ -86,7 +86,8 @@ def follow(engine: Engine) -> None:
 def encode_batch(batch: Batch) -> dict[str, Any]:
     """Turn a batch into plain values and bytes; `decode_batch` is its inverse, bit for bit."""
     traces = [
-        {name: np.asarray(column, _TRACE_DTYPES[name]).tobytes() for name, column in _columns(trace).items()}
+        {name: np.asarray(getattr(trace, name), dtype).tobytes() for name, dtype in _COLUMNS.items()}
+        | {name: getattr(trace, name) for name in _FACTS}
         for trace in batch.traces
     ]
     return {"version": batch.version, "traces": traces}
@@ -94,14 +95,10 @@ def encode_batch(batch: Batch) -> dict[str, Any]:
 
 def decode_batch(encoded: dict[str, Any]) -> Batch:
     traces = [
-        Trace(**{name: np.frombuffer(trace[name], dtype) for name, dtype in _TRACE_DTYPES.items()})
+        Trace(**trace | {name: np.frombuffer(trace[name], dtype) for name, dtype in _COLUMNS.items()})
         for trace in encoded["traces"]
     ]
     return Batch(traces=tuple(traces), version=encoded["version"])
-
-
-def _columns(trace: Trace) -> dict[str, Any]:
-    return {field.name: getattr(trace, field.name) for field in fields(trace)}
 
 
 def _command_group() -> Any:

@@ -59,7 +59,7 @@ class Replay:
         for line in ledger:
             step = int(line["step"])
             phase, _ = self.config.phase(step - 1)
-            while len(collector.draft.admitted) < self.config.groups_per_step(phase):
+            while collector.draft.count(phase) < self.config.groups_per_step(phase):
                 entry = await reader.next(ENTRY_WAIT_S)
                 if entry is None:
                     raise RunFailed(

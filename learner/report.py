@@ -1,17 +1,21 @@
 """What one step says of itself: the line of `metrics.jsonl` and its mirror in Prometheus.
 
 Reward, success and the like are measured on every group consumed for the step, not only on the trained ones: dropping
-the groups without variance would make success look closer to a half than it is.
+the groups without variance would make success look closer to a half than it is. Cost counts the turns and
+tokens of the broken episodes too; the lines of steps that were rolled back are cut, so a run's cost is the sum over its
+file.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from horizonrl.common.config import kind_of
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Kind, Phase, PolicyVersion
+from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.collector import Draft
 
@@ -29,9 +33,12 @@ def metrics_line(
     phase: Phase, policy: PolicyVersion, draft: Draft, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
     """Return the step's line: JSON-able, with every key that design.md names; what was not measured is None."""
-    episodes = [episode for group in draft.consumed for episode in group.episodes]
+    consumed = [group for group in draft.consumed if group.ticket.kind is kind_of(phase)]
+    episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]
+    by_env = _by_env(consumed)
+    horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
     trained = [group for _, group in draft.admitted]
     staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
     generated = sum(episode.generated_tokens for episode in valid)
@@ -41,13 +48,11 @@ def metrics_line(
         "version": policy.version,
         "lineage": policy.lineage,
         "time": time.time(),
-        "horizon": max((group.ticket.horizon_turns for group in draft.consumed), default=0),
-        "episodes": len(episodes),
-        "reward_mean": _mean(returns),
-        "success_rate": _mean([float(episode.success) for episode in valid]),
+        "horizon": max(horizons.values(), default=0),
+        "horizons": horizons,
+        **_outcome(consumed),
+        "environments": {env: _outcome(groups) for env, groups in by_env.items()},
         "return_std": float(np.std(returns)) if returns else None,
-        "turns_mean": _mean([len(episode.turns) for episode in valid]),
-        "truncated_share": _mean([float(episode.stop.truncated) for episode in valid]),
         "error_share": _mean([float(episode.stop.broken) for episode in episodes]),
         "staleness_mean": _mean(staleness),
         "staleness_max": max(staleness, default=None),
@@ -65,6 +70,26 @@ def metrics_line(
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
 
 
+def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return how the groups' valid episodes went, and what all of their episodes cost."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in episodes if episode.valid]
+    return {
+        "episodes": len(episodes),
+        "success_rate": _mean([float(episode.success) for episode in valid]),
+        "reward_mean": _mean([episode.episode_return for episode in valid]),
+        "turns_mean": _mean([len(episode.turns) for episode in valid]),
+        "truncated_share": _mean([float(episode.stop.truncated) for episode in valid]),
+        "environment_steps": sum(len(episode.turns) for episode in episodes),
+        "generated_tokens": sum(episode.generated_tokens for episode in episodes),
+    }
+
+
+def _by_env(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    env_ids = sorted({group.ticket.task.env_id for group in groups})
+    return {env: [group for group in groups if group.ticket.task.env_id == env] for env in env_ids}
+
+
 def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None:
     """Set the learner's Prometheus metrics from a step's line."""
     for _, group in draft.admitted:
@@ -73,6 +98,9 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None
     for drop in draft.dropped:
         metrics.count("groups_dropped_total", reason=drop.reason.value)
     metrics.count("groups_void_total", len(draft.voids))
+    for env, outcome in line["environments"].items():
+        metrics.count("environment_steps_total", outcome["environment_steps"], env=env)
+    metrics.count("generated_tokens_total", line["generated_tokens"])
     metrics.count("tokens_trained_total", line["tokens_trained"])
     metrics.observe("learner_step_seconds", line["step_s"])
     metrics.observe("learner_wait_seconds", line["wait_s"])

@@ -18,6 +18,7 @@ class KindBooks:
     """One kind's ends. `floor`: every number below has ended; `above`: those that ended at or beyond it."""
 
     trained: int = 0
+    evaluated: int = 0
     void: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
     floor: int = 0
@@ -46,6 +47,11 @@ class Books:
         self._kinds[kind].end(number)
         self._kinds[kind].trained += 1
 
+    def evaluate(self, number: int) -> None:
+        """End an eval ticket by its group: there is no other way to be evaluated."""
+        self._kinds[Kind.EVAL].end(number)
+        self._kinds[Kind.EVAL].evaluated += 1
+
     def drop(self, kind: Kind, number: int, reason: DropReason) -> None:
         self._kinds[kind].end(number)
         self._kinds[kind].dropped[reason] += 1
@@ -56,7 +62,9 @@ class Books:
 
     def outcomes(self) -> dict[Kind, Outcomes]:
         return {
-            kind: Outcomes(trained=books.trained, dropped=dict(books.dropped), void=books.void)
+            kind: Outcomes(
+                trained=books.trained, evaluated=books.evaluated, dropped=dict(books.dropped), void=books.void
+            )
             for kind, books in self._kinds.items()
         }
 
@@ -72,6 +80,7 @@ class Books:
         return {
             kind.value: {
                 "trained": books.trained,
+                "evaluated": books.evaluated,
                 "void": books.void,
                 "dropped": {reason.value: count for reason, count in sorted(books.dropped.items())},
                 "floor": books.floor,
@@ -86,6 +95,7 @@ class Books:
         for kind, values in dumped.items():
             books._kinds[Kind(kind)] = KindBooks(
                 trained=values["trained"],
+                evaluated=values.get("evaluated", 0),  # of a checkpoint from before there were evaluations
                 void=values["void"],
                 dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
                 floor=values["floor"],

@@ -4,6 +4,8 @@ Place in the flow: Batch → **Version** → actors. The `policy` key is set las
 """
 
 import time
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +24,13 @@ class WeightsPublisher:
     directory: Path
     share_files: bool
     """Actors read the file itself: they are on this machine."""
+    held: Collection[int] = ()
+    """Versions whose files stay, however old: they may turn out to be the best."""
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._previous: WeightsManifest | None = None
+        self._announced: deque[Path] = deque(maxlen=2)
 
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where the weights of a version are to be written."""
@@ -49,11 +54,14 @@ class WeightsPublisher:
         if not self.share_files and self._previous is not None:
             await discard_frames_below(self.transport, self._previous)
         self._previous = manifest
+        self._announced.append(file)
         self.tidy()
         return manifest, time.monotonic() - started
 
     def tidy(self) -> None:
-        """Remove all but the newest files."""
+        """Remove all but the newest files, the last two that were announced, and those of the versions held."""
+        held = tuple(f"frame-{version:06d}-" for version in self.held)
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
         for file in frames[:-FILES_KEPT]:
-            file.unlink()
+            if file not in self._announced and not file.name.startswith(held):
+                file.unlink()

@@ -65,9 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("run_dir", nargs="?", type=Path, help="a run directory on this machine")
     status.add_argument("--run", help="name of a run on the broker given with --broker.url")
     status.add_argument("--watch", action="store_true", help="keep the table up to date")
-    export = commands.add_parser("export", help="write the newest checkpoint as a Hugging Face directory")
+    export = commands.add_parser("export", help="write the newest or the best weights as a Hugging Face directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
+    export.add_argument("--best", action="store_true", help="the version with the best evaluation")
     replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
     replay.add_argument("run_dir", type=Path)
     replay.add_argument("--from", dest="first", type=int, required=True, metavar="STEP", help="a kept checkpoint, or 0")
@@ -80,10 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
-    envs.add_argument("env_id", nargs="?")
+    envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
+    demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
+    demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+    demos.add_argument("--out", type=Path, required=True, metavar="FILE")
+    demos.add_argument("--count", type=int, metavar="N", help="the first N tasks; all by default")
+    demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
     _add_bench(
         commands.add_parser(
-            "bench", help="chaos, soak, fuzz, broker: what the system withstands and what it costs, on real parts"
+            "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
         )
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
@@ -100,12 +106,22 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
+    learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
+    learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
+    learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
+    learning.add_argument("--seeds", type=_numbers, default=(), metavar="N,N", help="some of the study's")
+    learning.add_argument("--only", nargs="+", default=(), metavar="VARIANT", help="some variants; ppo-* is several")
+    learning.add_argument("--report-only", action="store_true", help="train nothing, report what has finished")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
     for name in (chaos, soak, fuzz, broker):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
@@ -145,7 +161,7 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.local import export_run
 
-    print(f"exported step {export_run(arguments.run_dir, arguments.out)} to {arguments.out}")
+    print(f"exported step {export_run(arguments.run_dir, arguments.out, best=arguments.best)} to {arguments.out}")
     return 0
 
 
@@ -166,7 +182,14 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.environments import check_environment, list_environments
 
-    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id)
+    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id, overrides)
+
+
+def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.demos import write_demonstrations
+
+    config = _load(arguments.recipes, overrides)
+    return write_demonstrations(config, arguments.out, arguments.count, arguments.env_id)
 
 
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -182,6 +205,11 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import soak
 
         return soak.run(arguments.minutes, arguments.seed, arguments.json_file, arguments.directory, overrides)
+    if arguments.bench == "learning":
+        from horizonrl.ops.bench import learning
+
+        asked = (arguments.study, arguments.directory, arguments.seeds, arguments.only, arguments.report_only)
+        return learning.run(learning.Request(*asked, overrides))
     from horizonrl.ops.bench import chaos
 
     overrides = [f"--actor.engine={arguments.engine}", *overrides]
@@ -203,6 +231,7 @@ COMMANDS = {
     "replay": _replay,
     "lineage": _lineage,
     "envs": _envs,
+    "demos": _demos,
     "bench": _bench,
     "doctor": _doctor,
 }

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import Progress
-from horizonrl.ops.rundir import METRICS, read_lines
+from horizonrl.ops.rundir import EVALS, METRICS, read_lines
 
 REFRESH_S = 1.0
 QUIET_S = 60.0
@@ -47,6 +47,9 @@ class Console:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._metrics = config.run_dir / METRICS
+        self._evals = config.run_dir / EVALS
+        self._told: set[tuple[int, int]] = set()
+        """Version and lineage of the evaluations that were shown."""
         self._console = rich.console.Console()
         self._started = time.monotonic()
         self.progress: Progress | None = None
@@ -74,6 +77,7 @@ class Console:
         with Live(console=self._console, refresh_per_second=2) as live:
             while True:
                 lines = await asyncio.to_thread(read_lines, self._metrics)
+                await self._tell_evaluations()
                 live.update(self._table(lines, restarts()))
                 await asyncio.sleep(REFRESH_S)
 
@@ -85,12 +89,20 @@ class Console:
                 self.say("  ".join(f"{name:>{WIDTHS.get(name, 7)}}" for name in COLUMNS))
             for line in lines[shown:]:
                 self.say("  ".join(f"{cell(line):>{WIDTHS.get(name, 7)}}" for name, cell in COLUMNS.items()))
+            await self._tell_evaluations()
             if len(lines) > shown:
                 shown, spoken = len(lines), time.monotonic()
             elif time.monotonic() - spoken > QUIET_S:
                 self.say(f"  waiting: {waiting_for(self.progress)}")
                 spoken = time.monotonic()
             await asyncio.sleep(REFRESH_S)
+
+    async def _tell_evaluations(self) -> None:
+        """Say what has been evaluated since; a resumed learner may write a line again that was shown before."""
+        for line in await asyncio.to_thread(read_lines, self._evals):
+            if (judged := (line["version"], line["lineage"])) not in self._told:
+                self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
+                self._told.add(judged)
 
     def _table(self, lines: list[dict[str, Any]], restarts: dict[str, int]) -> Table:
         done = lines[-1]["step"] if lines else 0
@@ -128,6 +140,9 @@ class Console:
             first, last = lines[:5], lines[-5:]
             self.say(f"success over the first {len(first)} RL steps: {percent(mean_success(first))}")
             self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
+        if evals := read_lines(self._evals):
+            told = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
+            self.say(f"eval: {told}; `horizonrl export --best` takes the best version of all {len(evals)}")
         self.say(f"model: {model_dir}")
 
 
@@ -147,7 +162,9 @@ def waiting_for(progress: Progress | None) -> str:
     dropped = sum((Counter(ends.dropped) for ends in progress.outcomes.values()), Counter())
     reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))
     void = sum(ends.void for ends in progress.outcomes.values())
-    return f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
+    evaluated = sum(ends.evaluated for ends in progress.outcomes.values())
+    said = f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
+    return said + (f", {evaluated} evaluated" if evaluated else "")
 
 
 def mean_success(lines: list[dict[str, Any]]) -> float | None:
@@ -155,6 +172,11 @@ def mean_success(lines: list[dict[str, Any]]) -> float | None:
     known = [line for line in lines if line["success_rate"] is not None]
     episodes = sum(line["episodes"] for line in known)
     return sum(line["success_rate"] * line["episodes"] for line in known) / episodes if episodes else None
+
+
+def interval(line: dict[str, Any]) -> str:
+    """Return an evaluation's success and its interval of 95 %."""
+    return f"{percent(line['success_rate'])} ({100 * line['low']:.0f}-{100 * line['high']:.0f} %)"
 
 
 def percent(value: float | None) -> str:

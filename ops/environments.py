@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from horizonrl.common.config import parse_overrides
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
@@ -16,11 +18,10 @@ def list_environments() -> int:
     table = Table("environment", "version", "train", "test", "categories")
     for name in registry.names():
         try:
-            environment = registry.load(name)
-        except MissingDependency as error:
+            environment, tasks = registry.load(name), registry.tasks(name)
+        except (MissingDependency, ConfigError) as error:
             table.add_row(name, "-", "-", "-", str(error))
             continue
-        tasks = environment.tasks()
         splits = Counter(task.split for task in tasks)
         categories = Counter(task.category for task in tasks)
         shown = ", ".join(f"{category} {count}" for category, count in sorted(categories.items()))
@@ -29,11 +30,14 @@ def list_environments() -> int:
     return 0
 
 
-def check_environment(env_id: str | None) -> int:
-    """Run the conformance test of one environment; return 0 when every check holds."""
+def check_environment(env_id: str | None, overrides: Sequence[str]) -> int:
+    """Run the conformance test of one environment with `--options.key value`; return 0 when every check holds."""
     if env_id is None:
         raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
-    report = asyncio.run(check(env_id))
+    given = parse_overrides(overrides)
+    if unknown := [key for key in given if key != "options"]:
+        raise ConfigError(f"envs check takes --options.KEY VALUE, not --{unknown[0]}")
+    report = asyncio.run(check(env_id, given.get("options")))
     table = Table("check", "holds", "")
     for item in report.checks:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail)

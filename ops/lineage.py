@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.rundir import LEDGER, LINEAGES, read_config, read_lines
+from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, read_config, read_lines
 
 
 def show_version(run_dir: Path, version: int) -> int:
@@ -43,6 +43,11 @@ def show_ticket(run_dir: Path, ticket_id: str) -> int:
                 print(
                     f"{ticket_id}: {what} version {line['version']} (lineage {line['lineage']}), log entry {sequence}"
                 )
+                return 0
+    for line in read_lines(run_dir / EVALS):
+        for sequence, ticket, end in line["ends"]:
+            if ticket == ticket_id:
+                print(f"{ticket_id}: {end}, in the evaluation of version {line['version']}, log entry {sequence}")
                 return 0
     raise ConfigError(f"no ticket {ticket_id} has ended in {run_dir}: ids look like train-00000042")
 

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
@@ -25,11 +26,13 @@ from horizonrl.common.errors import CheckpointError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
+from horizonrl.learner.best import Best
 from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
-from horizonrl.ops.rundir import ADDRESS, read_config, write_config
+from horizonrl.ops.rundir import ADDRESS, BEST, read_config, write_config
 
 log = get_logger()
 
@@ -118,6 +121,7 @@ class Part:
 
 def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
+    eval_tasks(config)  # a mistake in them is told now, not by a part that dies
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
@@ -219,22 +223,30 @@ def last_lines(path: Path, count: int = 15) -> str:
     return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
 
 
-def export_run(run_dir: Path, out: Path) -> int:
-    """Write a run's newest checkpoint as a Hugging Face directory; return its step."""
+def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
+    """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
     from horizonrl.learner.export import export
 
     config = read_config(run_dir)
-    checkpoint = CheckpointStore(run_dir / "checkpoints", keep=config.learner.keep_checkpoints).newest()
+    weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
+    facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
+    export(resolve_model(config.model.name), weights, out, facts)
+    return int(facts["step"])
+
+
+def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
+    checkpoint = CheckpointStore(run_dir / "checkpoints", keep=keep).newest()
     if checkpoint is None:
         raise CheckpointError(f"{run_dir} holds no checkpoint yet: let the run reach its first one")
-    facts = {
-        "run": config.run.name,
-        "step": checkpoint.state["step"],
-        "lineage": checkpoint.state["lineage"],
-        "environments": [env.id for env in config.envs],
-    }
-    export(resolve_model(config.model.name), checkpoint.path / "weights.safetensors", out, facts)
-    return int(checkpoint.state["step"])
+    return checkpoint.path / "weights.safetensors", {key: checkpoint.state[key] for key in ("step", "lineage")}
+
+
+def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    best = Best(run_dir / BEST)
+    result = best.read()
+    if result is None:
+        raise CheckpointError(f"{run_dir} holds no evaluated version: set eval.every, or export without --best")
+    return best.weights(result), {key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")}
 
 
 async def serve_broker(config: RunConfig) -> None:

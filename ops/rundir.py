@@ -15,6 +15,8 @@ ADDRESS = "broker.url"
 METRICS = "metrics.jsonl"
 LEDGER = "ledger.jsonl"
 LINEAGES = "lineages.jsonl"
+EVALS = "evals.jsonl"
+BEST = "best"
 
 
 def to_toml(config: RunConfig) -> str:

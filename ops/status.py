@@ -16,8 +16,8 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.types import HorizonState, Kind, Progress, WeightsManifest
-from horizonrl.ops.console import number, percent
-from horizonrl.ops.rundir import ADDRESS, METRICS, read_config, read_lines
+from horizonrl.ops.console import interval, number, percent
+from horizonrl.ops.rundir import ADDRESS, EVALS, METRICS, read_config, read_lines
 
 REFRESH_S = 2.0
 
@@ -62,7 +62,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
             table.add_row("broker", f"not running ({config.broker.url})")
         else:
             try:
-                await _add_broker_rows(table, transport)
+                await add_broker_rows(table, transport)
             finally:
                 await transport.close()
     if run_dir is not None:
@@ -70,7 +70,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
     return table
 
 
-async def _add_broker_rows(table: Table, transport: Transport) -> None:
+async def add_broker_rows(table: Table, transport: Transport) -> None:
     state, queue = StateStore(transport), TicketQueue(transport)
     progress = await state.get(Key.PROGRESS)
     if not isinstance(progress, Progress):
@@ -83,6 +83,9 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
         table.add_row("weights", f"version {policy.policy.version}, {policy.weights_bytes / 1e6:.0f} MB")
     if isinstance(horizon := await state.get(Key.HORIZON), HorizonState):
         table.add_row("horizon", ", ".join(f"{env} {turns} turns" for env, turns in horizon.horizons.items()))
+    for growth in progress.growths:
+        told = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
+        table.add_row("last growth", f"{growth.env_id} {told}")
     tickets = await transport.queue()
     table.add_row("queue", f"{tickets.waiting} tickets wait, {tickets.leased} are leased")
     for kind in Kind:
@@ -90,9 +93,10 @@ async def _add_broker_rows(table: Table, transport: Transport) -> None:
         if issued and (ends := progress.outcomes.get(kind)):
             reasons = ", ".join(f"{reason.value} {count}" for reason, count in ends.dropped.items())
             dropped = sum(ends.dropped.values())
+            settled = f"{ends.evaluated} evaluated" if kind is Kind.EVAL else f"{ends.trained} trained"
             table.add_row(
                 f"{kind.value} tickets",
-                f"{issued} issued = {ends.trained} trained + {dropped} dropped{f' ({reasons})' if reasons else ''} "
+                f"{issued} issued = {settled} + {dropped} dropped{f' ({reasons})' if reasons else ''} "
                 f"+ {ends.void} void + {issued - ends.settled} outstanding",
             )
 
@@ -107,4 +111,7 @@ def _add_journal_rows(table: Table, run_dir: Path) -> None:
     table.add_row("success", percent(line["success_rate"]))
     table.add_row("reward", number(line["reward_mean"]))
     table.add_row("staleness", f"mean {number(line['staleness_mean'])}, max {line['staleness_max']}")
+    if evals := read_lines(run_dir / EVALS):
+        last = evals[-1]
+        table.add_row("eval", f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes")
     table.add_row("speed", f"step {number(line['step_s'], 1)} s, wait {number(line['wait_s'], 1)} s")

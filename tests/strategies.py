@@ -7,6 +7,7 @@ from horizonrl.common.types import (
     DropReason,
     Episode,
     Group,
+    HorizonGrowth,
     HorizonState,
     Kind,
     Outcomes,
@@ -111,8 +112,17 @@ voids = st.builds(Void, ticket=tickets(), reason=texts, actor=names)
 outcomes = st.builds(
     Outcomes,
     trained=counts,
+    evaluated=counts,
     dropped=st.dictionaries(st.sampled_from(DropReason), counts, max_size=3),
     void=counts,
+)
+growths = st.builds(
+    HorizonGrowth,
+    env_id=names,
+    phase_step=counts,
+    from_turns=st.integers(1, 1024),
+    to_turns=st.integers(1, 1024),
+    reason=texts,
 )
 progresses = st.builds(
     Progress,
@@ -123,6 +133,7 @@ progresses = st.builds(
     cursor=counts,
     outcomes=st.dictionaries(kinds, outcomes),
     lowest_unsettled=st.dictionaries(kinds, counts),
+    growths=st.lists(growths, max_size=3).map(tuple),
     finished=st.booleans(),
 )
 manifests = st.builds(

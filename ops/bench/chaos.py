@@ -25,7 +25,7 @@ from horizonrl.ops.bench.plan import Event, make_plan
 from horizonrl.ops.bench.storm import Storm
 from horizonrl.ops.bench.verdict import Verdict, gather, judge
 from horizonrl.ops.local import last_lines
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.rundir import EVALS, LEDGER, read_lines
 
 LAST_STEPS = 10
 """RL steps that the run takes undisturbed, to its end."""
@@ -66,7 +66,8 @@ async def _chaos(
             await finish(whole, settings)
         except* HorizonError as failures:
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
-        verdict = judge(await gather(whole.config, read_lines(whole.config.run_dir / "ledger.jsonl"), whole.transport))
+        ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
+        verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
         replay = await replayed(whole)
         findings += verdict.findings
         if not replay["equal"]:
@@ -133,6 +134,7 @@ def _counts(verdict: Verdict) -> dict[str, Any]:
     return {
         "issued": verdict.issued,
         "trained": verdict.trained,
+        "evaluated": verdict.evaluated,
         "dropped": verdict.dropped,
         "void": verdict.void,
         "repeats": verdict.repeats,

@@ -32,6 +32,7 @@ from horizonrl.common.types import (
     DropReason,
     Episode,
     Group,
+    HorizonGrowth,
     HorizonState,
     Kind,
     Outcomes,
@@ -60,7 +61,7 @@ MAX_GROWN_BYTES = 128 << 20
 MAX_PAYLOAD_BYTES = 1 << 18
 MAX_KEPT = 20
 """Failures whose payload is kept."""
-RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=1 << 16, max_context_tokens=4096)
+RULES = Rules(max_staleness=2, vocabulary=1 << 16, max_context_tokens=4096)
 HEADERS = [header + b"\xff" * width for header, width in {b"\xdc": 2, b"\xdd": 4, b"\xde": 2, b"\xdf": 4}.items()]
 HEADERS += [header + b"\xff" * width for header, width in {b"\xc5": 2, b"\xc6": 4, b"\xda": 2, b"\xdb": 4}.items()]
 HEADERS += [header + b"\x00\x0f\xff\xff" for header in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")]
@@ -168,7 +169,7 @@ def _settle(record: Group | Void) -> Iterator[str]:
         for sequence in (1, 2):
             collector.consume(Entry(sequence, record), standing)
         for trace in collector.batch(standing.version).traces:
-            if not all(map(_finite, (trace.logprobs_L, trace.advantages_L))):
+            if not all(map(_finite, (trace.logprobs_L, trace.rewards_L))):
                 raise ValueError("the batch is not finite")
         draft = collector.commit()
         if draft.repeats != 1:
@@ -208,7 +209,7 @@ def records() -> list[Record]:
     demo = ticket.model_copy(update={"kind": Kind.DEMO, "group_size": 1})
     made = Provenance(actor="host-1", engine="vllm", model_digest="0" * 32)
     counts = {Kind.TRAIN: 5, Kind.DEMO: 0}
-    outcomes = {Kind.TRAIN: Outcomes(trained=3, dropped={DropReason.STALE: 2}, void=1)}
+    outcomes = {Kind.TRAIN: Outcomes(trained=3, evaluated=4, dropped={DropReason.STALE: 2}, void=1)}
     return [
         ticket,
         demo,
@@ -216,6 +217,7 @@ def records() -> list[Record]:
         Group(ticket=demo, episodes=(won,), provenance=made, deliveries=3),
         Void(ticket=ticket, reason="delivered 5 times", actor="host-1"),
         Progress(step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, met={Kind.TRAIN: ((5, 6),)}),
+        Progress(growths=(HorizonGrowth(env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"),)),
         WeightsManifest(policy=ticket.issued, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129),
         HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, issued=counts),
     ]

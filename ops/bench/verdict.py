@@ -1,7 +1,7 @@
 """The verdict on a run: is every ticket accounted for, once, within the bounds? (design.md, invariants 1 to 3)
 
-Computed from the ledger, the group log and the ticket stream alone: no count that a role kept is taken on trust. The
-log must be whole (`learner.keep_log`).
+Computed from the ledger, the evaluations, the group log and the ticket stream alone: no count that a role kept is taken
+on trust. The log must be whole (`learner.keep_log`).
 """
 
 from collections import Counter, defaultdict
@@ -14,21 +14,21 @@ from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import Group, Kind
-from horizonrl.learner.horizon import horizon_turns
+from horizonrl.learner.horizon import Histories, adaptive_rules, horizon_turns
 
-TRAINED, VOID = "trained", "void"
+TRAINED, EVALUATED, VOID = "trained", "evaluated", "void"
 READ_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One ticket's end, as a line of the ledger says."""
+    """One ticket's end, as a line of the ledger says, or the line of its evaluation."""
 
     step: int
     sequence: int
     ticket_id: str
     how: str
-    """`trained`, `void`, or the reason of a drop."""
+    """`trained`, `evaluated`, `void`, or the reason of a drop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,17 @@ class Evidence:
     log: Mapping[int, Entry]
     """By sequence."""
     issued: Mapping[Kind, int]
+    evaluations: Sequence[Mapping[str, Any]] = ()
 
     def ends(self) -> Iterator[End]:
-        """Yield every end in the ledger, in its order."""
+        """Yield every end in the ledger, in its order, then those of the evaluations."""
         for line in self.ledger:
             for how in (TRAINED, "dropped", "voids"):
                 for sequence, ticket_id, *reason in line[how]:
                     yield End(line["step"], sequence, ticket_id, reason[0] if reason else how.removesuffix("s"))
+        for line in self.evaluations:
+            for sequence, ticket_id, how in line["ends"]:
+                yield End(line["settled_step"], sequence, ticket_id, how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Verdict:
 
     issued: dict[str, int]
     trained: int
+    evaluated: int
     dropped: dict[str, int]
     void: int
     repeats: int
@@ -78,7 +83,12 @@ class Verdict:
         ]
 
 
-async def gather(config: RunConfig, ledger: Sequence[Mapping[str, Any]], transport: Transport) -> Evidence:
+async def gather(
+    config: RunConfig,
+    ledger: Sequence[Mapping[str, Any]],
+    transport: Transport,
+    evaluations: Sequence[Mapping[str, Any]] = (),
+) -> Evidence:
     """Read the whole group log and the ticket stream."""
     group_log = GroupLog(transport)
     end = await group_log.end()
@@ -91,16 +101,17 @@ async def gather(config: RunConfig, ledger: Sequence[Mapping[str, Any]], transpo
     for ticket_id in await TicketQueue(transport).standing():  # the last one issued always stands
         kind, number = parsed(ticket_id)
         issued[kind] = max(issued[kind], number + 1)
-    return Evidence(config, ledger, entries, issued)
+    return Evidence(config, ledger, entries, issued, evaluations)
 
 
 def judge(evidence: Evidence) -> Verdict:
     ends = list(evidence.ends())
     how = Counter(end.how for end in ends)
-    trained, void = how.pop(TRAINED, 0), how.pop(VOID, 0)
+    trained, evaluated, void = (how.pop(end, 0) for end in (TRAINED, EVALUATED, VOID))
     return Verdict(
         issued={kind.value: count for kind, count in evidence.issued.items() if count},
         trained=trained,
+        evaluated=evaluated,
         dropped=dict(how),
         void=void,
         repeats=sum(line["repeats"] for line in evidence.ledger),
@@ -110,7 +121,7 @@ def judge(evidence: Evidence) -> Verdict:
         doubled=list(_doubled(ends)),
         staleness_violations=list(_stale(evidence, ends)),
         horizon_violations=list(_horizons(evidence, ends)),
-        ledger_violations=[*_ledger(evidence), *_against_log(evidence, ends)],
+        ledger_violations=[*_ledger(evidence), *_held_out(ends), *_against_log(evidence, ends)],
     )
 
 
@@ -148,18 +159,38 @@ def _stale(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
 
 
 def _horizons(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
-    """Each ticket carries the horizon of the step it was issued in, and no later ticket an earlier stage's."""
-    schedule, before = evidence.config.horizon, 0
+    """Each ticket carries the horizon of the step it was issued in, and none fewer turns than an earlier one.
+
+    An adaptive horizon may be a later step's: of one that the learner had reached before it was rolled back.
+    """
+    config, before = evidence.config, Counter[str]()
+    schedule, adaptive = config.horizon, _adaptive_turns(evidence)
     for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
-        ticket = group.ticket
-        env = next(env for env in evidence.config.envs if env.id == ticket.task.env_id)
-        step = ticket.issued.version - evidence.config.imitation.steps
-        due = horizon_turns(schedule.kind, env.horizons or schedule.horizons, schedule.steps_per_stage, step)
-        if ticket.horizon_turns != due:
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due} turns"
-        if ticket.horizon_turns < before:
-            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before}"
-        before = max(before, ticket.horizon_turns)
+        ticket, env_id = group.ticket, group.ticket.task.env_id
+        step = ticket.issued.version - config.imitation.steps
+        if schedule.kind == "adaptive":
+            due = adaptive[env_id][step:]
+        else:
+            due = [horizon_turns(schedule.kind, config.horizons(env_id), schedule.steps_per_stage, step)]
+        if ticket.horizon_turns not in due:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
+        if ticket.horizon_turns < before[env_id]:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
+        before[env_id] = max(before[env_id], ticket.horizon_turns)
+
+
+def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
+    """Decide once more: each environment's adaptive horizon before the first RL step and after each one."""
+    rules, first = adaptive_rules(evidence.config), evidence.config.imitation.steps
+    histories = Histories(rules)
+    turns = {env_id: [histories.turns(env_id)] for env_id in rules}
+    for line in evidence.ledger[first:]:
+        entries = (evidence.log.get(sequence) for sequence, *_ in [*line["trained"], *line["dropped"]])
+        groups = [entry.record for entry in entries if entry is not None and isinstance(entry.record, Group)]
+        histories.observe(groups, line["step"] - first)
+        for env_id in rules:
+            turns[env_id].append(histories.turns(env_id))
+    return turns
 
 
 def _train_groups(evidence: Evidence, ends: Sequence[End]) -> Iterator[tuple[End, Group]]:
@@ -178,6 +209,14 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
         if line["lineage"] < before["lineage"] or line["cursor"] < before["cursor"]:
             yield f"step {line['step']} goes back behind lineage {before['lineage']}, cursor {before['cursor']}"
         before = line
+
+
+def _held_out(ends: Sequence[End]) -> Iterator[str]:
+    """What was played to be judged is never trained on, and nothing else is judged."""
+    for end in ends:
+        evaluation = parsed(end.ticket_id)[0] is Kind.EVAL
+        if end.how == TRAINED if evaluation else end.how == EVALUATED:
+            yield f"step {end.step} ends {end.ticket_id} as {end.how}"
 
 
 def _against_log(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import BrokerUnreachable, EngineDead
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead
 from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
@@ -34,11 +34,11 @@ def actor(
     environment: Callable[[], Echo] = Echo,
     policy: SayingPolicy | None = None,
     drain_s: float = 1.0,
-    groups_at_once: int = 2,
+    slots: int = 4,
 ) -> ActorLoop:
     policy = policy or SayingPolicy(CHAT)
     return ActorLoop(
-        settings=ActorSettings(groups_at_once=groups_at_once, max_deliver=2, drain_s=drain_s, total_steps=10),
+        settings=ActorSettings(slots=slots, group_size=2, max_deliver=2, drain_s=drain_s, total_steps=10),
         transport=transport,
         rollouts={"echo": Rollout(policy, CHAT, None, step_timeout_s=30.0)},
         make_environment=lambda _: environment(),
@@ -97,6 +97,40 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         asyncio.run(scenario())
     finally:
         loop_module.RETRY_DELAY_S = before
+
+
+def test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20))
+        running = asyncio.create_task(loop.run())
+        (entry,) = await entries(transport, 1)
+        loop.stopping.set()
+        await running
+        assert isinstance(entry.record, Void)
+        assert entry.record.reason.startswith("the first prompt has ")
+        assert loop.metrics.value("tickets_void_total", reason="unfit") == 1
+        assert loop.metrics.value("leases_total", kind="train") == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_ends_when_nothing_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(3):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, max_context_tokens=20), slots=2)
+        with pytest.raises(ExceptionGroup) as ended:
+            await loop.run()
+        assert ended.group_contains(
+            ConfigError, match=r"3 tickets in a row did not fit.*raise model\.max_context_tokens"
+        )
+        assert len(await entries(transport, 3)) == 3
+
+    monkeypatch.setattr("horizonrl.actors.loop.UNFIT_LIMIT", 3)
+    asyncio.run(scenario())
 
 
 def test_a_ticket_of_an_environment_that_this_actor_does_not_play_is_left_to_others(tmp_path: Path) -> None:
@@ -163,7 +197,7 @@ def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(t
         transport = Remote(MemoryServer(ack_wait_s=0.2))
         for number in range(3):
             await TicketQueue(transport).issue(ticket(number))
-        loop = actor(transport, tmp_path, groups_at_once=2)
+        loop = actor(transport, tmp_path, slots=4)
         transport.there.clear()
         running = asyncio.create_task(loop.run())
         await until(lambda: loop.metrics.value("episodes_total", env="echo", stop="terminated") == 4)
@@ -175,6 +209,22 @@ def test_finished_groups_outlive_a_broker_that_is_away_for_longer_than_a_lease(t
         await running
         assert len({record.ticket.number for record in records if isinstance(record, Group)}) == 3
         assert loop.metrics.value("tickets_given_back_total", reason="lease_lost") == 0
+
+    asyncio.run(scenario())
+
+
+def test_small_groups_fill_the_slots_that_a_whole_group_leaves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(5):
+            await TicketQueue(transport).issue(ticket(number).model_copy(update={"group_size": 1}))
+        loop = actor(transport, tmp_path, environment=Hanging, slots=4, drain_s=0.05)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.metrics.value("episodes_running") == 3)
+        await asyncio.sleep(0.1)
+        assert loop.metrics.value("leases_total", kind="train") == 3, "two slots are kept for a whole group"
+        loop.stopping.set()
+        await running
 
     asyncio.run(scenario())
 
@@ -224,7 +274,7 @@ def test_a_dead_engine_ends_the_actor_and_its_tickets_are_given_back(tmp_path: P
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         await TicketQueue(transport).issue(ticket())
-        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, fail=die), groups_at_once=1)
+        loop = actor(transport, tmp_path, policy=SayingPolicy(CHAT, fail=die), slots=2)
         try:
             async with asyncio.timeout(5):
                 await loop.run()

@@ -1,4 +1,5 @@
 import asyncio
+import re
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_a_turn_that_would_not_fit_into_the_context_is_not_begun() -> None:
 
 def test_a_first_prompt_that_does_not_fit_is_a_broken_episode_that_says_so() -> None:
     episode = play(Echo(), policy=SayingPolicy(CHAT, max_context_tokens=20))
-    assert episode.stop is StopReason.ENV_ERROR
+    assert (episode.stop, episode.valid) == (StopReason.UNFIT, False)
     assert "first prompt" in (episode.error or "")
 
 
@@ -102,7 +103,46 @@ def test_a_demonstration_is_played_by_the_expert_with_certain_logprobs() -> None
 
 
 def test_the_agent_is_told_its_remaining_turns_only_where_the_ticket_says_so() -> None:
-    told = play(Echo(last=3), ticket(horizon_turns=3, announce=True))
+    policy = SayingPolicy(CHAT)
+    told = play(Echo(last=9), ticket(horizon_turns=3, announce=True), policy)
+    assert told.stop is StopReason.HORIZON
+    for read, remaining in zip(policy.asked, (3, 2, 1), strict=True):
+        assert CHAT.decode(read).count("turns left]") == 4 - remaining
+        assert f"[{remaining} turns left]" in CHAT.decode(read)
     assert told.prompt.endswith("[3 turns left]")
     assert told.turns[0].observation.endswith("[2 turns left]")
-    assert "turns left" not in play(Echo(last=3)).prompt
+    assert told.turns[-1].observation == "you said go on", "nobody reads the last one"
+    untold = SayingPolicy(CHAT)
+    play(Echo(last=3), policy=untold)
+    assert "turns left" not in CHAT.decode(untold.asked[-1])
+
+
+def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_the_announced_ones() -> None:
+    heard: list[str] = []
+
+    class Listening:
+        def act(self, observation: str) -> str:
+            heard.append(observation)
+            return "yes"
+
+    class Watched(Echo):
+        def expert(self) -> Listening:  # type: ignore[override]
+            return Listening()
+
+    episode = play(Watched(last=2), ticket(kind=Kind.DEMO, horizon_turns=5, announce=True))
+    assert heard == ["say something", "you said yes"]
+    assert "[5 turns left]" in CHAT.decode(episode.prompt_ids)
+    assert "[4 turns left]" in CHAT.decode(episode.turns[0].observation_ids)
+
+
+@pytest.mark.parametrize(
+    ("max_turn_tokens", "max_context_tokens", "reason"),
+    [(3, 512, r"a turn of the demonstration has 4 tokens and max_turn_tokens is 3"), (16, 150, r"up to turn \d+ has")],
+)
+def test_a_demonstration_that_does_not_fit_is_no_episode_rather_than_a_shorter_one(
+    max_turn_tokens: int, max_context_tokens: int, reason: str
+) -> None:
+    order = ticket(horizon_turns=50, kind=Kind.DEMO, max_turn_tokens=max_turn_tokens)
+    episode = play(Echo(last=40), order, SayingPolicy(CHAT, max_context_tokens=max_context_tokens))
+    assert (episode.stop, episode.valid) == (StopReason.UNFIT, False)
+    assert re.search(reason, episode.error or "")

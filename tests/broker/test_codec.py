@@ -16,6 +16,7 @@ from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge
 from horizonrl.common.types import (
     Episode,
     Group,
+    HorizonGrowth,
     HorizonState,
     Kind,
     PolicyVersion,
@@ -66,7 +67,8 @@ def test_every_array_of_numbers_in_the_records_is_packed() -> None:
         name
         for model in (Turn, Episode, *TYPES)
         for name, field in model.model_fields.items()
-        if get_args(field.annotation) and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode)
+        if get_args(field.annotation)
+        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth)
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
@@ -188,6 +190,7 @@ def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> 
         (Group, {"episodes": [{"prompt_ids": (-1,) * 100_000}]}),
         (Progress, {"outcomes": {f"kind {at}": {"dropped": dict.fromkeys("abcdefgh", -1)} for at in range(4096)}}),
         (Progress, {"met": {"train": [None] * 1024}}),
+        (Progress, {"growths": [{}] * 4096}),
         (HorizonState, {"issued": {str(at): -1 for at in range(4096)}}),
     ],
 )

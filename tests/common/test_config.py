@@ -21,12 +21,12 @@ def test_every_shipped_recipe_is_valid(path: Path) -> None:
 
 
 def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\nclip_low = 0.1", "first.toml")
-    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\nclip_low = 0.2", "second.toml")
+    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\ngroups_per_step = 1", "first.toml")
+    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\ngroups_per_step = 2", "second.toml")
     monkeypatch.setenv("HORIZONRL_RL__MAX_STALENESS", "3")
-    monkeypatch.setenv("HORIZONRL_RL__CLIP_LOW", "0.3")
-    rl = RunConfig.load([first, second], ["--rl.clip_low", "0.4"]).rl
-    assert (rl.lr, rl.steps, rl.max_staleness, rl.clip_low) == (1e-6, 2, 3, 0.4)
+    monkeypatch.setenv("HORIZONRL_RL__GROUPS_PER_STEP", "3")
+    rl = RunConfig.load([first, second], ["--rl.groups_per_step", "4"]).rl
+    assert (rl.lr, rl.steps, rl.max_staleness, rl.groups_per_step) == (1e-6, 2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,10 @@ def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, m
         (["--run.name", "a.b"], r"run\.name"),
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+        (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
+        (["--eval.every=5", "--envs", '[{"id": "parity", "split": "all"}]'], r"parity trains on split all.* to train"),
+        (["--eval.every=5", "--eval.samples=64"], r"eval\.samples is 64 but actor\.slots is 32.*to 64 or more"),
+        (["--eval.every=5", "--eval.samples=4", "--eval.temperature=0"], r"all the same: set eval\.samples to 1"),
     ],
 )
 def test_a_mistake_is_one_clear_message(overrides: list[str], message: str) -> None:
@@ -64,7 +68,7 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
 
 
 def test_none_turns_an_option_off() -> None:
-    assert RunConfig.load([], ["--rl.dual_clip", "none"]).rl.dual_clip is None
+    assert RunConfig.load([], ["--loss.dual_clip", "none"]).loss.dual_clip is None
 
 
 def test_phases_follow_one_another_and_number_their_own_steps() -> None:
@@ -76,6 +80,24 @@ def test_phases_follow_one_another_and_number_their_own_steps() -> None:
         (Phase.RL, 1),
     ]
     assert config.total_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("imitation", "rl", "every", "steps"),
+    [
+        (2, 5, 2, [0, 2, 4, 6, 7]),
+        (2, 4, 2, [0, 2, 4, 6]),
+        (0, 4, 3, [0, 3, 4]),
+        (3, 0, 2, [0, 3]),
+        (3, 4, 9, [0, 3, 7]),
+        (3, 4, 0, []),
+    ],
+)
+def test_evaluations_are_due_at_the_start_of_each_phase_every_n_steps_and_at_the_end(
+    imitation: int, rl: int, every: int, steps: list[int]
+) -> None:
+    config = RunConfig.load([], [f"--imitation.steps={imitation}", f"--rl.steps={rl}", f"--eval.every={every}"])
+    assert [config.eval_step(number) for number in range(config.eval_rounds)] == steps
 
 
 def test_credit_is_the_staleness_bound_in_groups() -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from horizonrl.envs import registry
 from horizonrl.envs.check import TRIALS, CheckReport, check
 
+OPTIONS = {"transcripts": {"path": Path(__file__).with_name("transcripts.jsonl")}}
+
 
 @cache
 def report_on(env_id: str) -> CheckReport:
-    return asyncio.run(check(env_id))
+    return asyncio.run(check(env_id, OPTIONS.get(env_id)))
 
 
 @pytest.mark.parametrize("name", TRIALS)

@@ -70,12 +70,12 @@ def train(leader: Any, directory: Path) -> dict[str, Any]:
     from tests.learner.traces import make_batch, make_groups
 
     batches = (make_batch(0, traces=7), make_groups(1, groups=3, group_size=4, prompt=60))
-    stats = [leader.train_step(batch, "rl", 1e-3) for batch in batches]
+    stats = [leader.train_step(batch, 1e-3) for batch in batches]
     leader.save(directory / "checkpoint", {"cursor": 3})
-    stats += [leader.train_step(make_batch(2), "rl", 1e-3)]
+    stats += [leader.train_step(make_batch(2), 1e-3)]
     digest = leader.write_weights(directory / "weights.safetensors")
     state = leader.load(directory / "checkpoint")
-    leader.train_step(make_batch(2), "rl", 1e-3)
+    leader.train_step(make_batch(2), 1e-3)
     again = leader.write_weights(directory / "again.safetensors")
     leader.close()
     figures = {name: [getattr(s, name) for s in stats] for name in ("loss", "grad_norm", "trained_tokens", "ess")}
@@ -89,7 +89,7 @@ def resume(leader: Any, directory: Path) -> dict[str, Any]:
     state = leader.load(directory / "checkpoint")
     leader.save(directory / "again", state)
     leader.write_weights(directory / "loaded.safetensors")
-    stats = leader.train_step(make_batch(2), "rl", 1e-3)
+    stats = leader.train_step(make_batch(2), 1e-3)
     digest = leader.write_weights(directory / "resumed.safetensors")
     leader.close()
     return {"state": state, "digest": digest, "loss": stats.loss, "grad_norm": stats.grad_norm}

@@ -18,7 +18,9 @@ def turns(draw: st.DrawFn) -> Turn:
     if cut < len(output):
         spans.append(VersionSpan(version=4, lineage=0, tokens=len(output) - cut))
     logprobs = draw(st.lists(st.floats(-10, 0, width=32), min_size=len(output), max_size=len(output)))
-    return Turn(output_ids=output, logprobs=tuple(logprobs), spans=tuple(spans), observation_ids=draw(ids))
+    reward = draw(st.floats(-1, 1, width=32))
+    answer = draw(ids)
+    return Turn(output_ids=output, logprobs=tuple(logprobs), spans=tuple(spans), observation_ids=answer, reward=reward)
 
 
 episodes = st.builds(
@@ -28,9 +30,9 @@ episodes = st.builds(
 )
 
 
-@given(episodes, st.floats(-5, 5, width=32))
-def test_generated_tokens_keep_id_logprob_and_version_in_order(episode: Episode, advantage: float) -> None:
-    trace = trace_of(episode, advantage)
+@given(episodes)
+def test_generated_tokens_keep_id_logprob_version_and_turn_in_order(episode: Episode) -> None:
+    trace = trace_of(episode)
     trained = trace.mask_L
     assert tuple(trace.ids_L[trained]) == sum((turn.output_ids for turn in episode.turns), ())
     assert np.array_equal(
@@ -39,7 +41,8 @@ def test_generated_tokens_keep_id_logprob_and_version_in_order(episode: Episode,
     )
     versions = [span.version for turn in episode.turns for span in turn.spans for _ in range(span.tokens)]
     assert trace.versions_L[trained].tolist() == versions
-    assert (trace.advantages_L[trained] == np.float32(advantage)).all()
+    turns = [place for place, turn in enumerate(episode.turns) for _ in turn.output_ids]
+    assert trace.turns_L[trained].tolist() == turns
     assert trace.trained_tokens == episode.generated_tokens
 
 
@@ -48,18 +51,26 @@ def test_the_ids_are_what_the_policy_read_and_wrote(episode: Episode) -> None:
     read = episode.prompt_ids
     for turn in episode.turns[:-1]:
         read += turn.output_ids + turn.observation_ids
-    assert tuple(trace_of(episode, 1.0).ids_L) == read + episode.turns[-1].output_ids
+    assert tuple(trace_of(episode).ids_L) == read + episode.turns[-1].output_ids
 
 
 @given(episodes)
 def test_what_was_not_generated_carries_nothing(episode: Episode) -> None:
-    trace = trace_of(episode, 1.0)
+    trace = trace_of(episode)
     assert not trace.mask_L[: len(episode.prompt_ids)].any()
-    assert not trace.logprobs_L[~trace.mask_L].any() and not trace.advantages_L[~trace.mask_L].any()
+    assert not trace.logprobs_L[~trace.mask_L].any() and not trace.rewards_L[~trace.mask_L].any()
     assert (trace.versions_L[~trace.mask_L] == -1).all()
+
+
+@given(episodes)
+def test_a_turns_reward_stands_at_its_last_generated_token(episode: Episode) -> None:
+    trace = trace_of(episode)
+    for place, turn in enumerate(episode.turns):
+        rewards = trace.rewards_L[trace.turns_L == place].tolist()
+        assert rewards == [0.0] * (len(rewards) - 1) + [turn.reward]
 
 
 def test_a_batch_counts_its_trained_tokens() -> None:
     turn = Turn(output_ids=(5, 6), logprobs=(-1.0, -1.0), spans=(VersionSpan(version=0, lineage=0, tokens=2),))
     episode = Episode(index=0, prompt_ids=(1,), turns=(turn,), stop=StopReason.HORIZON)
-    assert Batch((trace_of(episode, 1.0), trace_of(episode, -1.0)), version=0).trained_tokens == 4
+    assert Batch((trace_of(episode), trace_of(episode)), version=0).trained_tokens == 4

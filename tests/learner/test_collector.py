@@ -1,5 +1,6 @@
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.broker.groups import DeadLetter, Entry
+from horizonrl.common.objective import AdvantageSection
 from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
-from horizonrl.learner.collector import Collector, Rules, Standing
+from horizonrl.learner.collector import Collector, Draft, Rules, Standing
 from horizonrl.learner.settlement import Books
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
-RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=100, max_context_tokens=64)
+RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 RL = Standing(version=5, phase=Phase.RL)
 
 
@@ -70,7 +72,8 @@ def test_broken_episodes_never_enter_the_baseline() -> None:
     without = consume(make_group(rewards=(1.0, 0.0), version=5)).batch(5)
     assert len(with_broken.traces) == 2
     for one, other in zip(with_broken.traces, without.traces, strict=True):
-        np.testing.assert_array_equal(one.advantages_L, other.advantages_L)
+        assert (one.group, other.group) == (0, 0)
+        np.testing.assert_array_equal(one.rewards_L, other.rewards_L)
 
 
 def test_a_group_delivered_twice_is_settled_once() -> None:
@@ -85,18 +88,58 @@ def test_a_group_delivered_twice_is_settled_once() -> None:
     assert collector.books.outcomes()[Kind.TRAIN].settled == 1
 
 
+@pytest.mark.parametrize(
+    ("record", "how", "evaluated"),
+    [
+        (make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL), "evaluated", 1),  # as stale and flat as it may be
+        (make_group(rewards=(None,), version=5, kind=Kind.EVAL), "evaluated", 1),
+        (make_group(version=6, kind=Kind.EVAL), "lineage", 0),
+        (Void(ticket=make_ticket(kind=Kind.EVAL), reason="late", actor="a"), "void", 0),
+        (DeadLetter("not MessagePack", "eval-00000000"), "malformed", 0),
+    ],
+)
+def test_an_eval_ticket_ends_at_once_and_takes_no_part_in_the_step(
+    record: Group | Void | DeadLetter, how: str, evaluated: int
+) -> None:
+    collector = Collector(RULES, Books())
+    end = collector.consume(Entry(1, record), RL)
+    assert end is not None
+    assert (end.sequence, end.number, end.how) == (1, 0, how)
+    outcomes = collector.books.outcomes()[Kind.EVAL]
+    assert (outcomes.settled, outcomes.evaluated) == (1, evaluated)
+    assert collector.draft == Draft()
+    assert collector.consume(Entry(2, record), RL) is None
+    assert collector.draft == Draft(repeats=0 if isinstance(record, DeadLetter) else 1)
+
+
 def test_demonstrations_are_trained_whatever_they_earned() -> None:
     standing = Standing(version=0, phase=Phase.IMITATION)
     collector = consume(make_group(kind=Kind.DEMO, rewards=(1.0,)), standing)
     (trace,) = collector.batch(0).traces
-    np.testing.assert_array_equal(trace.advantages_L, trace.mask_L.astype(np.float32))
+    assert trace.demo
 
 
-def test_a_terminal_reward_reaches_the_first_and_the_last_generated_token() -> None:
-    batch = consume(make_group(version=5)).batch(5)
-    for trace in batch.traces:
-        assert np.all(trace.advantages_L[trace.mask_L] != 0)
-        assert np.all(trace.advantages_L[~trace.mask_L] == 0)
+@pytest.mark.parametrize("kind", ["reinforce_pp", "gae", "vtrace"])
+def test_a_group_of_equal_returns_is_trained_by_a_kind_that_compares_no_siblings(kind: str) -> None:
+    rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    collector = Collector(rules, Books())
+    collector.consume(Entry(sequence=1, record=make_group(rewards=(1.0, 1.0), version=5)), RL)
+    assert len(collector.draft.admitted) == 1
+
+
+def test_cloning_by_return_drops_a_group_that_earned_nothing() -> None:
+    rules = replace(RULES, advantage=AdvantageSection(kind="return"))
+    for rewards, admitted in (((0.0, 0.0), 0), ((1.0, 1.0), 1)):
+        collector = Collector(rules, Books())
+        collector.consume(Entry(sequence=1, record=make_group(rewards=rewards, version=5)), RL)
+        assert len(collector.draft.admitted) == admitted
+
+
+def test_each_trace_knows_its_group() -> None:
+    collector = Collector(RULES, Books())
+    for number in (0, 1):
+        collector.consume(Entry(sequence=number + 1, record=make_group(number=number, version=5)), RL)
+    assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
 
 
 # The collector is a function of the log: the property behind exact resume (invariant 3).

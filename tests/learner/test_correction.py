@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,19 @@ from numpy.typing import NDArray
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.objective import WEIGHED, CorrectionSection, LossSection, Objective
 from horizonrl.learner import correction as c
-from horizonrl.learner.correction import CorrectionSettings
-from horizonrl.learner.loss import LOSSES, Behaviour, LossSettings, policy_loss, policy_stopped
+from horizonrl.learner.loss import LOSSES, Known, policy_loss, policy_stopped
+from tests.learner.knowns import known
 
 Floats = NDArray[np.float64]
 KINDS = sorted(LOSSES)
-MASKS = CorrectionSettings(
-    geometric_band=(0.8, 1.25), k3_max=0.1, veto_band=(0.3, 3.0), stale_negative_max=0.05, kind="token"
-)
+MASKS: dict[str, Any] = {
+    "geometric_band": (0.8, 1.25),
+    "k3_max": 0.1,
+    "veto_band": (0.3, 3.0),
+    "stale_negative_max": 0.05,
+}
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,12 @@ class Ragged:
     def taken(self, places: NDArray[np.int64]) -> "Ragged":
         return Ragged(*(column[places] for column in vars(self).values()))
 
-    def behaviour(self) -> Behaviour:
+    def known(self) -> Known:
         columns = (self.mu_N, self.advantages_N, self.lags_N, self.episodes_N)
-        return Behaviour(*(torch.from_numpy(np.array(column)) for column in columns))
+        return known(*(torch.from_numpy(np.array(column)) for column in columns))
 
-    def loss(self, settings: LossSettings) -> Floats:
-        loss_N = policy_loss(torch.from_numpy(self.logprobs_N), self.behaviour(), settings)
+    def loss(self, objective: Objective) -> Floats:
+        loss_N = policy_loss(torch.from_numpy(self.logprobs_N), self.known(), objective)
         return np.asarray(loss_N.numpy(), dtype=np.float64)
 
 
@@ -67,13 +72,14 @@ def by_episode(batch: Ragged, values_N: Floats, reduced: Callable[[Floats], floa
     return np.array([reduced(values_N[batch.episodes_N == episode]) for episode in batch.episodes_N])
 
 
-def oracle_weights(batch: Ragged, log_N: Floats, settings: CorrectionSettings) -> Floats:
-    if settings.kind == "token":
+def oracle_weights(batch: Ragged, log_N: Floats, objective: Objective) -> Floats:
+    kind, settings = objective.weight, objective.correction
+    if kind == "token":
         return np.minimum(np.exp(log_N), settings.token_cap)
-    if settings.kind == "sequence":
+    if kind == "sequence":
         return np.minimum(np.exp(by_episode(batch, log_N, np.sum)), settings.sequence_cap)
-    low, high = settings.icepop_band if settings.kind == "icepop" else (math.inf, -math.inf)
-    outside = 0.0 if settings.kind == "icepop" else 1.0
+    low, high = settings.icepop_band if kind == "icepop" else (math.inf, -math.inf)
+    outside = 0.0 if kind == "icepop" else 1.0
     return np.array([math.exp(log) if low <= math.exp(log) <= high else outside for log in log_N])
 
 
@@ -91,7 +97,7 @@ def oracle_masks(batch: Ragged) -> dict[str, NDArray[np.bool_]]:
     }
 
 
-def oracle_loss(batch: Ragged, settings: LossSettings, stopped_at: Ragged | None = None) -> Floats:
+def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None = None) -> Floats:
     """The losses as algorithms.md writes them; what stands under a stop-gradient is taken from `stopped_at`."""
     still = stopped_at or batch
     A, ratio_N = batch.advantages_N, np.exp(batch.logprobs_N - batch.mu_N)
@@ -100,60 +106,62 @@ def oracle_loss(batch: Ragged, settings: LossSettings, stopped_at: Ragged | None
     def clipped(value_N: Floats, low: float, high: float) -> Floats:
         return np.minimum(value_N * A, np.clip(value_N, 1 - low, 1 + high) * A)
 
-    if settings.kind == "ppo":
+    if objective.loss.kind == "ppo":
         objective_N = clipped(ratio_N, 0.2, 0.28)
         return -np.where(A < 0, np.maximum(objective_N, 3 * A), objective_N)
-    if settings.kind == "dppo":
+    if objective.loss.kind == "dppo":
         moved_N = np.exp(still.logprobs_N) - np.exp(still.mu_N)
         out_N = ((A > 0) & (moved_N > 0.2)) | ((A <= 0) & (moved_N < -0.2))
         return -np.where(out_N, 0, ratio_N * A) + 1e-3 * np.log(ratio_N) ** 2
-    if settings.kind == "cispo":
+    if objective.loss.kind == "cispo":
         return -np.minimum(np.exp(still_log_N), 5) * A * batch.logprobs_N
-    if settings.kind == "gspo":
+    if objective.loss.kind == "gspo":
         return -clipped(np.exp(by_episode(batch, np.log(ratio_N), np.mean)), 3e-4, 4e-4)
-    if settings.kind == "reinforce":
-        return -oracle_weights(still, still_log_N, settings.correction) * A * batch.logprobs_N
+    if objective.loss.kind == "reinforce":
+        return -oracle_weights(still, still_log_N, objective) * A * batch.logprobs_N
     alpha_N = np.array([1.0 if lag == 0 else (lag - 1) / lag for lag in batch.lags_N])
     proximal_N = still.mu_N + alpha_N * still_log_N
-    weight_N = oracle_weights(still, proximal_N - still.mu_N, settings.correction)
+    weight_N = oracle_weights(still, proximal_N - still.mu_N, objective)
     return -weight_N * clipped(np.exp(batch.logprobs_N - proximal_N), 0.2, 0.28)
 
 
-def settings_for(kind: str, weight: str | None = "token") -> LossSettings:
-    return LossSettings(kind=kind, correction=CorrectionSettings(kind=weight))  # type: ignore[arg-type]
+def objective_for(kind: str, weight: str | None = "token", **correction: Any) -> Objective:
+    """The loss of a kind, with the weight where it may have one, and π_prox interpolated."""
+    weighed = weight if kind in WEIGHED else None
+    section = CorrectionSection(kind=weighed, proximal="interpolated", **correction)  # type: ignore[arg-type]
+    return Objective(loss=LossSection(kind=kind), correction=section)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("weight", ["token", "sequence", "icepop", None])
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=ragged())
 def test_every_loss_equals_the_oracle(kind: str, weight: str | None, batch: Ragged) -> None:
-    settings = settings_for(kind, weight)
-    assert_allclose(batch.loss(settings), oracle_loss(batch, settings), rtol=1e-9, atol=1e-12)
+    objective = objective_for(kind, weight)
+    assert_allclose(batch.loss(objective), oracle_loss(batch, objective), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mask", ["geometric_band", "k3_max", "veto_band", "stale_negative_max", "all"])
 @given(batch=ragged())
 def test_every_mask_equals_the_oracle(mask: str, batch: Ragged) -> None:
     oracle = oracle_masks(batch)
-    chosen = MASKS if mask == "all" else CorrectionSettings(**{mask: getattr(MASKS, mask)})
     kept_N = np.logical_and.reduce(list(oracle.values())) if mask == "all" else oracle[mask]
-    settings = LossSettings(kind="cispo", correction=chosen)
-    assert_allclose(batch.loss(settings), np.where(kept_N, oracle_loss(batch, settings), 0), rtol=1e-9, atol=1e-12)
-    stopped_N = policy_stopped(torch.from_numpy(batch.logprobs_N), batch.behaviour(), settings)
+    objective = objective_for("cispo", None, **MASKS if mask == "all" else {mask: MASKS[mask]})
+    assert_allclose(batch.loss(objective), np.where(kept_N, oracle_loss(batch, objective), 0), rtol=1e-9, atol=1e-12)
+    stopped_N = policy_stopped(torch.from_numpy(batch.logprobs_N), batch.known(), objective)
     assert stopped_N.tolist() == (~kept_N).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=ragged())
 def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(kind: str, batch: Ragged) -> None:
-    settings, step = settings_for(kind), 1e-6
+    objective, step = objective_for(kind), 1e-6
     logprobs_N = torch.from_numpy(batch.logprobs_N.copy()).requires_grad_()
-    policy_loss(logprobs_N, batch.behaviour(), settings).sum().backward()
+    policy_loss(logprobs_N, batch.known(), objective).sum().backward()
     assert logprobs_N.grad is not None
     for place in range(len(batch.logprobs_N)):
         nudge_N = step * (np.arange(len(batch.logprobs_N)) == place)
         sides = [
-            (oracle_loss(replace(batch, logprobs_N=batch.logprobs_N + sign * nudge_N), settings, batch)).sum()
+            (oracle_loss(replace(batch, logprobs_N=batch.logprobs_N + sign * nudge_N), objective, batch)).sum()
             for sign in (1, -1, 0)
         ]
         forward, backward = (sides[0] - sides[2]) / step, (sides[2] - sides[1]) / step
@@ -167,17 +175,17 @@ def test_the_gradient_equals_finite_differences_with_the_stopped_parts_held(kind
 @given(batch=ragged(), seed=st.integers(0, 1000))
 def test_a_permutation_of_the_tokens_permutes_the_loss(kind: str, batch: Ragged, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(batch.mu_N))
-    settings = replace(settings_for(kind, "sequence"), correction=replace(MASKS, kind="sequence"))
-    assert_allclose(batch.taken(order).loss(settings), batch.loss(settings)[order], rtol=1e-9, atol=1e-12)
+    objective = objective_for(kind, "sequence", **MASKS)
+    assert_allclose(batch.taken(order).loss(objective), batch.loss(objective)[order], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(batch=ragged(), at=st.integers(0, 6))
 def test_a_split_between_episodes_changes_no_loss(kind: str, batch: Ragged, at: int) -> None:
-    settings = replace(settings_for(kind), correction=replace(MASKS, kind="sequence"))
+    objective = objective_for(kind, "sequence", **MASKS)
     parts = [batch.taken(np.flatnonzero(side)) for side in (batch.episodes_N < at, batch.episodes_N >= at)]
     assert_allclose(
-        np.concatenate([part.loss(settings) for part in parts]), batch.loss(settings), rtol=1e-9, atol=1e-12
+        np.concatenate([part.loss(objective) for part in parts]), batch.loss(objective), rtol=1e-9, atol=1e-12
     )
 
 
@@ -203,39 +211,50 @@ def test_masks_by_hand() -> None:
 
 def test_gspo_stops_a_whole_good_episode_that_has_gained_enough() -> None:
     batch = Ragged(np.log([0.6, 0.2]), np.log([0.3, 0.2]), np.ones(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
-    assert batch.loss(settings_for("gspo")).tolist() == pytest.approx([-1.0004, -1.0004])
-    assert policy_stopped(torch.from_numpy(batch.logprobs_N), batch.behaviour(), settings_for("gspo")).all()
+    assert batch.loss(objective_for("gspo")).tolist() == pytest.approx([-1.0004, -1.0004])
+    assert policy_stopped(torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")).all()
 
 
 def test_one_version_behind_the_proximal_policy_is_the_behaviour_policy() -> None:
     zero = np.zeros(1, np.int64)
     one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + 1, zero)
-    assert one.loss(settings_for("decoupled_ppo")).tolist() == pytest.approx([-1.28])
+    assert one.loss(objective_for("decoupled_ppo")).tolist() == pytest.approx([-1.28])
     fresh = replace(one, lags_N=zero)
-    assert fresh.loss(settings_for("decoupled_ppo")).tolist() == pytest.approx([-2.0])
+    assert fresh.loss(objective_for("decoupled_ppo")).tolist() == pytest.approx([-2.0])
+
+
+def test_with_one_update_the_exact_proximal_policy_is_the_policy_itself() -> None:
+    zero = np.zeros(1, np.int64)
+    one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + 1, zero)
+    exact = Objective(loss=LossSection(kind="decoupled_ppo"))
+    assert one.loss(exact).tolist() == pytest.approx([-2.0])  # ρ = 1, w = min(0.6/0.3, 2)
+    several = Objective(loss=LossSection(kind="decoupled_ppo", epochs=2))
+    logprobs_N, proximal_N = torch.tensor([0.6]).log(), torch.tensor([0.4]).log()
+    loss_N = policy_loss(logprobs_N, replace(one.known(), proximal_N=proximal_N), several)
+    assert loss_N.tolist() == pytest.approx([-(0.4 / 0.3) * 1.28])  # ρ = 1.5 is clipped
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_micro_batch_without_tokens_has_no_loss(kind: str) -> None:
     nothing, none = np.empty(0), np.empty(0, np.int64)
     empty = Ragged(nothing, nothing, nothing, none, none)
-    assert empty.loss(LossSettings(kind=kind, correction=MASKS)).size == 0
+    assert empty.loss(objective_for(kind, "token", **MASKS)).size == 0
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dppo", "cispo", "gspo"])
 def test_a_weight_on_a_ratio_that_has_it_already_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match="would count it twice: leave correction at auto"):
-        RunConfig.load([], ["--rl.loss", kind, "--rl.correction", "icepop"])
+    with pytest.raises(ConfigError, match=r"would count it twice: leave correction\.kind at auto"):
+        RunConfig.load([], ["--loss.kind", kind, "--correction.kind", "icepop"])
 
 
 def test_the_default_weight_follows_the_loss() -> None:
-    weights = {kind: RunConfig.load([], ["--rl.loss", kind]).rl.weight for kind in KINDS}
+    weights = {kind: RunConfig.load([], ["--loss.kind", kind]).objective.weight for kind in KINDS}
     assert weights == dict.fromkeys(KINDS) | {"reinforce": "token", "decoupled_ppo": "token"}
-    assert RunConfig.load([], ["--rl.loss", "reinforce", "--rl.correction", "none"]).rl.weight is None
+    assert RunConfig.load([], ["--loss.kind", "reinforce", "--correction.kind", "none"]).objective.weight is None
 
 
 def test_bounds_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ConfigError, match="bounds the ratio of loss ppo only"):
-        RunConfig.load([], ["--rl.loss", "gspo", "--rl.importance_cap", "2"])
+    with pytest.raises(ConfigError, match="bounds the ratio of ppo only"):
+        RunConfig.load([], ["--loss.kind", "gspo", "--loss.importance_cap", "2"])
     with pytest.raises(ConfigError, match="give the lower bound first"):
-        RunConfig.load([], ["--rl.geometric_band", "[1.01, 0.99]"])
+        RunConfig.load([], ["--correction.geometric_band", "[1.01, 0.99]"])

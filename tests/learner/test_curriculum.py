@@ -1,8 +1,10 @@
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind
 from horizonrl.learner.curriculum import Curriculum, Source
 
@@ -36,3 +38,11 @@ def test_environments_are_drawn_by_weight() -> None:
     curriculum = Curriculum(0, [CRAFT, GRID])
     drawn = Counter(curriculum.task(Kind.TRAIN, number).env_id for number in range(2000))
     assert 0.70 < drawn["textcraft"] / 2000 < 0.80
+
+
+def test_a_source_of_other_kinds_changes_no_draw() -> None:
+    demos = Source("transcripts", ("a", "b"), 5.0, (Kind.DEMO,))
+    alone, beside = Curriculum(0, [CRAFT, GRID]), Curriculum(0, [CRAFT, demos, GRID])
+    assert [alone.task(Kind.TRAIN, n) for n in range(100)] == [beside.task(Kind.TRAIN, n) for n in range(100)]
+    with pytest.raises(ConfigError, match="no environment has 'eval' among its kinds"):
+        Curriculum(0, [demos]).task(Kind.EVAL, 0)

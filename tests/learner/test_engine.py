@@ -1,5 +1,6 @@
 """DeepSpeedEngine on the tiny model, alone in this process."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,19 +14,29 @@ from safetensors.torch import load_file, save_file
 
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError, ConfigError, RunFailed
+from horizonrl.common.objective import (
+    AdvantageSection,
+    CorrectionSection,
+    CriticSection,
+    LossSection,
+    Objective,
+    ReferenceSection,
+)
 from horizonrl.learner import shards
 from horizonrl.learner.batch import Batch
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
-from horizonrl.learner.loss import LossSettings
 from horizonrl.learner.model import load_language_model
 from tests.learner.ranks_program import run_program
-from tests.learner.traces import make_batch, make_groups
+from tests.learner.traces import demonstrations, make_batch, make_groups
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.filterwarnings("ignore::FutureWarning:torch.distributed"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
 ]
+
+RETURNS = Objective(advantage=AdvantageSection(kind="return"))
+"""Every token's advantage is its episode's return: a step can be computed by hand."""
 
 StartEngine = Callable[..., DeepSpeedEngine]
 
@@ -36,7 +47,7 @@ def start(tiny_model: Path) -> Iterator[StartEngine]:
     engines: list[DeepSpeedEngine] = []
 
     def start_engine(**settings: Any) -> DeepSpeedEngine:
-        engines.append(DeepSpeedEngine(EngineSettings(model_dir=tiny_model, **settings)))
+        engines.append(DeepSpeedEngine(EngineSettings(**{"model_dir": tiny_model, "objective": RETURNS} | settings)))
         return engines[-1]
 
     yield start_engine
@@ -61,7 +72,7 @@ def reference_step(model_dir: Path, batch: Batch, lr: float) -> tuple[float, flo
         ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
         scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
         for at in np.flatnonzero(trace.mask_L):
-            A = float(trace.advantages_L[at])
+            A = float(trace.rewards_L.sum())
             r = (scores_LV[at - 1, ids_L[at]] - float(trace.logprobs_L[at])).exp()
             surrogate = torch.minimum(r * A, r.clamp(0.8, 1.28) * A)
             loss = loss - (torch.maximum(surrogate, torch.tensor(3 * A)) if A < 0 else surrogate)
@@ -82,7 +93,7 @@ def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_pat
     batch = make_batch()
     engine = start(zero_stage=zero_stage, micro_batch_tokens=128)
     before = weights_of(engine, tmp_path / "before")
-    stats = engine.train_step(batch, "rl", lr=1e-2)
+    stats = engine.train_step(batch, lr=1e-2)
     loss, grad_norm, after = reference_step(tiny_model, batch, lr=1e-2)
     assert stats.loss == pytest.approx(loss, abs=5e-3)
     assert stats.grad_norm == pytest.approx(grad_norm, rel=2e-2)
@@ -95,7 +106,7 @@ def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, t
     batch = make_batch(traces=8)
     whole, cut = start(micro_batch_tokens=2048), start(micro_batch_tokens=60)
     before = weights_of(whole, tmp_path / "before")
-    stats, stats_cut = whole.train_step(batch, "rl", 1e-2), cut.train_step(batch, "rl", 1e-2)
+    stats, stats_cut = whole.train_step(batch, 1e-2), cut.train_step(batch, 1e-2)
     for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
         assert getattr(stats_cut, name) == pytest.approx(getattr(stats, name), rel=1e-2, abs=1e-3), name
     assert stats.trained_tokens == stats_cut.trained_tokens == batch.trained_tokens
@@ -107,7 +118,7 @@ def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_pat
     batch = make_groups(0, groups=2, group_size=4, prompt=100)
     sharing, plain = start(zero_stage=1), start(zero_stage=3)  # stage 3 never shares
     before = weights_of(plain, tmp_path / "before")
-    stats, stats_plain = sharing.train_step(batch, "rl", 1e-2), plain.train_step(batch, "rl", 1e-2)
+    stats, stats_plain = sharing.train_step(batch, 1e-2), plain.train_step(batch, 1e-2)
     for name in ("loss", "grad_norm", "entropy", "kl", "logprob_gap", "importance_mean", "ess"):
         assert getattr(stats, name) == pytest.approx(getattr(stats_plain, name), rel=1e-2, abs=1e-3), name
     deltas = [weights_of(engine, tmp_path / "after") - before for engine in (sharing, plain)]
@@ -116,23 +127,23 @@ def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_pat
 
 def test_gradient_checkpointing_changes_only_the_memory(start: StartEngine, tmp_path: Path) -> None:
     engines = [start(gradient_checkpointing=checkpointing) for checkpointing in (False, True)]
-    plain, checkpointed = (engine.train_step(make_batch(), "rl", 1e-3) for engine in engines)
+    plain, checkpointed = (engine.train_step(make_batch(), 1e-3) for engine in engines)
     assert checkpointed.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
 
 
 def test_observation_tokens_give_no_gradient(start: StartEngine) -> None:
-    traces = [replace(trace, advantages_L=(~trace.mask_L).astype(np.float32)) for trace in make_batch().traces]
-    assert start().train_step(Batch(tuple(traces), 1), "rl", 1e-3).grad_norm == 0.0
+    traces = [replace(trace, rewards_L=(~trace.mask_L).astype(np.float32)) for trace in make_batch().traces]
+    assert start().train_step(Batch(tuple(traces), 1), 1e-3).grad_norm == 0.0
 
 
 def test_imitation_learns_a_sequence_by_heart(start: StartEngine) -> None:
     engine, batch = start(), make_batch(traces=2)
-    losses = [engine.train_step(batch, "imitation", 5e-3).loss for _ in range(8)]
+    losses = [engine.train_step(demonstrations(batch), 5e-3).loss for _ in range(8)]
     assert losses[-1] < 0.6 * losses[0]
 
 
 def test_imitation_leaves_out_what_it_cannot_measure(start: StartEngine) -> None:
-    stats = start().train_step(make_batch(), "imitation", 1e-3)
+    stats = start().train_step(demonstrations(make_batch()), 1e-3)
     assert stats.trained_tokens == make_batch().trained_tokens and stats.entropy > 0
     assert all(math.isnan(getattr(stats, name)) for name in ("kl", "logprob_gap", "importance_mean", "ess"))
 
@@ -145,9 +156,7 @@ def test_a_policy_that_scores_its_own_samples_has_no_gap(start: StartEngine, tin
             scores_LV = lm(input_ids=torch.from_numpy(trace.ids_L)[None].long()).logits[0].float().log_softmax(-1)
         mu_L = scores_LV[:-1].gather(1, torch.from_numpy(trace.ids_L).long()[1:, None])[:, 0].numpy()
         traces.append(replace(trace, logprobs_L=np.where(trace.mask_L, np.concatenate([[0], mu_L]), 0)))
-    stats = start().train_step(
-        Batch(tuple(replace(t, versions_L=t.versions_L.clip(max=1)) for t in traces), 1), "rl", 0
-    )
+    stats = start().train_step(Batch(tuple(replace(t, versions_L=t.versions_L.clip(max=1)) for t in traces), 1), 0.0)
     assert stats.logprob_gap < 0.05 and stats.logprob_gap_fresh < 0.05
     assert stats.ess > 0.99 and stats.importance_mean == pytest.approx(1.0, abs=0.02)
 
@@ -160,7 +169,7 @@ def test_the_gap_at_an_earlier_version_is_measured_with_that_versions_weights(
     mask_L = trace.mask_L
     batch = Batch((replace(trace, versions_L=np.where(mask_L, 3, -1).astype(np.int32)),), version=3)
     engine.write_weights(tmp_path / "v3")
-    measured = engine.train_step(batch, "rl", lr=1e-2).logprob_gap_fresh
+    measured = engine.train_step(batch, lr=1e-2).logprob_gap_fresh
     assert engine.gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(measured, rel=1e-3)
     engine.write_weights(tmp_path / "v4")
     assert engine.gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(measured, rel=1e-2)
@@ -169,7 +178,7 @@ def test_the_gap_at_an_earlier_version_is_measured_with_that_versions_weights(
 def test_without_learning_rate_the_weights_stay(start: StartEngine, tmp_path: Path) -> None:
     engine = start()
     first = engine.write_weights(tmp_path / "first")
-    engine.train_step(make_batch(), "rl", 0.0)
+    engine.train_step(make_batch(), 0.0)
     assert engine.write_weights(tmp_path / "second") == first
 
 
@@ -185,35 +194,131 @@ def test_the_weights_file_has_hugging_face_names_and_its_own_digest(
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(start: StartEngine) -> None:
-    traces = [replace(trace, advantages_L=np.full_like(trace.advantages_L, np.nan)) for trace in make_batch().traces]
+    traces = [replace(trace, rewards_L=np.full_like(trace.rewards_L, np.nan)) for trace in make_batch().traces]
     with pytest.raises(RunFailed, match="resume from the last checkpoint"):
-        start().train_step(Batch(tuple(traces), 1), "rl", 1e-3)
+        start().train_step(Batch(tuple(traces), 1), 1e-3)
 
 
 def test_a_batch_that_trains_nothing_is_refused(start: StartEngine) -> None:
     with pytest.raises(ValueError, match="without trained tokens"):
-        start().train_step(Batch((), 0), "rl", 1e-3)
+        start().train_step(Batch((), 0), 1e-3)
 
 
 def test_a_trace_over_the_budget_is_refused(start: StartEngine) -> None:
     with pytest.raises(ConfigError, match="micro_batch_tokens"):
-        start(micro_batch_tokens=10).train_step(make_batch(), "rl", 1e-3)
+        start(micro_batch_tokens=10).train_step(make_batch(), 1e-3)
 
 
 def test_the_trust_region_is_the_settings_one(start: StartEngine) -> None:
     traces = [replace(t, logprobs_L=np.where(t.mask_L, -30, 0).astype(np.float32)) for t in make_batch().traces]
-    stats = start(loss=LossSettings(dual_clip=3.0)).train_step(Batch(tuple(traces), 1), "rl", 1e-3)
-    assert stats.clip_share == 1.0 and stats.grad_norm == 0.0
+    for dual_clip, stopped in ((3.0, 1.0), (None, None)):
+        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(dual_clip=dual_clip)))
+        stats = engine.train_step(Batch(tuple(traces), 1), 1e-3)
+        assert (stats.clip_share == 1.0 and stats.grad_norm == 0.0) is (stopped is not None)
+
+
+GAE = Objective(advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2))
+KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_critic_learns_and_its_state_is_resumed_bit_for_bit(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
+    engine, resumed = (start(zero_stage=zero_stage, objective=GAE) for _ in range(2))
+    errors = [engine.train_step(make_batch(), 0.0).value_error for _ in range(6)]
+    assert errors[-1] < 0.7 * errors[0]
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.train_step(make_batch(7), 1e-3)
+    resumed.load(tmp_path / "checkpoint")
+    seen = []
+    for each in (engine, resumed):
+        stats = each.train_step(make_batch(1), 1e-3)
+        seen.append((stats.value_error, stats.loss, each.write_weights(tmp_path / "weights")))
+    assert seen[0] == seen[1]
+
+
+def test_the_critic_leaves_the_weights_that_actors_get_as_they_are(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(objective=GAE)
+    first = engine.write_weights(tmp_path / "first")
+    engine.train_step(make_batch(), 0.0)
+    assert engine.write_weights(tmp_path / "second") == first
+
+
+def test_the_reference_is_the_policy_at_the_start_of_rl(start: StartEngine) -> None:
+    engine = start(objective=KL)
+    engine.train_step(demonstrations(make_batch()), 1e-2)
+    kls = [engine.train_step(make_batch(seed, version=1 + seed), 1e-2).reference_kl for seed in range(3)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6) and min(kls[1:]) > 1e-3
+
+
+def test_the_reference_moves_forward_when_asked(start: StartEngine) -> None:
+    moving = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1, refresh_every=2))
+    engine = start(objective=moving)
+    kls = [engine.train_step(make_batch(seed, version=seed), 1e-2).reference_kl for seed in range(4)]
+    assert [kl > 1e-3 for kl in kls] == [False, True, False, True]
+
+
+def test_the_reference_is_resumed_bit_for_bit(start: StartEngine, tmp_path: Path) -> None:
+    engine, resumed = start(objective=KL), start(objective=KL)
+    for seed in (0, 1):
+        engine.train_step(make_batch(seed), 1e-2)
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.load(tmp_path / "checkpoint")
+    kls = {each.train_step(make_batch(2), 1e-2).reference_kl for each in (engine, resumed)}
+    assert len(kls) == 1 and min(kls) > 1e-3
+
+
+def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) -> None:
+    one, several = start(), start(objective=Objective(loss=LossSection(minibatches=2, epochs=2)))
+    counts = []
+    for at, engine in enumerate((one, several)):
+        engine.train_step(make_batch(), 1e-3)
+        engine.save(tmp_path / f"{at}", {})
+        counts.append(json.loads((tmp_path / f"{at}" / "engine.json").read_text())["optimizer_steps"])
+    assert counts == [1, 4]
+
+
+def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(start: StartEngine) -> None:
+    """With the exact proximal policy ρ leaves 1 only by the updates before; on-policy a first one stops nothing."""
+    loss = LossSection(kind="decoupled_ppo", epochs=4, clip_low=1e-3, clip_high=1e-3)
+    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=loss))
+    assert engine.train_step(make_batch(), 0.0).clip_share == 0.0
+    assert engine.train_step(make_batch(), 1e-2).clip_share > 0.1
+
+
+def test_the_entropy_bonus_raises_the_entropy(start: StartEngine) -> None:
+    quiet = [replace(trace, rewards_L=np.zeros_like(trace.rewards_L)) for trace in make_batch().traces]
+    engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(entropy=1.0)))
+    entropies = [engine.train_step(Batch(tuple(quiet), 1), 1e-3).entropy for _ in range(4)]
+    assert entropies[-1] > entropies[0] + 0.01
+
+
+def test_a_low_effective_sample_size_lowers_the_learning_rate(start: StartEngine, tmp_path: Path) -> None:
+    lengths = []
+    for scaled in (False, True):
+        engine = start(objective=Objective(advantage=RETURNS.advantage, correction=CorrectionSection(ess_lr=scaled)))
+        before = weights_of(engine, tmp_path / "before")
+        ess = engine.train_step(make_batch(), 1e-2).ess
+        lengths.append(float((weights_of(engine, tmp_path / "after") - before).norm()))
+    assert lengths[1] / lengths[0] == pytest.approx(math.sqrt(ess), rel=0.05)
+
+
+def test_demonstrations_may_stand_beside_episodes(start: StartEngine) -> None:
+    batch = make_batch()
+    mixed = replace(batch, traces=tuple(replace(t, demo=at % 2 == 0) for at, t in enumerate(batch.traces)))
+    stats = start(objective=Objective()).train_step(mixed, 1e-3)
+    assert stats.trained_tokens == batch.trained_tokens and math.isfinite(stats.ess)
 
 
 def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(
     start: StartEngine, tiny_model: Path, tmp_path: Path
 ) -> None:
-    engine = start(micro_batch_tokens=128)
+    engine = start(micro_batch_tokens=128, objective=Objective())
     for seed in (0, 1):
-        engine.train_step(make_batch(seed), "rl", 1e-3)
+        engine.train_step(make_batch(seed), 1e-3)
     engine.save(tmp_path / "checkpoint", {"cursor": 7})
-    engine.train_step(make_batch(2), "rl", 1e-3)
+    engine.train_step(make_batch(2), 1e-3)
     digest = engine.write_weights(tmp_path / "weights.safetensors")
     (resumed,) = run_program("resume", tiny_model, tmp_path, ranks=1)
     assert resumed["state"] == {"cursor": 7}
@@ -225,39 +330,39 @@ def test_at_every_stage_a_resumed_engine_goes_on_bit_for_bit(
     start: StartEngine, tmp_path: Path, zero_stage: int
 ) -> None:
     engine, resumed = start(zero_stage=zero_stage), start(zero_stage=zero_stage)
-    engine.train_step(make_batch(0), "rl", 1e-3)
+    engine.train_step(make_batch(0), 1e-3)
     engine.save(tmp_path / "checkpoint", {})
     digests = [engine.write_weights(tmp_path / "weights")]
-    engine.train_step(make_batch(1), "rl", 1e-3)
+    engine.train_step(make_batch(1), 1e-3)
     digests.append(engine.write_weights(tmp_path / "weights"))
-    resumed.train_step(make_batch(7), "rl", 1e-3)  # leaves nothing behind
+    resumed.train_step(make_batch(7), 1e-3)  # leaves nothing behind
     resumed.load(tmp_path / "checkpoint")
     digests_resumed = [resumed.write_weights(tmp_path / "weights")]
-    resumed.train_step(make_batch(1), "rl", 1e-3)
+    resumed.train_step(make_batch(1), 1e-3)
     assert [*digests_resumed, resumed.write_weights(tmp_path / "weights")] == digests
 
 
 def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_path: Path) -> None:
     engines = [start(zero_stage=zero_stage) for zero_stage in (1, 2, 3, 0)]
-    engines[0].train_step(make_batch(0), "rl", 1e-3)
+    engines[0].train_step(make_batch(0), 1e-3)
     engines[0].save(tmp_path / "0", {})
     for at, engine in enumerate(engines[1:]):
         engine.load(tmp_path / f"{at}")
         engine.save(tmp_path / f"{at + 1}", {})
     assert files_of(tmp_path / "3") == files_of(tmp_path / "0")
     assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
-    norms = [engine.train_step(make_batch(1), "rl", 1e-3).grad_norm for engine in engines]
+    norms = [engine.train_step(make_batch(1), 1e-3).grad_norm for engine in engines]
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-2)
 
 
 def test_a_checkpoint_from_before_the_first_step_can_be_loaded(start: StartEngine, tmp_path: Path) -> None:
     engine, resumed = start(), start()
     engine.save(tmp_path / "checkpoint", {})
-    resumed.train_step(make_batch(7), "rl", 1e-3)
+    resumed.train_step(make_batch(7), 1e-3)
     resumed.load(tmp_path / "checkpoint")
     digests = set()
     for each in (engine, resumed):
-        each.train_step(make_batch(0), "rl", 1e-3)
+        each.train_step(make_batch(0), 1e-3)
         digests.add(each.write_weights(tmp_path / "weights"))
     assert len(digests) == 1
 
@@ -267,7 +372,7 @@ def test_a_checkpoint_is_plain_files_of_limited_size(
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
     engine = start()
-    engine.train_step(make_batch(), "rl", 1e-3)
+    engine.train_step(make_batch(), 1e-3)
     engine.save(tmp_path, {})
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["engine.json", *(f"training-{number:05d}.safetensors" for number in range(5))]

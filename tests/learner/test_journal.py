@@ -2,12 +2,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.types import Phase, PolicyVersion
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import DropReason, Phase, PolicyVersion, StopReason, Task
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.collector import Draft, Drop
 from horizonrl.learner.journal import Journal
-from horizonrl.learner.report import StepTimes, metrics_line
-from tests.records import make_group
+from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
+from tests.records import make_episode, make_group, make_turn
 
 NAN = float("nan")
 STATS = StepStats(
@@ -22,6 +23,8 @@ STATS = StepStats(
     importance_mean=1.0,
     importance_max=1.2,
     ess=0.99,
+    reference_kl=NAN,
+    value_error=NAN,
     trained_tokens=100,
     compute_s=2.0,
 )
@@ -37,12 +40,14 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
     for step in range(1, 6):
         journal.write_ledger({"step": step})
         journal.write_metrics({"step": step})
+        journal.write_evaluation({"step": step - 1, "settled_step": step})
         journal.write_episodes(step, [make_group(step)])
     with (tmp_path / "ledger.jsonl").open("a") as file:
         file.write('{"step": 3, "cut')
     journal.rewind(3)
     assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2, 3]
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert [line["settled_step"] for line in lines(tmp_path / "evals.jsonl")] == [1, 2, 3]
     assert [path.stem for path in sorted((tmp_path / "episodes").iterdir())] == [f"step-{n:06d}" for n in (1, 2, 3)]
 
 
@@ -69,3 +74,36 @@ def test_what_was_not_measured_is_null_rather_than_nan() -> None:
     assert line["logprob_gap_fresh"] is None
     assert line["success_rate"] is None
     json.dumps(line, allow_nan=False)
+
+
+def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() -> None:
+    whole = make_group(0, rewards=(1.0, 0.0))  # two turns each, of 3 and 1 tokens
+    broke = make_episode(1, make_turn((5, 6)), stop=StopReason.ENV_ERROR)
+    half = make_group(1, rewards=(0.0, None))
+    half = half.model_copy(
+        update={
+            "ticket": half.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go"), "horizon_turns": 9}),
+            "episodes": (half.episodes[0], broke),
+        }
+    )
+    draft = Draft(
+        admitted=[(1, whole)], consumed=[whole, half], dropped=[Drop(2, "train-00000001", DropReason.TOO_FEW_VALID)]
+    )
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), draft, STATS, TIMES)
+    assert (line["environment_steps"], line["generated_tokens"]) == (4 + 2 + 1, 8 + 4 + 2)
+    assert line["generated_tokens_per_s"] == (8 + 4) / 5, "the valid ones' alone"
+    assert line["horizons"] == {"babyai": 9, "textcraft": 4}
+    assert line["environments"]["babyai"] == {
+        "episodes": 2,
+        "success_rate": 0.0,
+        "reward_mean": 0.0,
+        "turns_mean": 2.0,
+        "truncated_share": 0.0,
+        "environment_steps": 3,
+        "generated_tokens": 6,
+    }
+    metrics = Metrics()
+    for _ in range(2):
+        mirror_metrics(metrics, line, draft)
+    assert metrics.value("environment_steps_total", env="babyai") == 6
+    assert metrics.value("generated_tokens_total") == 28

@@ -13,9 +13,10 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress
+from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
 from horizonrl.ops.rundir import read_lines
-from tests.learner.world import MortalTransport, World, played
+from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
 
 
@@ -23,14 +24,45 @@ def survive(world: World) -> World:
     async def scenario() -> None:
         await world.run()
         await world.check()
+        for line in world.evals():
+            assert line["version"] >= world.config.eval_step(int(line["ends"][0][1].removeprefix("eval-")) // 3)
 
     asyncio.run(scenario())
     return world
 
 
-def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path) -> None:
-    world = survive(World(tmp_path))
+ADAPTIVE = ("--horizon.kind=adaptive",)
+CLONING = ("--rl.demos_per_step=3", "--rl.publish_every=2")
+
+
+@pytest.mark.parametrize("overrides", [(), ADAPTIVE])
+def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    world = survive(World(tmp_path, overrides=overrides))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
+
+
+def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, overrides=EVALUATING))
+    evals = sorted(world.evals(), key=lambda line: line["version"])
+    assert [line["version"] for line in evals] == [0, 2, 4, 6, 7]
+    assert all(line["newest_version"] >= min(line["version"] + 4, 7) for line in evals)
+    assert [(line["phase"], line["phase_step"]) for line in evals][:3] == [("imitation", 0), ("rl", 0), ("rl", 2)]
+    best = Best(world.config.run_dir / "best").read()
+    assert best is not None
+    assert best["version"] == max(evals, key=lambda line: (line["success_rate"], line["version"]))["version"] == 2
+
+
+def test_demonstrations_stand_beside_the_groups_of_rl_in_their_share(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, overrides=CLONING))
+    in_rl = [[ticket.partition("-")[0] for _, ticket in line["trained"]] for line in world.ledger()[2:]]
+    assert [kinds.count("train") for kinds in in_rl] == [2] * 5
+    assert 10 <= sum(kinds.count("demo") for kinds in in_rl) <= 15
+    assert not any("phase" in drop for line in world.ledger() for drop in line["dropped"])
+
+
+@pytest.mark.parametrize("role", ["learner", "controller"])
+def test_a_run_with_demonstrations_in_rl_survives_too(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=13, overrides=CLONING)
 
 
 ROLES = ("learner", "controller", "actor")
@@ -51,16 +83,30 @@ def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(tmp_path: 
     cancel_everywhere(tmp_path, role, stride=7)
 
 
+@pytest.mark.parametrize("role", ["learner", "controller"])
+def test_an_adaptive_horizon_grows_once_and_at_the_same_step_whoever_is_cancelled(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=9, overrides=ADAPTIVE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_may_be_cancelled_in_any_request_to_the_broker(tmp_path: Path, role: str) -> None:
-    cancel_everywhere(tmp_path, role, stride=1)
+def test_a_role_may_be_cancelled_in_any_thirteenth_request_of_a_run_with_evaluations(tmp_path: Path, role: str) -> None:
+    cancel_everywhere(tmp_path, role, stride=13, overrides=EVALUATING)
 
 
-def cancel_everywhere(tmp_path: Path, role: str, stride: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [(), EVALUATING], ids=["", "evaluating"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_may_be_cancelled_in_any_request_to_the_broker(
+    tmp_path: Path, role: str, overrides: tuple[str, ...]
+) -> None:
+    cancel_everywhere(tmp_path, role, stride=1, overrides=overrides)
+
+
+def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = ()) -> None:
     """Cancel a role before its first request, after it, before its second, ... until a run makes fewer requests."""
     for place in itertools.count(step=stride):
-        world = survive(World(tmp_path / str(place), deaths={role: [place]}))
+        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides))
         if world.lives[role] == 1:
             break
     assert place > 20
@@ -70,7 +116,14 @@ lives = st.lists(st.integers(0, 150), max_size=4)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(learner=lives, controller=lives, actor=lives, seed=st.integers(0, 999), faults=st.sampled_from([0.0, 0.3]))
+@given(
+    learner=lives,
+    controller=lives,
+    actor=lives,
+    seed=st.integers(0, 999),
+    faults=st.sampled_from([0.0, 0.3]),
+    overrides=st.sampled_from([(), ADAPTIVE, EVALUATING]),
+)
 def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     tmp_path_factory: pytest.TempPathFactory,
     learner: list[int],
@@ -78,9 +131,10 @@ def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     actor: list[int],
     seed: int,
     faults: float,
+    overrides: tuple[str, ...],
 ) -> None:
     deaths = {"learner": learner, "controller": controller, "actor": actor}
-    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults))
+    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides))
 
 
 def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:
@@ -110,6 +164,31 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     asyncio.run(scenario())
 
 
+def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        other = World(tmp_path, server=first.server, overrides=("--eval.every=3", "--rl.steps=9"))
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match="or evaluation")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
+        await second.run()
+        await second.check()
+        assert [line["version"] for line in second.evals()] == [0, 2, 4, 6, 7, 10]
+        assert second.evals()[4]["settled_step"] == 8  # it had been read after the last step, now before the next
+
+    asyncio.run(scenario())
+
+
 def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World(tmp_path)
@@ -133,3 +212,30 @@ def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(t
 def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
     with only_learner(tmp_path), pytest.raises(RunFailed, match="another learner works"), only_learner(tmp_path):
         pass
+
+
+def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
+    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=0.3"), idle_from=7)
+    asyncio.run(world.run())
+    assert [line["version"] for line in world.evals()][:3] == [0, 2, 4]
+    assert 7 not in [line["version"] for line in world.evals()]
+
+
+def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path, overrides=EVALUATING, idle_from=7)
+        running = asyncio.create_task(world.run())
+        while len(world.evals()) < 4:  # all but the last one
+            await asyncio.sleep(0.01)
+        world.stopping.set()
+        await asyncio.sleep(0.1)
+        progress = await StateStore(MortalTransport(world.server, None)).get(Key.PROGRESS)
+        assert isinstance(progress, Progress)
+        assert (progress.step, progress.finished) == (7, False)
+        running.cancel()
+        await asyncio.wait([running])
+        again = World(tmp_path, server=world.server, overrides=EVALUATING)
+        await again.run()
+        await again.check()
+
+    asyncio.run(scenario())

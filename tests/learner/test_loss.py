@@ -11,19 +11,14 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from horizonrl.learner.loss import (
-    Behaviour,
-    LossSettings,
-    Tally,
-    imitation_loss,
-    imitation_tally,
-    ppo_loss,
-    ppo_stopped,
-    ppo_tally,
-)
+from horizonrl.common.objective import LossSection, Objective
+from horizonrl.learner.loss import KL_ESTIMATORS, Known, imitation_loss, ppo_loss, ppo_stopped
+from horizonrl.learner.model import Said
+from horizonrl.learner.objective import Tally, tally_of, token_loss
+from tests.learner.knowns import known
 
 settings_of = st.builds(
-    LossSettings,
+    LossSection,
     clip_low=st.floats(0.0, 0.9),
     clip_high=st.floats(0.0, 2.0),
     dual_clip=st.none() | st.floats(1.1, 5.0),
@@ -33,7 +28,7 @@ token = st.tuples(st.floats(-30, 0), st.floats(-30, 0), st.floats(-5, 5), st.boo
 tokens = st.lists(token, min_size=1, max_size=30)
 
 
-def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSettings) -> float:
+def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSection) -> float:
     """One token of the PPO loss, as the formula reads."""
     ratio = math.exp(min(20.0, max(-20.0, logprob - mu)))
     if settings.importance_cap is not None:
@@ -45,32 +40,33 @@ def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSetti
     return -objective
 
 
-def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor, Behaviour]:
+def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor, Known]:
     logprobs, mu, advantages, fresh = zip(*rows, strict=True)
     double = [torch.tensor(column, dtype=torch.float64) for column in (logprobs, mu, advantages)]
     lags_N = (~torch.tensor(fresh)).int()
-    return double[0].requires_grad_(), Behaviour(double[1], double[2], lags_N, torch.zeros(len(rows)).long())
+    return double[0].requires_grad_(), known(double[1], double[2], lags_N, torch.zeros(len(rows)).long())
 
 
-def one(logprob: float, mu: float, advantage: float, settings: LossSettings = LossSettings()) -> tuple[float, float]:  # noqa: B008
+def one(logprob: float, mu: float, advantage: float, settings: LossSection = LossSection()) -> tuple[float, float]:  # noqa: B008
     """Return loss and gradient of one token."""
-    logprobs_N, behaviour = columns([(logprob, mu, advantage, True)])
-    loss_N = ppo_loss(logprobs_N, behaviour, settings)
+    logprobs_N, tokens_known = columns([(logprob, mu, advantage, True)])
+    loss_N = ppo_loss(logprobs_N, tokens_known, Objective(loss=settings))
     loss_N.sum().backward()
     assert logprobs_N.grad is not None
     return loss_N.item(), logprobs_N.grad.item()
 
 
 @given(tokens, settings_of)
-def test_the_ppo_loss_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSettings) -> None:
-    logprobs_N, behaviour = columns(rows)
+def test_the_ppo_loss_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> None:
+    logprobs_N, tokens_known = columns(rows)
     oracle_N = [oracle_loss(logprob, mu, advantage, settings) for logprob, mu, advantage, _ in rows]
-    assert_allclose(ppo_loss(logprobs_N, behaviour, settings).detach(), oracle_N, rtol=1e-9, atol=1e-12)
+    loss_N = ppo_loss(logprobs_N, tokens_known, Objective(loss=settings))
+    assert_allclose(loss_N.detach(), oracle_N, rtol=1e-9, atol=1e-12)
 
 
 @given(st.tuples(st.floats(-3, 0), st.floats(-3, 0), st.floats(-5, 5), st.booleans()), settings_of)
 def test_the_gradient_equals_finite_differences_away_from_kinks(
-    row: tuple[float, float, float, bool], settings: LossSettings
+    row: tuple[float, float, float, bool], settings: LossSection
 ) -> None:
     logprob, mu, advantage, _ = row
     step = 1e-5
@@ -85,16 +81,16 @@ def test_the_gradient_equals_finite_differences_away_from_kinks(
 
 @given(tokens, settings_of)
 def test_stopped_tokens_are_those_without_gradient(
-    rows: list[tuple[float, float, float, bool]], settings: LossSettings
+    rows: list[tuple[float, float, float, bool]], settings: LossSection
 ) -> None:
     rows = [row for row in rows if abs(row[2]) > 1e-3 and abs(row[0] - row[1]) < 19]
     if not rows:
         return
-    logprobs_N, behaviour = columns(rows)
-    ppo_loss(logprobs_N, behaviour, settings).sum().backward()
+    logprobs_N, tokens_known = columns(rows)
+    ppo_loss(logprobs_N, tokens_known, Objective(loss=settings)).sum().backward()
     assert logprobs_N.grad is not None
-    stopped_N = ppo_stopped(logprobs_N, behaviour, settings)
-    ratio_N = (logprobs_N - behaviour.logprobs_N).exp()
+    stopped_N = ppo_stopped(logprobs_N, tokens_known, Objective(loss=settings))
+    ratio_N = (logprobs_N - tokens_known.logprobs_N).exp()
     at_a_kink_N = torch.zeros_like(stopped_N)
     caps = [settings.importance_cap] if settings.importance_cap is not None else []
     for bound in (1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip, *caps):
@@ -126,11 +122,11 @@ def test_a_bad_token_that_has_gained_is_pushed_back_with_its_ratio() -> None:
 
 def test_the_dual_clip_bounds_what_a_bad_token_may_do() -> None:
     assert one(math.log(0.5), math.log(0.1), -1.0) == (pytest.approx(3.0), 0.0)
-    assert one(math.log(0.5), math.log(0.1), -1.0, LossSettings(dual_clip=None))[1] == pytest.approx(5.0)
+    assert one(math.log(0.5), math.log(0.1), -1.0, LossSection(dual_clip=None))[1] == pytest.approx(5.0)
 
 
 def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
-    settings = LossSettings(dual_clip=None, importance_cap=2.0)
+    settings = LossSection(dual_clip=None, importance_cap=2.0)
     assert one(math.log(0.5), math.log(0.1), -1.0, settings) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
@@ -139,8 +135,8 @@ def test_a_truncated_token_weighs_as_much_as_the_cap() -> None:
 def test_impossible_ratios_stay_finite(logprobs: tuple[float, float], advantage: float) -> None:
     logprobs_N = torch.tensor([logprobs[0]], requires_grad=True)
     zero = torch.tensor([0])
-    behaviour = Behaviour(torch.tensor([logprobs[1]]), torch.tensor([advantage]), zero, zero)
-    loss_N = ppo_loss(logprobs_N, behaviour, LossSettings())
+    tokens_known = known(torch.tensor([logprobs[1]]), torch.tensor([advantage]), zero, zero)
+    loss_N = ppo_loss(logprobs_N, tokens_known, Objective())
     loss_N.sum().backward()
     assert logprobs_N.grad is not None
     assert torch.isfinite(loss_N).all() and torch.isfinite(logprobs_N.grad).all()
@@ -150,15 +146,15 @@ def test_imitation_is_the_negative_log_likelihood() -> None:
     assert imitation_loss(torch.tensor([-1.0, -2.0])).tolist() == [1.0, 2.0]
 
 
-def ppo_tally_of(rows: list[tuple[float, float, float, bool]], settings: LossSettings) -> Tally:
-    logprobs_N, behaviour = columns(rows)
-    loss_N = ppo_loss(logprobs_N, behaviour, settings)
-    return ppo_tally(loss_N, -logprobs_N.detach(), logprobs_N, behaviour, settings)
+def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> Tally:
+    logprobs_N, tokens_known = columns(rows)
+    said, objective = Said(logprobs_N, -logprobs_N.detach(), torch.zeros(len(rows))), Objective(loss=settings)
+    return tally_of(token_loss(said, tokens_known, objective), said, tokens_known, objective)
 
 
 @given(tokens, settings_of)
-def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSettings) -> None:
-    tally = ppo_tally_of(rows, settings)
+def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> None:
+    tally = tally_from(rows, settings)
     table: NDArray[np.float64] = np.array(rows, dtype=np.float64)
     log_ratio_N = (table[:, 0] - table[:, 1]).clip(-20, 20)
     ratio_N, fresh_N = np.exp(log_ratio_N), table[:, 3]
@@ -186,23 +182,45 @@ def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]
 def test_tallies_add_up_like_their_tokens(
     first: list[tuple[float, float, float, bool]],
     second: list[tuple[float, float, float, bool]],
-    settings: LossSettings,
+    settings: LossSection,
 ) -> None:
-    parts = ppo_tally_of(first, settings) + ppo_tally_of(second, settings) + Tally()
-    assert_allclose(astuple(parts), astuple(ppo_tally_of(first + second, settings)), rtol=1e-9, atol=1e-9)
+    parts = tally_from(first, settings) + tally_from(second, settings) + Tally()
+    assert_allclose(astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9)
 
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
-    tally = ppo_tally(nothing, nothing, nothing, Behaviour(nothing, nothing, nothing, nothing.long()), LossSettings())
+    tally = tally_of(nothing, Said(nothing, nothing, nothing), known(nothing, nothing, nothing, nothing), Objective())
     assert tally == Tally()
-    assert imitation_tally(nothing, nothing) == Tally()
 
 
-def test_imitation_compares_with_no_behaviour_policy() -> None:
-    tally = imitation_tally(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]))
+def test_demonstrations_are_cloned_and_compared_with_no_behaviour_policy() -> None:
+    said = Said(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), torch.zeros(2))
+    zero = torch.zeros(2)
+    experts = known(zero, zero + 5, zero, zero.long(), demo_N=torch.tensor([True, True]))
+    tally = tally_of(token_loss(said, experts, Objective()), said, experts, Objective())
     assert (tally.tokens, tally.loss, tally.entropy, tally.compared) == (2, 4, 1, 0)
-    assert math.isnan(tally.ess)
+    assert math.isnan(tally.ess) and tally.kl == tally.gap == tally.importance == 0
+
+
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+@given(st.lists(st.tuples(st.floats(-5, 0), st.floats(-5, 0)), min_size=1))
+def test_the_estimators_of_a_kl_equal_their_formulas(estimator: str, pairs: list[tuple[float, float]]) -> None:
+    logprobs_N, reference_N = torch.tensor(pairs, dtype=torch.float64).T
+    log_ratio_N = logprobs_N.numpy() - reference_N.numpy()
+    oracle = {"k1": log_ratio_N, "k2": log_ratio_N**2 / 2, "k3": np.exp(-log_ratio_N) - 1 + log_ratio_N}
+    assert_allclose(KL_ESTIMATORS[estimator](logprobs_N, reference_N), oracle[estimator], atol=1e-12)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=6), st.lists(st.floats(-3, 3), min_size=2, max_size=6))
+def test_k2_has_the_gradient_of_the_kl_on_average(mine: list[float], other: list[float]) -> None:
+    V = min(len(mine), len(other))
+    logits = torch.tensor(mine[:V], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor(other[:V], dtype=torch.float64).log_softmax(-1)
+    logprobs = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((logprobs.exp() * (logprobs - reference)).sum(), logits, retain_graph=True)
+    (sampled,) = torch.autograd.grad((logprobs.exp().detach() * KL_ESTIMATORS["k2"](logprobs, reference)).sum(), logits)
+    assert_allclose(sampled, exact, atol=1e-9)
 
 
 def test_the_largest_ratio_is_the_last_field_of_a_tally() -> None:

@@ -25,7 +25,7 @@ def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
     batch = make_batch(traces=5)
     (micro_batch,) = pack(batch.traces, 1, 1000)[0]
     scorer = TokenScorer(lm)
-    logprobs_N, entropies_N = scorer(
+    logprobs_N, entropies_N, _ = scorer(
         NO_PREFIX, torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N)
     )
     alone: list[float] = []
@@ -59,11 +59,12 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
     for share in (False, True):
         (mb,) = pack(batch.traces, 1, 1000, share=share)[0]
         assert (mb.prefix_P.size > 0) is share
-        logprobs_N, entropies_N = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
+        logprobs_N, entropies_N, _ = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
         lm.zero_grad()
-        (logprobs_N * torch.from_numpy(mb.advantages_N)).sum().backward()
+        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.places_B])
+        (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
-        outcomes.append((logprobs_N.detach(), entropies_N, gradient))
+        outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
     for alone, shared in zip(*outcomes, strict=True):
         assert_allclose(shared, alone, atol=2e-4, rtol=1e-3)
 
@@ -81,13 +82,13 @@ def test_temperature_divides_the_logits(lm: Any) -> None:
     ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
     logits_V = lm(input_ids=ids_BT).logits[0, 4]
     oracle = (logits_V / 0.7).log_softmax(-1)[ids_BT[0, 5]]
-    logprobs_N, _ = TokenScorer(lm, temperature=0.7)(NO_PREFIX, ids_BT, torch.tensor([5]))
+    logprobs_N, _, _ = TokenScorer(lm, temperature=0.7)(NO_PREFIX, ids_BT, torch.tensor([5]))
     assert logprobs_N.item() == pytest.approx(oracle.item(), abs=1e-5)
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
     lm.zero_grad()
-    logprobs_N, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
+    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
     logprobs_N.sum().backward()
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
 
@@ -107,6 +108,18 @@ def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
     assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
     assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
     assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_the_gradient_of_the_entropy_equals_autograds(tokens: int) -> None:
+    torch.manual_seed(1)
+    logits_NV = torch.randn(tokens, 7, dtype=torch.float64, requires_grad=True)
+    ids_N, pull_N = torch.randint(0, 7, (tokens,)), torch.randn(tokens, dtype=torch.float64)
+    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
+    (gradient,) = torch.autograd.grad((logprobs_N * pull_N + 0.5 * entropies_N).sum(), logits_NV)
+    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
+    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (oracle_NV.exp() * oracle_NV).sum()
+    assert_allclose(gradient, torch.autograd.grad(oracle, logits_NV)[0], rtol=1e-9, atol=1e-12)
 
 
 def test_extreme_logits_stay_finite() -> None:

@@ -2,16 +2,18 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from horizonrl.learner.batch import Trace
 from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
 from horizonrl.learner.ranks import decode_batch, encode_batch
 from tests.learner.ranks_program import resume, run_program, train
@@ -28,9 +30,9 @@ def test_a_batch_crosses_to_the_other_ranks_bit_for_bit(seed: int, traces: int) 
     received = decode_batch(encode_batch(batch))
     assert received.version == batch.version
     for sent, got in zip(batch.traces, received.traces, strict=True):
-        for name in ("ids_L", "mask_L", "logprobs_L", "versions_L", "advantages_L"):
-            assert getattr(sent, name).dtype == getattr(got, name).dtype
-            assert getattr(sent, name).tobytes() == getattr(got, name).tobytes()
+        for name in (field.name for field in fields(Trace)):
+            mine, theirs = np.asarray(getattr(sent, name)), np.asarray(getattr(got, name))
+            assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes())
 
 
 def in_this_process(test: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,37 +23,51 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Group, Kind, PolicyVersion, Progress, Provenance, Ticket, Void, WeightsManifest
-from horizonrl.learner.api import Objective, StepStats
+from horizonrl.common.types import (
+    Group,
+    Kind,
+    PolicyVersion,
+    Progress,
+    Provenance,
+    StopReason,
+    Task,
+    Ticket,
+    Void,
+    WeightsManifest,
+)
+from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
+from horizonrl.learner.best import Best
 from horizonrl.learner.collector import Rules
 from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source
+from horizonrl.learner.curriculum import EvalTask, Source
 from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.replay import Replay
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.rundir import METRICS, read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
 NAN = math.nan
 SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
+EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
+EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
-RULES = Rules(max_staleness=2, advantage="grpo", vocabulary=100, max_context_tokens=64)
+RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 DEADLINE_S = 60.0
 
 
 class HashEngine:
-    """An Engine whose weights are a hash of the batches, objectives and rates that it was trained on, in order."""
+    """An Engine whose weights are a hash of the batches and rates that it was trained on, in order."""
 
     def __init__(self) -> None:
         self.weights = "0" * 32
 
-    def train_step(self, batch: Batch, objective: Objective, lr: float) -> StepStats:
-        told = f"{self.weights} {batch.version} {batch.digest()} {objective} {lr!r}"
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        told = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
         self.weights = xxhash.xxh3_128_hexdigest(told.encode())
-        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
+        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
 
     def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         return 0.0
@@ -144,6 +158,8 @@ class World:
 
     server: MemoryServer = field(default_factory=lambda: MemoryServer(ack_wait_s=0.05))
     overrides: tuple[str, ...] = ()
+    idle_from: int | None = None
+    """The actor leaves tickets that were issued at this version or a later one."""
 
     def __post_init__(self) -> None:
         self.config = RunConfig.load(
@@ -156,7 +172,11 @@ class World:
                 *self.overrides,
             ],
         )
+        self.eval_tasks = EVAL_TASKS if self.config.eval.every else ()
+        self.rules = replace(RULES, demos_in_rl=self.config.rl.demos_per_step > 0)
         self.lives: Counter[str] = Counter()
+        self.stopping = asyncio.Event()
+        """Stops the learner, as SIGTERM does."""
         self.requests: dict[str, int] = {}
         """Requests that the last life of each role made."""
         self.metrics = Metrics()
@@ -188,23 +208,28 @@ class World:
             assert life < len(deaths), f"the {role} ended without being killed"
 
     async def _control(self, transport: MortalTransport) -> None:
-        await Controller(self.config, transport, SOURCES, self.metrics).run()
+        await Controller(self.config, transport, SOURCES, self.metrics, self.eval_tasks).run()
 
     async def _learn(self, transport: MortalTransport) -> None:
         await self.learner(transport).run()
 
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(HashEngine(), InlineExecutor())
-        return LearnerLoop(self.config, transport, engine, RULES, dict(identity), asyncio.Event())
+        return LearnerLoop(
+            *(self.config, transport, engine, self.rules, dict(identity), self.stopping), eval_tasks=self.eval_tasks
+        )
 
     async def _act(self, transport: MortalTransport) -> None:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
         while True:
             lease = await tickets.lease(0.2)
-            if lease is None:
+            if lease is None or (self.idle_from is not None and lease.ticket.issued.version >= self.idle_from):
                 continue
             manifest = await state.get(Key.POLICY)
             policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
+            if self._too_early(lease.ticket, policy):
+                await lease.give_back(delay_s=0.001)
+                continue
             dice = self.dice
             group = played(lease.ticket, policy, dice)
             if dice.random() < self.faults:
@@ -215,10 +240,21 @@ class World:
             if dice.random() < self.faults:  # long after: the server remembers ids for an hour
                 await transport.publish(f"groups.{group.ticket.kind.value}", encode(group))
 
+    def _too_early(self, ticket: Ticket, policy: PolicyVersion) -> bool:
+        """Play a round's tickets two versions apart: it is open at checkpoints, and its own weights are long past.
+
+        Not where groups are lost: those are found once every older ticket is done, and no version would come before.
+        """
+        wanted = ticket.issued.version + 2 * (ticket.number % len(EVAL_TASKS))
+        return not self.faults and ticket.kind is Kind.EVAL and policy.version < min(wanted, self.config.total_steps)
+
     # ---- what must be true afterwards
 
     def ledger(self) -> list[dict[str, Any]]:
         return read_lines(self.config.run_dir / "ledger.jsonl")
+
+    def evals(self) -> list[dict[str, Any]]:
+        return read_lines(self.config.run_dir / "evals.jsonl")
 
     async def check(self) -> None:
         """Every ticket ended once, and an undisturbed run of the same log has the same weights."""
@@ -228,21 +264,48 @@ class World:
         for line in lines:
             ends.update(ticket for _, ticket in [*line["trained"], *line["voids"]])
             ends.update(ticket for _, ticket, _ in line["dropped"])
+        assert not any(ticket.startswith("eval") for ticket in ends)
+        ends.update(ticket for line in self.evals() for _, ticket, _ in line["ends"])
         assert set(ends.values()) == {1}
         transport = MemoryTransport(self.server, "run")
-        for kind in (Kind.DEMO, Kind.TRAIN):
+        for kind in Kind:
             numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
-            assert numbers == list(range(await TicketQueue(transport).issued(kind)))
+            issued = await TicketQueue(transport).issued(kind)
+            if kind is Kind.DEMO and self.rules.demos_in_rl:  # the last ones are not waited for
+                assert set(numbers) <= set(range(issued))
+            else:
+                assert numbers == list(range(issued))
         progress = await StateStore(transport).get(Key.PROGRESS)
         assert isinstance(progress, Progress)
         assert progress.finished
         assert sum(outcomes.settled for outcomes in progress.outcomes.values()) == len(ends)
         assert self.metrics.value("conservation_violations") == 0
         await self._check_horizons(transport)
+        self._check_journal(lines)
+        await self._check_evaluations(transport)
         replay = Replay(
-            self.config, transport, EngineThread(HashEngine(), InlineExecutor()), RULES, self.config.run_dir
+            self.config, transport, EngineThread(HashEngine(), InlineExecutor()), self.rules, self.config.run_dir
         )
         assert all([done.equal async for done in replay.steps(None, lines)])
+
+    async def _check_evaluations(self, transport: MemoryTransport) -> None:
+        """Each round was written once, from the groups that the log holds, and the best weights are those judged."""
+        reader = await GroupLog(transport).read(after=0)
+        groups: dict[int, Group] = {}
+        while (entry := await reader.next(0.0)) is not None:
+            if isinstance(entry.record, Group):
+                groups[entry.sequence] = entry.record
+        rounds = [[int(ticket.removeprefix("eval-")) // 3 for _, ticket, _ in line["ends"]] for line in self.evals()]
+        assert sorted(rounds) == [[number] * 3 for number in range(self.config.eval_rounds)]
+        for line in self.evals():
+            played = [groups[sequence] for sequence, _, how in line["ends"] if how == "evaluated"]
+            assert {group.ticket.task.task_id for group in played} <= {of.task.task_id for of in EVAL_TASKS}
+            assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
+            assert line["episodes"] == sum(len(group.episodes) for group in played)
+            assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)
+        best = Best(self.config.run_dir / "best")
+        if (kept := best.read()) is not None and kept["version"]:
+            assert digest_file(best.weights(kept)) == self.ledger()[kept["version"] - 1]["weights_digest"]
 
     async def _check_horizons(self, transport: MemoryTransport) -> None:
         """No stage skipped or repeated: in the order of their numbers, the tickets' horizons only grow."""
@@ -255,14 +318,31 @@ class World:
         assert in_order == sorted(in_order)
         assert set(in_order) == {4, 6}
 
+    def _check_journal(self, ledger: list[dict[str, Any]]) -> None:
+        """Each step has one line: its cost is that of what it consumed, and a horizon grew when it should have."""
+        lines = read_lines(self.config.run_dir / METRICS)
+        sizes = {"demo": 1, "train": self.config.rollout.group_size}
+        assert [line["step"] for line in lines] == [line["step"] for line in ledger]
+        assert [line["environment_steps"] for line in lines] == [
+            sum(sizes[kind] for _, ticket, *_ in [*line["trained"], *line["dropped"]] if ticket.startswith(kind))
+            for line in ledger
+            for kind in [kind_of(self.config.phase(line["step"] - 1)[0]).value]
+        ]
+        grown = [(line["step"], growth["to_turns"]) for line in lines for growth in line["growths"]]
+        assert grown == ([(4, 6)] if self.config.horizon.kind == "adaptive" else [])
+
 
 def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
-    """Return a group for a ticket; a train ticket's episodes always earn differently."""
-    rewards = [1.0] if ticket.kind is Kind.DEMO else dice.sample([0.0, 0.25, 0.5, 1.0], ticket.group_size)
+    """Return a group for a ticket. A train ticket's episodes earn differently and are cut; version 2 is the best."""
+    demo = ticket.kind is Kind.DEMO
+    rewards = [1.0] if demo else dice.sample([0.0, -0.25, -0.5, -1.0], ticket.group_size)
+    stop = StopReason.TERMINATED if demo else StopReason.HORIZON
+    if ticket.kind is Kind.EVAL:
+        rewards = [1.0, 1.0] if ticket.issued.version == 2 else [0.0, dice.choice([0.0, 1.0])]
     return Group(
         ticket=ticket,
         episodes=tuple(
-            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward))
+            make_episode(index, make_turn((dice.randrange(100), index), policy.version, reward), stop=stop)
             for index, reward in enumerate(rewards)
         ),
         provenance=Provenance(actor="test"),

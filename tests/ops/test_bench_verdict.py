@@ -11,7 +11,7 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.types import Group, Void
+from horizonrl.common.types import Group, Kind, StopReason, Task, Void
 from horizonrl.ops.bench.verdict import Evidence, gather, judge
 from tests.records import make_group
 
@@ -45,7 +45,13 @@ def sound_log() -> list[Group | Void]:
     return [*records, group(5, 1)]
 
 
-def evidence(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6) -> Evidence:
+def evidence(
+    log: Sequence[Group | Void],
+    ledger: Sequence[dict[str, Any]],
+    issued: int = 6,
+    evals: Sequence[dict[str, Any]] = (),
+    config: RunConfig = CONFIG,
+) -> Evidence:
     """Put the log and the tickets into a broker in memory, and read them back."""
 
     async def build() -> Evidence:
@@ -56,13 +62,15 @@ def evidence(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issu
         for place, record in enumerate(log):
             repeated = record.ticket.ticket_id in known
             known.add(record.ticket.ticket_id)
+            if record.ticket.kind is Kind.EVAL:
+                await queue.issue(record.ticket)
             if repeated:
                 await transport.publish("groups.train", encode(record), message_id=f"again-{place}")
             elif isinstance(record, Void):
                 await GroupLog(transport).publish_void(record)
             else:
                 await GroupLog(transport).publish(record)
-        return await gather(CONFIG, ledger, transport)
+        return await gather(config, ledger, transport, evals)
 
     return asyncio.run(build())
 
@@ -77,6 +85,30 @@ def test_a_sound_run_is_counted_and_found_sound() -> None:
     assert verdict.issued == {"train": 6}
     assert (verdict.trained, verdict.dropped, verdict.void, verdict.repeats) == (4, {"zero_variance": 1}, 1, 1)
     assert (verdict.steps, verdict.lineages) == (2, 2)
+
+
+def evaluating_log() -> list[Group | Void]:
+    return [*sound_log(), *(make_group(number, (1.0,), kind=Kind.EVAL) for number in range(2))]
+
+
+def evaluations(*ends: str) -> list[dict[str, Any]]:
+    named = [[8 + number, f"eval-{number:08d}", how] for number, how in enumerate(ends)]
+    return [{"settled_step": 3, "ends": named}]
+
+
+def test_evaluated_tickets_are_accounted_for_beyond_the_ledger() -> None:
+    verdict = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated", "lineage")))
+    assert verdict.findings == []
+    assert verdict.issued == {"train": 6, "eval": 2}
+    assert (verdict.trained, verdict.evaluated, verdict.dropped) == (4, 1, {"zero_variance": 1, "lineage": 1})
+
+
+def test_an_evaluation_that_misses_a_ticket_and_one_that_was_trained_are_found() -> None:
+    missing = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated"))).findings
+    assert "lost: eval-00000001 was issued and has no end" in missing
+    ledger = [*sound_ledger(), line(3, [], cursor=9, lineage=1) | {"trained": [[9, "eval-00000001"]]}]
+    trained = judge(evidence(evaluating_log(), ledger, evals=evaluations("evaluated"))).findings
+    assert "ledger: step 3 ends eval-00000001 as trained" in trained
 
 
 def test_a_ticket_without_an_end_is_lost() -> None:
@@ -126,6 +158,33 @@ def test_a_stage_that_comes_again_is_found() -> None:
     log = sound_log()
     log[6] = group(5, 0)
     assert findings(log, sound_ledger()) == ["horizon: train-00000005 has 4 turns after a ticket of 5"]
+
+
+def test_an_adaptive_horizon_is_decided_once_more() -> None:
+    adaptive = RunConfig.load(
+        (), ["--horizon.kind=adaptive", "--horizon.horizons=[4,5]", "--horizon.steps_per_stage=2"]
+    )
+
+    def judged(last: int) -> list[str]:
+        log = [group(0, 0, 4), group(1, 1, 4), group(2, 2, last)]
+        for place in (0, 1):  # both steps cut everything, and nothing succeeds
+            episodes = [
+                e.model_copy(update={"stop": StopReason.HORIZON, "success": False}) for e in log[place].episodes
+            ]
+            log[place] = log[place].model_copy(update={"episodes": tuple(episodes)})
+        ledger = [line(step, [(step, step - 1)], cursor=step) for step in (1, 2, 3)]
+        return judge(evidence(log, ledger, 3, config=adaptive)).findings
+
+    assert judged(5) == []
+    assert judged(4) == ["horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"]
+
+
+def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
+    mixed = RunConfig.load((), ["--envs", '[{"id": "textcraft", "horizons": [4]}, {"id": "babyai", "horizons": [3]}]'])
+    other = group(1, 0, 3)
+    ticket = other.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go")})
+    log = [group(0, 0, 4), other.model_copy(update={"ticket": ticket})]
+    assert judge(evidence(log, [line(1, [(1, 0), (2, 1)], cursor=2)], 2, config=mixed)).findings == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.common.config import RunConfig
 from horizonrl.ops.cli import main, split_overrides
+from horizonrl.ops.rundir import write_config
 
 
 def test_overrides_are_parted_from_the_commands_own_words() -> None:
@@ -32,7 +34,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["status"], "which run?"),
         (["status", "nowhere"], "is no run directory"),
         (["export", "nowhere", "out"], "is no run directory"),
+        (["export", "nowhere", "out", "--best"], "is no run directory"),
         (["envs", "check"], "which environment?"),
+        (["envs", "check", "transcripts"], "transcripts need a file"),
+        (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),
+        (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
+        (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
+        (["demos", "--out", "x", "--count", "0"], "--count is 0"),
     ],
 )
 def test_asking_wrongly_is_one_clear_message(
@@ -60,3 +68,10 @@ def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None
     assert answer.returncode == 1
     assert "nats://127.0.0.1:9" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_run_without_evaluations_has_no_best_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}"])
+    write_config(config)
+    assert main(["export", str(config.run_dir), str(tmp_path / "out"), "--best"]) == 1
+    assert "holds no evaluated version: set eval.every" in capsys.readouterr().err

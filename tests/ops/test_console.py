@@ -1,7 +1,10 @@
+import asyncio
 import io
+import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import rich.console
 
 from horizonrl.common.config import RunConfig
@@ -29,6 +32,15 @@ LINE: dict[str, Any] = {
     "generated_tokens_per_s": 100.0,
     "step_s": 2.0,
     "wait_s": 0.1,
+}
+EVAL: dict[str, Any] = {
+    "version": 4,
+    "lineage": 0,
+    "success_rate": 0.43,
+    "low": 0.331,
+    "high": 0.54,
+    "episodes": 64,
+    "ends": [[9, "eval-00000003", "evaluated"], [10, "eval-00000004", "void"]],
 }
 
 
@@ -63,4 +75,22 @@ def test_a_long_wait_explains_itself() -> None:
     }
     said = waiting_for(Progress(outcomes=outcomes))
     assert said == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
+    assert waiting_for(Progress(outcomes={Kind.EVAL: Outcomes(evaluated=4)})).endswith("0 void, 4 evaluated")
     assert waiting_for(None) == "the engines start"
+
+
+def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}"])
+    config.run_dir.mkdir()
+    console = Console(config)
+    for lines in ([EVAL], [], [EVAL, EVAL | {"version": 6, "success_rate": None, "low": 0.0, "high": 1.0}]):
+        (config.run_dir / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        asyncio.run(console._tell_evaluations())
+    assert capsys.readouterr().out.splitlines() == [
+        "  version 4: eval 43 % (33-54 %) of 64 held-out episodes",
+        "  version 6: eval - (0-100 %) of 64 held-out episodes",
+    ]
+    console.summary(tmp_path)
+    assert "eval: version 4 43 % (33-54 %), version 6 - (0-100 %)" in capsys.readouterr().out

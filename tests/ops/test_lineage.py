@@ -6,6 +6,7 @@ import pytest
 from horizonrl.common.config import RunConfig
 from horizonrl.ops.cli import main
 from horizonrl.ops.rundir import write_config
+from tests.ops.test_console import EVAL
 
 LINE = {
     "step": 1,
@@ -26,6 +27,7 @@ def run_dir(tmp_path: Path) -> Path:
     config = RunConfig.load([], [f"--run.root={tmp_path}"])
     write_config(config)
     (config.run_dir / "ledger.jsonl").write_text(json.dumps(LINE) + "\n")
+    (config.run_dir / "evals.jsonl").write_text(json.dumps(EVAL) + "\n")
     resumed = {"lineage": 2, "from_step": 1, "time": 0, "changed": {"rl.lr": [1e-5, 1e-6]}}
     (config.run_dir / "lineages.jsonl").write_text(json.dumps(resumed) + "\n")
     return config.run_dir
@@ -44,6 +46,7 @@ def test_a_version_is_traced_to_its_groups(run_dir: Path, capsys: pytest.Capture
         ("train-00000001", "trained into version 1 (lineage 2), log entry 4"),
         ("train-00000002", "dropped (stale) before version 1 (lineage 2), log entry 5"),
         ("train-00000000", "void before version 1 (lineage 2), log entry 6"),
+        ("eval-00000003", "evaluated, in the evaluation of version 4, log entry 9"),
     ],
 )
 def test_a_ticket_is_traced_to_its_end(

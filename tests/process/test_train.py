@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from horizonrl.ops.cli import main
 from tests.process.conftest import Workplace
 
 KEYS = set(
@@ -59,13 +60,14 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
 
 @pytest.mark.process
 def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(workplace: Workplace) -> None:
-    process = workplace.start("train", "--learner.keep_log=true")
+    settings = ("--learner.keep_log=true", "--eval.every=3", "--eval.tasks=2", "--eval.samples=2")
+    process = workplace.start("train", *settings)
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     process.send_signal(signal.SIGINT)
     assert process.wait(90) == 130, workplace.logs()
     assert "Resume with:" in (workplace.root / "0-train.log").read_text()
 
-    again = workplace.start("train", "--learner.keep_log=true", "--learner.keep_checkpoints=8")
+    again = workplace.start("train", *settings, "--learner.keep_checkpoints=8")
     assert again.wait(240) == 0, workplace.logs()
     lines = workplace.lines("ledger.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 9))
@@ -73,6 +75,14 @@ def test_an_interrupted_run_resumes_and_its_log_alone_gives_the_same_weights(wor
     assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.keep_checkpoints": [2, 8]}
     trained = [ticket for line in lines for _, ticket in line["trained"]]
     assert len(trained) == len(set(trained))
+
+    evals = sorted(workplace.lines("evals.jsonl"), key=lambda line: line["version"])
+    ended = sorted(ticket for line in evals for _, ticket, _ in line["ends"])
+    assert ended == [f"eval-{number:08d}" for number in range(4 * 2)]
+    assert all(line["version"] >= due for line, due in zip(evals, (0, 2, 5, 8), strict=True))
+    assert main(["export", str(workplace.run_dir), str(workplace.root / "best"), "--best"]) == 0
+    exported = json.loads((workplace.root / "best" / "version.json").read_text())
+    assert exported["success_rate"] == max(line["success_rate"] or 0.0 for line in evals)
 
     for start, steps in ((0, 8), (6, 2)):
         answer = workplace.root / f"from-{start}.json"

@@ -1,0 +1,25 @@
+"""What the config's sections share: the base class and the kinds of numbers."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+AboveZero = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Band = tuple[AboveZero, AboveZero]
+
+
+class Section(BaseModel):
+    """Keys of one subject. The word "none" turns an option off wherever it is written: TOML has no null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: None if value == "none" else value for key, value in given.items()}

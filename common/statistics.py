@@ -1,0 +1,38 @@
+"""What a handful of episodes says about a policy: intervals and pass@k. Pure functions of counts."""
+
+import math
+from statistics import NormalDist
+
+Z_95 = NormalDist().inv_cdf(0.975)
+
+
+def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
+    """Return the score interval of a proportion, 95 % wide by default; without trials it is (0, 1).
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). It supposes
+    independent trials: several episodes of one task are not quite that, and deserve a somewhat wider one.
+    """
+    _check(successes, trials)
+    if trials == 0:
+        return 0.0, 1.0
+    share, weight = successes / trials, z * z / trials
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    low = 0.0 if successes == 0 else max(0.0, middle - half)  # exact at both ends, where rounding would miss it
+    return low, 1.0 if successes == trials else min(1.0, middle + half)
+
+
+def pass_at_k(samples: int, successes: int, k: int) -> float:
+    """Return the unbiased estimate of solving a task with one of k tries, from `successes` of `samples` tries.
+
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374, equation 1). Raises ValueError unless 1 <= k <= n.
+    """
+    _check(successes, samples)
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples: k lies between 1 and the number of samples")
+    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def _check(successes: int, trials: int) -> None:
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials: a count lies between 0 and the number of trials")

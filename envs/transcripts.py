@@ -1,0 +1,246 @@
+"""Transcripts: episodes that others have recorded, replayed as demonstrations (docs/environments/transcripts.md).
+
+A file holds conversations in AgentTraj's form or as `messages`. Each is a task; its expert says what the agent said in
+it, and the environment answers what was answered then, whatever it is told: there is nothing to learn by trying.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic_core import from_json
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.types import MAX_TURNS, LongText
+from horizonrl.envs.api import Observation, Step, TaskSpec
+
+FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
+AGENT = ("gpt", "assistant")
+
+
+class Message(BaseModel):
+    """One message as it is written. Keys that are not known here may change its meaning: they are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["human", "gpt", "user", "assistant", "system"] = Field(validation_alias=AliasChoices("from", "role"))
+    text: LongText = Field(validation_alias=AliasChoices("value", "content"))
+    loss: bool | None = None
+    """Of a turn of the agent: false keeps it out of training."""
+
+
+class Conversation(BaseModel):
+    """One record of a file; what else stands in it is left alone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    item_id: Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None = None
+    messages: tuple[Message, ...] = Field(validation_alias=AliasChoices("conversations", "messages"))
+
+
+class Transcript(BaseModel):
+    """An episode as it is replayed: `prompt`, then turns and observations one after the other."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt: LongText
+    turns: Annotated[tuple[str, ...], Field(max_length=MAX_TURNS)]
+    observations: tuple[str, ...]
+    """The answers to the turns; that to the last one is empty unless the record has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptFile:
+    digest: str
+    transcripts: Mapping[str, Transcript]
+    """Per task id, in the order of the file."""
+
+
+class Transcripts:
+    """One replayed episode at a time; solved, with a reward of 1, after the agent's last turn.
+
+    path: the file, a JSON list or a JSON object a line; read once in a program
+    """
+
+    env_id: ClassVar[str] = "transcripts"
+    version: str = "1"
+    demonstrations_only: ClassVar[bool] = True
+
+    @validate_call
+    def __init__(self, *, path: Path | None = None) -> None:
+        file = load_transcripts(path)
+        self.version = f"{self.version} sha256:{file.digest[:16]}"
+        self._transcripts = file.transcripts
+        self._transcript: Transcript | None = None
+        self._turn = 0
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, path: Path | None = None) -> Sequence[TaskSpec]:
+        """Return a task for each record of the file, in its order."""
+        return [TaskSpec(task_id, "train", _category(task_id)) for task_id in load_transcripts(path).transcripts]
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a record from its first prompt."""
+        if task_id not in self._transcripts:
+            raise ConfigError(
+                f"the transcripts ({self.version}) have no task {task_id!r}: every machine must read the same file"
+            )
+        self._transcript, self._turn = self._transcripts[task_id], 0
+        return Observation(self._transcript.prompt)
+
+    async def step(self, text: str) -> Step:
+        """Answer as the record does."""
+        transcript = self._begun()
+        observation = transcript.observations[self._turn]
+        self._turn += 1
+        done = self._turn == len(transcript.turns)
+        return Step(observation, reward=float(done), terminated=done, success=done)
+
+    def expert(self) -> "Transcripts":
+        """Return the agent of the record."""
+        self._begun()
+        return self
+
+    def act(self, observation: str) -> str:
+        """Return what the agent said at this place of the record."""
+        return self._begun().turns[self._turn]
+
+    async def close(self) -> None:
+        self._transcript = None
+
+    def _begun(self) -> Transcript:
+        if self._transcript is None:
+            raise EnvironmentFailure("no episode has begun: reset before step and expert")
+        if self._turn == len(self._transcript.turns):
+            raise EnvironmentFailure(f"the episode is over after {self._turn} turns: reset before the next step")
+        return self._transcript
+
+
+def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Return an episode in AgentTraj's form; of the last turn the observation is left out."""
+    said = [
+        message
+        for text, observation in turns
+        for message in (
+            {"from": "gpt", "loss": True, "value": text},
+            {"from": "human", "loss": None, "value": observation},
+        )
+    ]
+    return {"item_id": item_id, "conversations": [{"from": "human", "loss": None, "value": prompt}, *said[:-1]]}
+
+
+def load_transcripts(path: Path | None) -> TranscriptFile:
+    """Read a file. Raises ConfigError that names the file, the record and what to do."""
+    if path is None:
+        raise ConfigError('transcripts need a file: give the environment options = { path = "demos.jsonl" }')
+    if not path.is_file():
+        raise ConfigError(f"no transcripts at {path}: a relative path starts at {Path.cwd()}, on every machine")
+    return _load(path.resolve())
+
+
+@cache
+def _load(path: Path) -> TranscriptFile:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}): write it anew as UTF-8") from None
+    found = [_parse(place, record) for place, record in _records(path, text)]
+    if not found:
+        raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
+    names = _unique([item_id or f"record_{number}" for number, (item_id, _) in enumerate(found)])
+    return TranscriptFile(
+        digest=sha256(content).hexdigest(),
+        transcripts={name: transcript for name, (_, transcript) in zip(names, found, strict=True)},
+    )
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield (where it stands, value) for each record. Only \\n ends a line: other line breaks may stand in a string."""
+    if text.lstrip().startswith("["):
+        values = _json(str(path), text)
+        yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield place, _json(place, line)
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{place} is not JSON ({error}): write a JSON list, or one record a line as {FORM}") from None
+
+
+def _parse(place: str, value: Any) -> tuple[str | None, Transcript]:
+    try:
+        conversation = Conversation.model_validate(value)
+        return conversation.item_id, _fold(conversation.messages)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
+        raise ConfigError(f"{place}: {wrong}; write it as {FORM}") from None
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _fold(messages: Sequence[Message]) -> Transcript:
+    """Make an episode of a conversation. All before the first turn with loss is its prompt, without the agent's words.
+
+    An agent that only says that it has understood is no turn of ours: a rollout has one first prompt.
+    """
+    begin = next((n for n, m in enumerate(messages) if m.role in AGENT and m.loss is not False), len(messages))
+    if begin == len(messages):
+        raise ValueError("no turn of the agent (from gpt, loss not false) is there to train on: leave the record out")
+    opening = [message.text for message in messages[:begin] if message.role not in AGENT]
+    if not any(opening):
+        raise ValueError(f"turn {begin} is the agent's and nothing stands before it: begin with the task (from human)")
+    for number, message in enumerate(messages[begin:], begin):
+        _check(number, message, agents=(number - begin) % 2 == 0)
+    turns = messages[begin::2]
+    observations = [message.text for message in messages[begin + 1 :: 2]]
+    return Transcript(
+        prompt="\n\n".join(opening),
+        turns=tuple(message.text for message in turns),
+        observations=(*observations, "")[: len(turns)],
+    )
+
+
+def _check(number: int, message: Message, agents: bool) -> None:
+    """Raise ValueError unless the message is one that may stand in this place of an episode."""
+    if (message.role in AGENT) is not agents or message.role == "system":
+        expected = "gpt" if agents else "human"
+        raise ValueError(f"turn {number} is from {message.role} where {expected} must follow: join or split messages")
+    if agents and message.loss is False:
+        raise ValueError(
+            f"turn {number} is the agent's with loss false after one with loss: an episode is trained as a whole; end "
+            "the record before it, or take the loss key away"
+        )
+    if agents and not message.text:
+        raise ValueError(f"turn {number} is the agent's and empty: end the record before it")
+
+
+def _unique(names: Sequence[str]) -> Iterable[str]:
+    """Yield the names; the second of its name gets #2, and so on."""
+    taken, uses = set(names), Counter[str]()
+    for name in names:
+        uses[name] += 1
+        unique = name
+        if uses[name] > 1:
+            while (unique := f"{name}#{uses[name]}") in taken:
+                uses[name] += 1
+            taken.add(unique)
+        yield unique
+
+
+def _category(task_id: str) -> str:
+    """Return `textcraft` for `textcraft_12`: one file may hold the episodes of several environments."""
+    source, _, number = task_id.partition("#")[0].rpartition("_")
+    return source if source and number.isdecimal() else "all"

@@ -1,0 +1,52 @@
+"""The best evaluated version of a run: its weights and its result, in `best/` of the run directory.
+
+`eval.json` names the weights file and is replaced last: whatever the moment of a crash, the two belong together.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULT_FILE = "eval.json"
+
+
+class Best:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the result of the version that is kept, or None."""
+        try:
+            result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text())
+        except FileNotFoundError:
+            return None
+        return result if self.weights(result).is_file() else None
+
+    def weights(self, result: Mapping[str, Any]) -> Path:
+        """Return the weights file of a result that `read` returned."""
+        return self._directory / str(result["weights"])
+
+    def offer(self, result: Mapping[str, Any], frame: Path | None) -> bool:
+        """Keep a version, with a hard link of its weights, unless a better one is kept; say whether it is the best.
+
+        A tie goes to the later version. `frame` is None when the weights are gone: then nothing changes.
+        """
+        kept = self.read()
+        if frame is None or result["success_rate"] is None or (kept is not None and _rank(kept) > _rank(result)):
+            return False
+        self._directory.mkdir(exist_ok=True)
+        link, beside = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
+        link.unlink(missing_ok=True)
+        os.link(frame, link)
+        beside.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
+        os.replace(beside, self._directory / RESULT_FILE)
+        for other in self._directory.glob("*.safetensors"):
+            if other != link:
+                other.unlink()
+        return True
+
+
+def _rank(result: Mapping[str, Any]) -> tuple[float, int]:
+    return result["success_rate"], result["version"]

@@ -1,0 +1,258 @@
+"""Recorded conversations: what is read from a file, what is refused, and the way there and back."""
+
+import asyncio
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from horizonrl.actors.rollout import Rollout
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
+from horizonrl.envs import registry
+from horizonrl.envs.check import check
+from horizonrl.envs.transcripts import Transcript, load_transcripts, to_record
+from horizonrl.ops.cli import main
+from tests.actors.players import SayingPolicy, make_chat
+
+SPOKEN = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+SAID = SPOKEN.filter(bool)
+EPISODES = st.lists(st.tuples(SAID, st.lists(st.tuples(SAID, SPOKEN), min_size=1, max_size=4)), min_size=1, max_size=5)
+ODD_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | SPOKEN,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["item_id", "conversations", "messages", "from", "role", "value", "loss"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def human(text: str) -> dict[str, Any]:
+    return {"from": "human", "loss": None, "value": text}
+
+
+def gpt(text: str, loss: bool | None = True) -> dict[str, Any]:
+    return {"from": "gpt", "loss": loss, "value": text}
+
+
+AGENTTRAJ = {
+    "item_id": "textcraft_12",
+    "conversations": [
+        human("These are the rules."),
+        gpt("OK. I will follow them.", loss=False),
+        human("Goal: craft stick."),
+        gpt("get 2 planks"),
+        human("Got 2 planks"),
+        gpt("craft 4 stick"),
+    ],
+}
+REPLAYED = Transcript(
+    prompt="These are the rules.\n\nGoal: craft stick.",
+    turns=("get 2 planks", "craft 4 stick"),
+    observations=("Got 2 planks", ""),
+)
+
+
+def written(tmp_path: Path, *records: Any, name: str = "demos.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def read(path: Path) -> dict[str, Transcript]:
+    return dict(load_transcripts(path).transcripts)
+
+
+def test_what_stands_before_the_first_turn_with_loss_is_the_prompt_without_the_agents_words(tmp_path: Path) -> None:
+    assert read(written(tmp_path, AGENTTRAJ)) == {"textcraft_12": REPLAYED}
+
+
+def test_a_json_list_reads_as_lines_do(tmp_path: Path) -> None:
+    lines, whole = written(tmp_path, AGENTTRAJ, AGENTTRAJ), tmp_path / "demos.json"
+    whole.write_text("\n " + json.dumps([AGENTTRAJ, AGENTTRAJ], indent=2))
+    assert read(whole) == read(lines)
+
+
+def test_messages_are_conversations_too(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "These are the rules."},
+        {"role": "user", "content": "Goal: craft stick."},
+        {"role": "assistant", "content": "get 2 planks"},
+        {"role": "user", "content": "Got 2 planks"},
+        {"role": "assistant", "content": "craft 4 stick"},
+    ]
+    assert read(written(tmp_path, {"messages": messages, "source": "elsewhere"})) == {"record_0": REPLAYED}
+
+
+def test_an_answer_to_the_last_turn_is_kept(tmp_path: Path) -> None:
+    record = {"item_id": 7, "conversations": [human("go"), gpt("a"), human("b"), gpt("c"), human("won")]}
+    assert read(written(tmp_path, record))["7"].observations == ("b", "won")
+
+
+def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windows_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "demos.jsonl"
+    named = [AGENTTRAJ | {"item_id": name} for name in ("a_1", "a_1", "a_1#2", "a_1")]
+    path.write_text("\ufeff" + "\r\n".join(json.dumps(record) for record in named) + "\r\n\r\n")
+    assert list(read(path)) == ["a_1", "a_1#3", "a_1#2", "a_1#4"]
+
+
+def test_tasks_are_the_records_in_order_and_categories_their_sources(tmp_path: Path) -> None:
+    records = [AGENTTRAJ | {"item_id": name} for name in ("textcraft_3", "babyai_1", "oak_planks", "babyai_1")]
+    listed = registry.tasks("transcripts", {"path": str(written(tmp_path, *records))})
+    assert [task.task_id for task in listed] == ["textcraft_3", "babyai_1", "oak_planks", "babyai_1#2"]
+    assert [task.category for task in listed] == ["textcraft", "babyai", "all", "babyai"]
+    assert {task.split for task in listed} == {"train"}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(episodes=EPISODES, as_list=st.booleans())
+def test_any_episode_that_is_written_is_read_back(tmp_path: Path, episodes: Any, as_list: bool) -> None:
+    records = [to_record(f"x_{number}", prompt, turns) for number, (prompt, turns) in enumerate(episodes)]
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    text = f"[{','.join(lines)}]" if as_list else "\n".join(lines)
+    path = tmp_path / f"{sha256(text.encode()).hexdigest()}.json"
+    path.write_text(text, encoding="utf-8", newline="\n")
+    found = read(path)
+    for (prompt, turns), transcript in zip(episodes, found.values(), strict=True):
+        said, answers = zip(*turns, strict=True)
+        assert transcript == Transcript(prompt=prompt, turns=said, observations=(*answers[:-1], ""))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(value=ODD_JSON | st.builds(lambda items: {"conversations": items}, st.lists(ODD_JSON, max_size=3)))
+def test_any_other_json_is_a_config_error_that_names_the_place(tmp_path: Path, value: Any) -> None:
+    text = json.dumps(value)
+    path = tmp_path / f"{sha256(text.encode()).hexdigest()}.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=path.name):
+        load_transcripts(path)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "message"),
+    [
+        ([human("go"), gpt("a"), human("b"), gpt("c", False)], r"turn 3 is the agent's with loss false after one with"),
+        ([human("go"), gpt("a"), gpt("b")], r"turn 2 is from gpt where human must follow"),
+        ([human("go"), gpt("a"), human("b"), human("c")], r"turn 3 is from human where gpt must follow"),
+        ([human("go"), gpt("a", False)], r"no turn of the agent .* leave the record out"),
+        ([gpt("a"), human("b"), gpt("c")], r"turn 0 is the agent's and nothing stands before it"),
+        ([human("go"), gpt("")], r"turn 1 is the agent's and empty"),
+        ([human("go"), {"from": "tool", "value": "x"}], r"conversations\.1\.from: Input should be 'human', 'gpt'"),
+        ([human("go"), gpt("a") | {"weight": 0}], r"conversations\.1\.weight: Extra inputs are not permitted"),
+        ([human("go"), {"from": "gpt"}], r"conversations\.1\.value: Field required"),
+        ([human("go"), gpt("x" * 300_000)], r"conversations\.1\.value: String should have at most 262144"),
+        ([], r"no turn of the agent"),
+    ],
+)
+def test_a_conversation_that_is_no_episode_is_refused_with_file_line_and_turn(
+    tmp_path: Path, conversation: list[Any], message: str
+) -> None:
+    path = written(tmp_path, AGENTTRAJ, {"item_id": "bad_1", "conversations": conversation})
+    with pytest.raises(ConfigError, match=rf"demos\.jsonl, line 2: .*{message}"):
+        load_transcripts(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"holds no record"),
+        (b"[]", r"holds no record"),
+        (b"\n\nitem_id,conversations\n", r"line 3 is not JSON .*: write a JSON list, or one record a line"),
+        (b'{"item_id": "a",\n "conversations": []}', r"line 1 is not JSON"),
+        (b"[{},", r"demos\.jsonl is not JSON .*line 1"),
+        (b"[" * 100_000, r"is not JSON"),
+        (b'[{"conversations": 1}]', r"record 0: conversations: Input should be a valid tuple"),
+        (b"3", r"line 1: the record: Input should be a valid dictionary"),
+        (b"\xff\xfe{", r"is not UTF-8"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "demos.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_transcripts(path)
+
+
+def test_without_a_file_the_message_says_how_to_give_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'options = \{ path = "demos\.jsonl" \}'):
+        registry.select("transcripts")
+    with pytest.raises(ConfigError, match=r"no transcripts at .*gone\.jsonl: a relative path starts at /"):
+        registry.make("transcripts", {"path": str(tmp_path / "gone.jsonl")})
+    with pytest.raises(ConfigError, match=r"option path: .* \(got 3\)"):
+        registry.select("transcripts", options={"path": 3})
+
+
+def test_the_version_names_the_file_by_its_digest(tmp_path: Path) -> None:
+    path = written(tmp_path, AGENTTRAJ)
+    version = registry.make("transcripts", {"path": str(path)}).version
+    assert version == f"1 sha256:{sha256(path.read_bytes()).hexdigest()[:16]}"
+
+
+def test_an_episode_is_replayed_whatever_it_is_told_and_ends_once(tmp_path: Path) -> None:
+    async def episode() -> None:
+        environment = registry.make("transcripts", {"path": str(written(tmp_path, AGENTTRAJ))})
+        assert (await environment.reset("textcraft_12")).text == REPLAYED.prompt
+        expert = environment.expert()
+        assert expert.act("") == "get 2 planks"
+        first = await environment.step("something else")
+        assert (first.observation, first.terminated) == ("Got 2 planks", False)
+        assert expert.act("") == "craft 4 stick"
+        last = await environment.step("")
+        assert (last.reward, last.terminated, last.success) == (1.0, True, True)
+        with pytest.raises(EnvironmentFailure, match="over after 2 turns"):
+            await environment.step("")
+
+    asyncio.run(episode())
+
+
+def test_transcripts_keep_the_contract_of_an_environment(tmp_path: Path) -> None:
+    report = asyncio.run(check("transcripts", {"path": str(written(tmp_path, AGENTTRAJ, AGENTTRAJ))}))
+    assert [found for found in report.checks if not found.passed] == []
+    assert report.version.startswith("1 sha256:")
+
+
+CHAT = make_chat()
+
+
+def demonstration(env_id: str, options: dict[str, Any], task_id: str) -> Episode:
+    ticket = Ticket(
+        number=0,
+        kind=Kind.DEMO,
+        task=Task(env_id=env_id, task_id=task_id),
+        group_size=1,
+        horizon_turns=64,
+        announce_horizon=True,
+        sampling=Sampling(max_turn_tokens=256),
+    )
+    rollout = Rollout(SayingPolicy(CHAT, max_context_tokens=1 << 16), CHAT, None, step_timeout_s=10.0)
+    return asyncio.run(rollout.episode(registry.make(env_id, options), ticket, 0))
+
+
+@pytest.mark.parametrize("action_format", ["plain", "react"])
+def test_what_the_expert_exports_is_read_back_token_for_token(
+    tmp_path: Path, action_format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, recipe = tmp_path / "demos.jsonl", tmp_path / "recipe.toml"
+    recipe.write_text(f'[[envs]]\nid = "textcraft"\noptions = {{ format = "{action_format}" }}\n')
+    assert main(["demos", str(recipe), "--out", str(out), "--count", "12"]) == 0
+    assert "wrote 12 demonstrations of textcraft" in capsys.readouterr().out
+    options = {"path": str(out)}
+    listed, played = registry.tasks("transcripts", options), registry.tasks("textcraft")
+    assert len(listed) == 12
+    for task in listed:
+        assert task.category == "textcraft"
+        original = played[int(task.task_id.rpartition("_")[2])].task_id
+        again = demonstration("transcripts", options, task.task_id)
+        own = demonstration("textcraft", {"format": action_format}, original)
+        assert (again.stop, again.success) == (own.stop, own.success) == ("terminated", True)
+        assert again.prompt_ids == own.prompt_ids
+        assert [(turn.output_ids, turn.observation_ids) for turn in again.turns] == [
+            (turn.output_ids, turn.observation_ids) for turn in own.turns
+        ]
