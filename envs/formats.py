@@ -1,17 +1,55 @@
 """How an agent's text names its action, and how an expert writes one. Pure functions; nothing is ever evaluated.
 
-react   "Thought: ..." then "Action: ...": the action is the first line after `Action:`, and there is only one
-plain   the action alone: the first line that is not empty
+react     "Thought: ..." then "Action: ...": the action is the first line after `Action:`, and there is only one
+plain     the action alone: the first line that is not empty
+function  a JSON object {"thought": ..., "function_name": ..., "arguments": {...}}
+code      a fenced Python block of one call: its syntax tree is read, and never run
+
+An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. The last two formats write it as
+a call of one of the environment's `Command`s; reading fills the command's words with the call's arguments.
 """
 
+import ast
+import json
 import re
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
-ActionFormat = Literal["react", "plain"]
+ActionFormat = Literal["react", "plain", "function", "code"]
 
 _ACTION = re.compile(r"action\s*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"thought\s*:", re.IGNORECASE)
+_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_HOLE = re.compile(r"\{(\w+)\}")
+_MAX_CALL_CHARS = 10_000
+"""Longer texts are not parsed: the parsers' depth grows with a text's length."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One kind of action: a function's `name`, the `words` that it stands for, with its arguments in braces, and its
+    `meaning`. `Command("craft", "craft {item} using {ingredients}", "follow one recipe once")`.
+    """
+
+    name: str
+    words: str
+    meaning: str
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(_HOLE.findall(self.words))
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What an action of this kind looks like; a group an argument."""
+        parts = _HOLE.split(self.words)
+        return re.compile("".join(f"(?P<{part}>.+?)" if at % 2 else re.escape(part) for at, part in enumerate(parts)))
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(self.arguments)}): {self.meaning}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +59,54 @@ class Unreadable:
     reason: str
 
 
-def read_action(text: str, action_format: ActionFormat) -> str | Unreadable:
+def read_action(text: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str | Unreadable:
     """Return the action that the text names: one stripped line, never empty."""
     match action_format:
         case "plain":
             return _first_line(text) or Unreadable("The reply is empty. Reply with one action.")
         case "react":
             return _read_react(text)
+        case "function":
+            return _read_function(text, commands)
+        case "code":
+            return _read_code(text, commands)
 
 
-def write_action(action: str, thought: str, action_format: ActionFormat) -> str:
-    """Return the text of a reply that takes an action; `read_action` of it returns the action. Plain has no thought."""
+def write_action(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str:
+    """Return the text of a reply that takes an action; `read_action` of it returns the action. Plain has no thought.
+
+    Raises ValueError, for a call, when no command has these words.
+    """
     match action_format:
         case "plain":
             return action
         case "react":
             return f"Thought: {thought}\nAction: {action}"
+        case "function":
+            name, arguments = _call_of(action, commands)
+            return json.dumps({"thought": thought, "function_name": name, "arguments": arguments}, ensure_ascii=False)
+        case "code":
+            name, arguments = _call_of(action, commands)
+            call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
+
+
+def explain(action_format: ActionFormat, commands: Sequence[Command]) -> str:
+    """Return what the agent is told of how to reply: the format, and for a call the functions."""
+    functions = "\n".join(map(str, commands))
+    match action_format:
+        case "plain":
+            return "Reply with the command alone."
+        case "react":
+            return 'Reply with a line "Thought: " and what you think, then a line "Action: " and one command.'
+        case "function":
+            form = '{"thought": "why", "function_name": "name", "arguments": {"argument": "value"}}'
+            return f"Reply with one JSON object of the form {form}. The functions:\n{functions}"
+        case "code":
+            return (
+                "Reply with one Python block: a comment that says what you think, then one call with literal "
+                f"arguments, between a line ```python and a line ```. The functions:\n{functions}"
+            )
 
 
 def _read_react(text: str) -> str | Unreadable:
@@ -48,6 +118,69 @@ def _read_react(text: str) -> str | Unreadable:
     # A second thought on the action's own line is where a model runs on; it is not part of the action.
     action = _THOUGHT.split(_first_line(parts[1]))[0].strip()
     return action or Unreadable('There is nothing after "Action:". Write one action there.')
+
+
+def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        call = json.loads(text[start : end + 1]) if 0 <= start < end < _MAX_CALL_CHARS else None
+    except (ValueError, RecursionError):
+        call = None
+    if not isinstance(call, dict):
+        return Unreadable("There is no JSON object in the reply. Reply with one that names a function.")
+    name, arguments = call.get("function_name"), call.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return Unreadable('The object needs "function_name", a text, and "arguments", an object.')
+    return _fill(name, arguments, commands)
+
+
+def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
+    blocks = _FENCED.findall(text[:_MAX_CALL_CHARS])
+    if len(blocks) != 1:
+        return Unreadable(f"There are {len(blocks)} Python blocks in the reply. Write one, with one call.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a text's "\\d"; whoever sampled it does not read our stderr
+            statements = ast.parse(blocks[0]).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Unreadable("The block is not Python. Write one call in it.")
+    match statements:
+        case [ast.Expr(ast.Call(func=ast.Name(name)) as call)]:
+            return _fill_call(name, call, commands)
+    return Unreadable("The block is not one call of a function. Take one action at a time.")
+
+
+def _fill_call(name: str, call: ast.Call, commands: Sequence[Command]) -> str | Unreadable:
+    try:
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return Unreadable(f"An argument of {name} is no literal. Write texts and numbers as they are.")
+    known = next((command.arguments for command in commands if command.name == name), ())
+    if len(positional) > len(known) or len(positional) + len(named) != len(call.args) + len(call.keywords):
+        return Unreadable(f"{name} takes {len(known)} arguments: {', '.join(known) or 'none'}.")
+    return _fill(name, dict(zip(known, positional, strict=False)) | named, commands)
+
+
+def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) -> str | Unreadable:
+    """Return the words of the command `name` with these arguments."""
+    command = next((command for command in commands if command.name == name), None)
+    if command is None:
+        return Unreadable(f"There is no function {name[:50]!r}. There are: {', '.join(c.name for c in commands)}.")
+    if set(arguments) != set(command.arguments):
+        return Unreadable(f"The arguments of {name} are: {', '.join(command.arguments) or 'none'}.")
+    if not all(isinstance(value, str | int | float) for value in arguments.values()):
+        return Unreadable(f"The arguments of {name} are texts or numbers.")
+    values = {key: " ".join(str(value).split()) for key, value in arguments.items()}
+    action = _HOLE.sub(lambda hole: values[hole[1]], command.words).strip()
+    return action or Unreadable(f"The arguments of {name} are empty.")
+
+
+def _call_of(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]]:
+    for command in commands:
+        if found := command.pattern.fullmatch(action):
+            return command.name, found.groupdict()
+    raise ValueError(f"no command has the words of {action!r}; there are {', '.join(c.words for c in commands)}")
 
 
 def _first_line(text: str) -> str:

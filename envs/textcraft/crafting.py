@@ -11,7 +11,14 @@ import re
 from collections.abc import Mapping
 from itertools import islice
 
+from horizonrl.envs.formats import Command
 from horizonrl.envs.textcraft.recipes import Recipe, RecipeBook
+
+COMMANDS = (
+    Command("get", "get {count} {item}", "find a base item, one that no recipe makes"),
+    Command("craft", "craft {count} {item} using {ingredients}", "follow one recipe once; ingredients as in it"),
+    Command("inventory", "inventory", "list what you carry"),
+)
 
 MAX_COMMAND_CHARS = 512
 """The longest command that a recipe needs has under 100."""

@@ -12,7 +12,7 @@ from pydantic import Field, validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
-from horizonrl.envs.textcraft.crafting import Crafting
+from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.expert import TextCraftExpert
 from horizonrl.envs.textcraft.prompt import Style, first_observation
 from horizonrl.envs.textcraft.tasks import goal_of, load_book, load_tasks, task_id_of
@@ -22,7 +22,7 @@ class TextCraft:
     """One crafting episode at a time.
 
     distractors: recipes in the first observation that the goal does not need
-    format: how the agent names its action, `react` or `plain` (envs/formats.py)
+    format: how the agent names its action (envs/formats.py)
     style: `full` explains the rules and lists every way to the goal, `compact` is for small models and short contexts
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
@@ -70,7 +70,7 @@ class TextCraft:
         world = self._begun()
         if world.crafted:
             raise EnvironmentFailure(f"the episode of {world.goal!r} is over: reset before the next step")
-        match read_action(text, self._format):
+        match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
                 observation = reason
             case str(command):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from horizonrl.envs.formats import ActionFormat, write_action
-from horizonrl.envs.textcraft.crafting import Crafting
+from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.recipes import Recipe, RecipeBook
 
 Choices = dict[str, str | Recipe]
@@ -41,10 +41,10 @@ class TextCraftExpert:
         """Return the reply that takes the first action of a shortest plan from here."""
         plan = shortest_plan(self._world.book, self._world.goal, self._world.inventory)
         for item, count in plan.gets.items():
-            return write_action(f"get {count} {item}", f"I need {count} {item}.", self._format)
+            return write_action(f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS)
         recipe, command = plan.crafts[0]
         thought = "I have all I need." if recipe.item == self._world.goal else f"I need {recipe.item} first."
-        return write_action(command, thought, self._format)
+        return write_action(command, thought, self._format, COMMANDS)
 
 
 @cache

@@ -4,7 +4,8 @@ from hashlib import sha256
 from random import Random
 from typing import Literal
 
-from horizonrl.envs.formats import ActionFormat
+from horizonrl.envs.formats import ActionFormat, explain
+from horizonrl.envs.textcraft.crafting import COMMANDS
 from horizonrl.envs.textcraft.expert import recipes_needed
 from horizonrl.envs.textcraft.recipes import Recipe, RecipeBook
 
@@ -19,12 +20,7 @@ Where a recipe says planks or wool, name the kind that you use, such as oak plan
 _COMPACT = """\
 Commands: get N item | craft N item using M item, M item | inventory
 Get what no recipe makes."""
-_REPLY: dict[tuple[Style, ActionFormat], str] = {
-    ("full", "plain"): "Reply with the command alone.",
-    ("full", "react"): 'Reply with a line "Thought: " and what you think, then a line "Action: " and one command.',
-    ("compact", "plain"): "",
-    ("compact", "react"): "Reply in two lines:\nThought: why\nAction: command",
-}
+_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: command"}
 
 
 def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple[Style, ActionFormat]) -> str:
@@ -33,15 +29,18 @@ def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple
     The full style lists every recipe by which the goal can be reached, as the original does; the compact one only
     those of a shortest plan. Either adds `distractors` others.
     """
+    style, action_format = form
     draw = Random(int.from_bytes(sha256(goal.encode()).digest()))
     needed = recipes_needed(book, goal)
-    recipes = list(needed if form[0] == "compact" else book.reachable(goal))
+    recipes = list(needed if style == "compact" else book.reachable(goal))
     recipes += _distractors(book, recipes, distractors, draw)
     draw.shuffle(recipes)
     listed = "\n".join(map(str, recipes))
-    reply = _REPLY[form]
+    reply = explain(action_format, COMMANDS)
+    if style == "compact":
+        reply = _COMPACT_REPLY.get(action_format, reply)
     wish = f"Goal: craft {needed[-1].count} {goal}"
-    if form[0] == "compact":
+    if style == "compact":
         return "\n".join(filter(None, (_COMPACT, *_tags(book, needed), reply, listed, wish)))
     return f"{_FULL}\n{reply}\n\nCrafting commands:\n{listed}\n\n{wish}"
 

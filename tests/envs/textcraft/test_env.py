@@ -128,3 +128,18 @@ def test_an_expert_before_reset_is_a_failure() -> None:
 def test_a_wrong_option_is_refused(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         TextCraft(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
+def test_the_expert_solves_a_task_in_every_format(style: str, action_format: str) -> None:
+    async def play() -> float:
+        environment = TextCraft(style=style, format=action_format)
+        observation, reward, done = (await environment.reset("oak_fence")).text, 0.0, False
+        expert = environment.expert()
+        while not done:
+            step = await environment.step(expert.act(observation))
+            observation, reward, done = step.observation, reward + step.reward, step.terminated
+        return reward
+
+    assert asyncio.run(play()) == 1
