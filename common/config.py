@@ -177,6 +177,12 @@ class LearnerSection(Section):
     """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
 
 
+class LoraSection(Section):
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Width of the adapters (LoRA) that are trained beside each linear layer of a frozen model; 0 trains all of it.
+    Actors get merged weights. Wants about ten times the learning rates."""
+
+
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
     """Actors that `train` starts on this machine; 0 leaves them to other machines."""
@@ -226,6 +232,7 @@ class RunConfig(BaseSettings):
     critic: CriticSection = CriticSection()
     eval: EvalSection = EvalSection()
     learner: LearnerSection = LearnerSection()
+    lora: LoraSection = LoraSection()
     actor: ActorSection = ActorSection()
     metrics: MetricsSection = MetricsSection()
 

@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.objective import Objective
 from horizonrl.learner.advantage import Scores
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.export import write_weights_file
+from horizonrl.learner.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.model import Said, TokenScorer, load_language_model
 from horizonrl.learner.objective import Lesson, Tally, known_of, lessons, mean, tally_of, token_loss
 from horizonrl.learner.packing import MicroBatch, pack
@@ -51,6 +53,8 @@ class EngineSettings:
     """What an engine needs to know; `common/config.py` documents the knobs."""
 
     model_dir: Path
+    lora_rank: int = 0
+    """Of the adapters that are trained beside a frozen model; 0 trains the model itself."""
     zero_stage: int = 1
     threads: int = 1
     micro_batch_tokens: int = 2048
@@ -76,6 +80,10 @@ class DeepSpeedEngine:
         self.rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
         lm: Any = load_language_model(settings.model_dir)
+        self._base: dict[str, str] = {}
+        if settings.lora_rank:
+            add_adapters(lm, settings.lora_rank)
+            self._base = {file.name: digest_file(file) for file in sorted(settings.model_dir.glob("*.safetensors"))}
         lm.train(settings.gradient_checkpointing)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -84,7 +92,7 @@ class DeepSpeedEngine:
         self._reference: TokenScorer | None = None
         self._reference_version = 0
         scorer = TokenScorer(lm, settings.temperature, critic=settings.objective.advantage.needs_critic)
-        groups: list[dict[str, Any]] = [{"params": list(lm.parameters())}]
+        groups: list[dict[str, Any]] = [{"params": [p for p in lm.parameters() if p.requires_grad]}]
         if scorer.critic is not None:
             groups.append({"params": list(scorer.critic.parameters())})
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
@@ -130,7 +138,7 @@ class DeepSpeedEngine:
         tensors = chain([(_RNG, torch.get_rng_state())], self._partitions.gathered())
         if self.rank == 0:
             files = write_shards(tensors, directory)
-            written = {"state": state, "optimizer_steps": self._partitions.steps, "files": files}
+            written = {"state": state, "optimizer_steps": self._partitions.steps, "files": files, "base": self._base}
             if self._reference is not None:
                 written["reference_version"] = self._reference_version
                 write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
@@ -152,9 +160,14 @@ class DeepSpeedEngine:
         rng = {_RNG: list(torch.get_rng_state().shape)}
         with open_shards(directory, files) as shards:
             _check_same_model(shards.shapes, rng | self._partitions.shapes, directory)
+            if (base := written.get("base", {})) != self._base:
+                raise CheckpointError(
+                    f"the adapters in {directory} stand beside other weights ({base}) than those of "
+                    f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
+                )
             self._partitions.restore(shards.read, steps)
             for name, parameter in self._partitions.parameters.items():
-                with self._whole(parameter, writer=0):
+                with self._whole([parameter], writer=0):
                     parameter.data.copy_(shards.read(f"{MASTER}.{name}"))
             torch.set_rng_state(shards.read(_RNG))
         self._reference = None
@@ -228,9 +241,9 @@ class DeepSpeedEngine:
         elif every is None or version < self._reference_version + every:
             return
         self._reference_version = version
-        for mine, own in zip(self._engine.module.lm.parameters(), self._reference.lm.parameters(), strict=True):
-            with self._whole(mine):
-                own.data.copy_(mine.data)
+        own = dict(self._reference.lm.named_parameters())
+        for name, tensor in self._weights():
+            own[name].data.copy_(tensor)
 
     def _frozen_model(self) -> TokenScorer:
         lm = load_language_model(self._settings.model_dir).to(self._device)
@@ -257,20 +270,25 @@ class DeepSpeedEngine:
         return sum((Tally(*row.tolist()) for row in rows), Tally())
 
     def _gathered(self) -> dict[str, Tensor]:
-        """Return the parameters under their Hugging Face names; ZeRO stage 3 gathers them, on rank 0 only."""
+        """Return the policy's weights under their Hugging Face names, on rank 0 only."""
         tensors: dict[str, Tensor] = {}
-        for name, parameter in self._engine.module.lm.named_parameters():
-            with self._whole(parameter):
-                if self.rank == 0:
-                    tensors[name] = parameter.detach().to("cpu", copy=self._settings.zero_stage == 3)
+        for name, tensor in self._weights():
+            if self.rank == 0:
+                tensors[name] = tensor.detach().to("cpu", copy=self._settings.zero_stage == 3)
         return tensors
 
-    def _whole(self, parameter: Any, writer: int | None = None) -> AbstractContextManager[None]:
-        """Give a context in which a parameter is not partitioned, and what the rank `writer` writes to it stays."""
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's weights under their Hugging Face names, each whole until the next is asked for."""
+        for name, parts in policy_weights(self._engine.module.lm):
+            with self._whole(parts):
+                yield name, merged(*parts)
+
+    def _whole(self, parameters: Sequence[Any], writer: int | None = None) -> AbstractContextManager[None]:
+        """Give a context in which parameters are not partitioned, and what the rank `writer` writes to them stays."""
         if self._settings.zero_stage < 3:
             return nullcontext()
         gathered: AbstractContextManager[None]
-        gathered = self._deepspeed.zero.GatheredParameters([parameter], modifier_rank=writer)
+        gathered = self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=writer)
         return gathered
 
 
@@ -279,9 +297,9 @@ def _check_same_model(saved: Mapping[str, list[int]], mine: Mapping[str, list[in
     if differing:
         name = differing[0]
         raise CheckpointError(
-            f"the checkpoint {directory} is of another model: {len(differing)} tensors differ, the first of them is "
-            f"{name}, of shape {saved.get(name, 'none')} there and {mine.get(name, 'none')} here; resume with the "
-            "model that the run began with"
+            f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
+            f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {mine.get(name, 'none')} here; "
+            "resume with the model and the rank that the run began with"
         )
 
 

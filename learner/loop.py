@@ -110,6 +110,8 @@ class LearnerLoop:
         )
         if self.eval_tasks:
             self.identity = self.identity | {"evaluation": plan_digest(self.config, self.eval_tasks)}
+        if self.config.lora.rank:
+            self.identity = self.identity | {"lora.rank": str(self.config.lora.rank)}
         self._best = Best(run_dir / "best")
         self._collector = Collector(self.rules, Books())
         self._horizons = Histories(adaptive_rules(self.config))
@@ -202,8 +204,8 @@ class LearnerLoop:
         if changed := changes(checkpoint.state["identity"], self.identity):
             told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
             raise CheckpointError(
-                f"{checkpoint.path} was made with another model, tokenizer, template or evaluation ({told}); give the "
-                "run another run.name, or restore what was changed"
+                f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
+                f"({told}); give the run another run.name, or restore what was changed"
             )
 
     def _phase(self) -> Phase:

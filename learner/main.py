@@ -75,6 +75,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
 def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
     return EngineSettings(
         model_dir=model_dir,
+        lora_rank=config.lora.rank,
         zero_stage=config.learner.zero_stage,
         threads=config.learner.threads,
         micro_batch_tokens=config.learner.micro_batch_tokens,

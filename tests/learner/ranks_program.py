@@ -1,4 +1,7 @@
-"""One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`."""
+"""One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
+
+A mode is `train`, `resume` or `desert`, with a ZeRO stage (`-z3`) and adapters' rank (`-r4`) if they are not 1 and 0.
+"""
 
 import json
 import os
@@ -54,10 +57,10 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
     from horizonrl.learner.ranks import Leader, follow
 
-    mode, _, stage = mode.partition("-z")
-    engine = DeepSpeedEngine(
-        EngineSettings(model_dir, zero_stage=int(stage or 1), micro_batch_tokens=128, collective_timeout_s=15)
-    )
+    mode, *options = mode.split("-")
+    given = {option[0]: int(option[1:]) for option in options}
+    layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
+    engine = DeepSpeedEngine(EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, **layout))
     if engine.rank != 0:
         follow(engine if mode != "desert" else Deserter(engine))
         return {}

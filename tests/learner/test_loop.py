@@ -164,6 +164,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str)
+def test_a_run_does_not_go_on_with_adapters_of_another_rank(tmp_path: Path, before: int, now: int, told: str) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=(f"--lora.rank={before}",))
+        await first.run()
+        other = World(tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9"))
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match=rf"lora\.rank: {told}")
+
+    asyncio.run(scenario())
+
+
 def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
     async def scenario() -> None:
         first = World(tmp_path, overrides=EVALUATING)

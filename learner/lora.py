@@ -1,0 +1,58 @@
+"""LoRA (arXiv 2106.09685): a frozen model, two narrow matrices beside each linear layer, and the weights they make.
+
+Place in the flow: between the model that `engine.py` trains and the weights that actors get, which are those of a full
+model. Knows nothing of DeepSpeed. W is (out, in) and frozen; A is (rank, in), B is (out, rank) and begins at 0.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from horizonrl.common.errors import ConfigError, MissingDependency
+
+ALPHA = 32
+"""The merged weight is W + ALPHA / rank · B·A. So divided, the best learning rate hardly depends on the rank, and is
+about ten times that of full training (LoRA Without Regret, Schulman et al. 2025)."""
+
+
+def add_adapters(lm: nn.Module, rank: int) -> None:
+    """Freeze the model and put an adapter of `rank` beside every linear layer of its decoder; the head has none.
+
+    Raises ConfigError for a model without such layers, MissingDependency when peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise MissingDependency(
+            f"lora.rank is {rank}, which needs peft ({error}): pip install peft, or set lora.rank to 0"
+        ) from error
+    targets = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
+    head = cast(Any, lm).get_output_embeddings()
+    targets = [name for name in targets if lm.get_submodule(name) is not head]
+    if not targets:
+        raise ConfigError(
+            f"lora.rank is {rank} but {type(lm).__name__} is not made of linear layers (torch.nn.Linear), beside which "
+            "adapters could stand: choose another model, or set lora.rank to 0"
+        )
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=ALPHA, target_modules=targets), lm)
+
+
+def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
+    """Yield the Hugging Face name of each weight, and what it is made of: W alone, or W, A and B."""
+    named = dict(lm.named_parameters())
+    for name, parameter in named.items():
+        if ".lora_" in name:
+            continue
+        layer = name.removesuffix(".base_layer.weight")
+        factors = [] if layer == name else [named[f"{layer}.lora_{side}.default.weight"] for side in "AB"]
+        yield name.replace(".base_layer.", "."), [parameter, *factors]
+
+
+@torch.no_grad()
+def merged(W: Tensor, A: Tensor | None = None, B: Tensor | None = None) -> Tensor:
+    """Return W itself, or the sum with its adapter, computed in float32 and rounded once to W's precision."""
+    if A is None or B is None:
+        return W
+    return torch.addmm(W.float(), B.float(), A.float(), alpha=ALPHA / len(A)).to(W.dtype)
