@@ -1,7 +1,8 @@
 """The pocket model: a Llama of a million parameters that half knows TextCraft, made from nothing in minutes.
 
-Place in the flow: tasks → the expert's episodes → **lessons** → weights. Learning studies begin from it. Imitation
-stops early on purpose: RL learns from groups in which some episodes of a task succeed and others fail.
+Place in the flow: tasks → a careless expert's episodes → **lessons** → weights. Learning studies begin from it. Who
+imitates an expert that wastes two turns of five knows how to craft and wastes turns: under a horizon some episodes of a
+task succeed and others fail, and how to do better is there to be found by RL.
 
     python -m horizonrl.ops.pocket DIRECTORY
 
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -28,18 +30,23 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.scripted_policy import ScriptedPolicy
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
-from horizonrl.envs.api import Split
+from horizonrl.envs.api import Expert, Observation, Split
+from horizonrl.envs.textcraft.env import TextCraft
 from horizonrl.ops.bench.tiny_model import make_tokenizer
 
 SEED = 0
 
 ENVIRONMENT = "textcraft"
 OPTIONS = {"format": "plain", "style": "compact", "distractors": 0}
-HORIZONS = {"depth1": 6, "depth2": 10, "depth3": 16}
-"""The categories taught, and the most turns of an episode: the expert takes 2.2, 5.1 and 10.2 on average."""
+HORIZONS = {"depth1": 12, "depth2": 20, "depth3": 30}
+"""The categories taught, and the most turns of a lesson: a careful expert takes 2.2, 5.1 and 10.2 on average."""
+CARELESSNESS = 0.4
+"""Share of the turns in which the expert does something else that the prompt speaks of."""
+ROUNDS = 3
+"""How often each task is played, carelessly in another way each time."""
 SHARES = (0.3, 0.4, 0.3)
 """How often a category's lessons are drawn."""
-CONTEXT_TOKENS = 384
+CONTEXT_TOKENS = 512
 """Longer episodes are no lessons."""
 MAX_TURN_TOKENS = 24
 FIXED_WORDS = (
@@ -51,7 +58,7 @@ FIXED_WORDS = (
 VOCABULARY = 1024
 THREADS = 2
 """Fixed, because sums depend on it."""
-COPYING_STEPS, IMITATION_STEPS = 400, 800
+COPYING_STEPS, IMITATION_STEPS = 400, 1200
 """First nothing but items that repeat, in short rows: heads that copy form many times sooner than in episodes."""
 COPYING_ROWS, COPYING_TOKENS = 32, 40
 EMBEDDING_SCALE = 2.0
@@ -118,9 +125,44 @@ async def make_pocket_tokenizer() -> Any:
     return make_tokenizer(texts=texts, vocabulary=VOCABULARY)
 
 
-async def expert_episodes(chat: ChatTemplate, split: Split, category: str) -> list[Episode]:
+class CarelessTextCraft(TextCraft):
+    """TextCraft whose expert asks for the inventory, gets what it may not need, or crafts what it may not be able to."""
+
+    def __init__(self, carelessness: float, draw: Random) -> None:
+        super().__init__(**OPTIONS)
+        self._carelessness = carelessness
+        self._draw = draw
+        self._recipes: list[str] = []
+
+    async def reset(self, task_id: str) -> Observation:
+        observation = await super().reset(task_id)
+        self._recipes = [line for line in observation.text.splitlines() if line.startswith("craft ")]
+        return observation
+
+    def expert(self) -> Expert:
+        return CarelessExpert(super().expert(), self._recipes, self._carelessness, self._draw)
+
+
+@dataclass(frozen=True, slots=True)
+class CarelessExpert:
+    careful: Expert
+    recipes: Sequence[str]
+    carelessness: float
+    draw: Random
+
+    def act(self, observation: str) -> str:
+        if self.draw.random() >= self.carelessness:
+            return self.careful.act(observation)
+        recipe = self.draw.choice(self.recipes)
+        ingredient = self.draw.choice(recipe.partition(" using ")[2].split(", ")).partition(" ")[2]
+        return self.draw.choice(["inventory", recipe, f"get {self.draw.randint(1, 9)} {ingredient}"])
+
+
+async def expert_episodes(
+    chat: ChatTemplate, split: Split, category: str, carelessness: float = CARELESSNESS, draw: Random | None = None
+) -> list[Episode]:
     """Play every task of a category as an actor plays a demonstration; leave out what a context does not hold."""
-    environment = registry.make(ENVIRONMENT, OPTIONS)
+    environment = CarelessTextCraft(carelessness, draw or Random(SEED))
     rollout = Rollout(ScriptedPolicy(max_context_tokens=CONTEXT_TOKENS), chat, system_prompt=None, step_timeout_s=30.0)
     episodes = []
     for number, task in enumerate(registry.select(ENVIRONMENT, split, (category,))):
@@ -138,7 +180,11 @@ async def expert_episodes(chat: ChatTemplate, split: Split, category: str) -> li
 
 async def make_lessons(chat: ChatTemplate) -> list[list[Lesson]]:
     """Return the lessons of the train split by category."""
-    return [[lesson(episode) for episode in await expert_episodes(chat, "train", of)] for of in HORIZONS]
+    rounds = [Random(number) for number in range(ROUNDS)]
+    return [
+        [lesson(episode) for draw in rounds for episode in await expert_episodes(chat, "train", of, draw=draw)]
+        for of in HORIZONS
+    ]
 
 
 def lesson(episode: Episode) -> Lesson:

@@ -26,6 +26,11 @@ def taught(chat: ChatTemplate) -> list[Episode]:
     return [episode for of in pocket.HORIZONS for episode in asyncio.run(pocket.expert_episodes(chat, "train", of))]
 
 
+@pytest.fixture(scope="module")
+def careful(chat: ChatTemplate) -> list[Episode]:
+    return asyncio.run(pocket.expert_episodes(chat, "train", "depth2", carelessness=0.0))
+
+
 async def played_by_hand(task_id: str) -> list[dict[str, str]]:
     """Play the expert against the environment without any actor, as messages."""
     environment = registry.make(pocket.ENVIRONMENT, pocket.OPTIONS)
@@ -43,9 +48,9 @@ def goal_of(prompt: str) -> str:
     return prompt.rpartition("\nGoal: craft ")[2].partition(" ")[2]
 
 
-def test_a_lesson_is_the_conversation_as_the_template_writes_it(taught: list[Episode]) -> None:
+def test_a_lesson_is_the_conversation_as_the_template_writes_it(careful: list[Episode]) -> None:
     tokenizer = asyncio.run(pocket.make_pocket_tokenizer())
-    for episode in taught[::40]:
+    for episode in careful[::20]:
         messages = asyncio.run(played_by_hand(goal_of(episode.prompt).replace(" ", "_")))
         lesson = pocket.lesson(episode)
         assert tokenizer.decode(lesson.ids) + "\n" == tokenizer.apply_chat_template(messages, tokenize=False)
@@ -53,10 +58,17 @@ def test_a_lesson_is_the_conversation_as_the_template_writes_it(taught: list[Epi
         assert actions == "".join(f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant")
 
 
+def test_a_careless_expert_takes_more_turns_and_still_succeeds(taught: list[Episode], careful: list[Episode]) -> None:
+    turns = {episode.prompt: len(episode.turns) for episode in careful}
+    wasted = [1 - turns[episode.prompt] / len(episode.turns) for episode in taught if episode.prompt in turns]
+    assert len(wasted) > 200
+    assert 0.2 < sum(wasted) / len(wasted) <= pocket.CARELESSNESS  # some carelessness happens to help
+    assert all(episode.success for episode in taught)
+
+
 def test_held_out_tasks_are_never_taught(taught: list[Episode]) -> None:
     held_out = {task.task_id.replace("_", " ") for task in registry.select("textcraft", "test")}
-    assert len(taught) > 380
-    assert all(episode.success for episode in taught)
+    assert len(taught) > 340
     assert not {goal_of(episode.prompt) for episode in taught} & held_out
 
 
