@@ -16,6 +16,8 @@ DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
 """The durable consumer that all actors share: it makes the ticket stream a work queue."""
 UNLIMITED = -1
+INSUFFICIENT_STORAGE = 10047
+"""nats-server's code when a stream's max_bytes, reserved in full, exceed what is left of three quarters of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,25 @@ async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack
         await js.create_key_value(bucket=bucket_name(run), history=1, storage=api.StorageType.FILE)
 
 
+async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
+    try:
+        await js.add_stream(wanted)
+    except nats.js.errors.APIError as error:
+        if error.err_code != INSUFFICIENT_STORAGE:
+            raise
+        raise ConfigError(
+            f"the broker has no room to reserve for stream {wanted.name}: broker.max_log_bytes is {wanted.max_bytes}; "
+            "lower it, free disk on the broker's machine, or delete the streams of runs that are over"
+        ) from error
+
+
 async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
     """Leave alone what is not ours to set: an operator may have added replicas or a placement."""
     assert wanted.name is not None
     try:
         present = (await js.stream_info(wanted.name)).config
     except nats.js.errors.NotFoundError:
-        await js.add_stream(wanted)
+        await _add_stream(js, wanted)
         return
     ours = ("subjects", "retention", "storage", "discard", "max_bytes", "duplicate_window")
     changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}

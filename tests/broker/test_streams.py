@@ -74,6 +74,12 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
 
 
 @pytest.mark.process
+def test_a_log_larger_than_the_disk_is_refused_with_what_to_do(nats_server: EmbeddedServer, run: str) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.max_log_bytes is 1125899906842624; lower it"):
+        asyncio.run(connect(run, BrokerSection(url=nats_server.url, max_log_bytes=1 << 50)))
+
+
+@pytest.mark.process
 def test_a_closed_reader_leaves_no_consumer_behind(nats_server: EmbeddedServer, run: str) -> None:
     async def scenario() -> None:
         transport = await connect(run, BrokerSection(url=nats_server.url))
