@@ -129,7 +129,7 @@ async def make_pocket_tokenizer() -> Any:
 
 
 class CarelessTextCraft(TextCraft):
-    """TextCraft whose expert asks for the inventory, gets what it may not need, or crafts what it may not be able to."""
+    """TextCraft whose expert may ask for the inventory, get what it does not need, or craft what it cannot."""
 
     def __init__(self, carelessness: float, draw: Random) -> None:
         super().__init__(**OPTIONS)
