@@ -37,7 +37,7 @@ from horizonrl.ops.bench.tiny_model import make_tokenizer
 SEED = 0
 
 ENVIRONMENT = "textcraft"
-OPTIONS = {"format": "plain", "style": "compact", "distractors": 0}
+OPTIONS: dict[str, Any] = {"format": "plain", "style": "compact", "distractors": 0}
 HORIZONS = {"depth1": 12, "depth2": 20, "depth3": 30}
 """The categories taught, and the most turns of a lesson: a careful expert takes 2.2, 5.1 and 10.2 on average."""
 CARELESSNESS = 0.4
