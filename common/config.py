@@ -269,6 +269,7 @@ class RunConfig(BaseSettings):
             ("imitation.steps", self.imitation.steps, Kind.DEMO),
             ("rl.steps", self.rl.steps, Kind.TRAIN),
             ("rl.demos_per_step", self.rl.demos_per_step, Kind.DEMO),
+            ("eval.every", self.eval.every, Kind.EVAL),
         ):
             if count and not any(kind in env.kinds for env in self.envs):
                 raise ValueError(
