@@ -154,6 +154,8 @@ class EvalSection(Section):
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """Episodes of each task; with more than one, pass@k says more."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
+    horizon: HorizonTurns | None = None
+    """Turns of its episodes; without one, the longest horizon of the environment's schedule."""
 
 
 class LearnerSection(Section):

@@ -88,7 +88,9 @@ def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Pa
     playable = json.dumps([transcripts | {"kinds": ["demo", "eval"]}, textcraft])
     with pytest.raises(ConfigError, match="'transcripts' holds out no task"):
         eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", playable]))
-    with pytest.raises(ConfigError, match=r"eval\.every is 5 but none of the envs textcraft has 'eval' among its kinds"):
+    with pytest.raises(
+        ConfigError, match=r"eval\.every is 5 but none of the envs textcraft has 'eval' among its kinds"
+    ):
         RunConfig.load([], ["--eval.every=5", "--envs", json.dumps([textcraft | {"kinds": ["demo", "train"]}])])
 
 
