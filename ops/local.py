@@ -211,11 +211,15 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.password
     environment = {SUPERVISED: "1"}
+    port = config.metrics.port
     if secret is not None:  # not as an argument: every user of the machine can read those
         environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
+    ports = [{"HORIZONRL_METRICS__PORT": str(port + place)} if port else {} for place in range(len(names))]
     return [
-        Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment, stop_within_s(role, config))
-        for role, name in names
+        Part(
+            role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment | own, stop_within_s(role, config)
+        )
+        for (role, name), own in zip(names, ports, strict=True)
     ]
 
 

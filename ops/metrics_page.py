@@ -12,8 +12,8 @@ HEAD = """\
 Made from `common/metrics.py` by `python -m horizonrl.ops.metrics_page`; do not edit.
 
 Each role answers `/healthz`, `/readyz` and `/metrics` on one port (`metrics.host`, `metrics.port`); of a learner's
-ranks the first. Counters and histograms stand at 0 from the start. A gauge appears with its first value. Nothing is measured a token.
-Where an exemplar is named, a reading in OpenMetrics format carries the id of a ticket, which
+ranks the first. Counters and histograms stand at 0 from the start, a gauge appears with its first value, and nothing is
+measured a token. Where an exemplar is named, a reading in OpenMetrics format carries the id of a ticket, which
 `horizonrl lineage RUN_DIR --ticket ID` follows.
 
 | label | values |

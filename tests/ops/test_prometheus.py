@@ -39,7 +39,7 @@ def test_each_alert_fires_and_is_silent_as_its_cases_say() -> None:
 
 @needs_promtool
 def test_promtool_takes_the_configuration_and_its_rules() -> None:
-    promtool("check", "config", "prometheus.yml")
+    promtool("check", "config", "prometheus.yml", "local.yml")
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
