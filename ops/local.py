@@ -214,13 +214,12 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     port = config.metrics.port
     if secret is not None:  # not as an argument: every user of the machine can read those
         environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
-    ports = [{"HORIZONRL_METRICS__PORT": str(port + place)} if port else {} for place in range(len(names))]
-    return [
-        Part(
-            role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment | own, stop_within_s(role, config)
-        )
-        for (role, name), own in zip(names, ports, strict=True)
-    ]
+    parts = []
+    for place, (role, name) in enumerate(names):
+        own = {"HORIZONRL_METRICS__PORT": str(port + place)} if port else {}
+        log_file = config.run_dir / "logs" / f"{name}.log"
+        parts.append(Part(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
+    return parts
 
 
 def last_lines(path: Path, count: int = 15) -> str:

@@ -170,7 +170,7 @@ def test_promtool_finds_nothing_to_say_about_an_endpoint(observed: Observed, num
 def test_every_declared_metric_is_set_by_the_code_of_its_role(observed: Observed) -> None:
     for role, port in zip(ROLES, observed.ports, strict=True):
         families = list(text_string_to_metric_families(observed.read(port)))
-        declared = {metric.name for metric in (*TABLE[role], *EVERY)}  # type: ignore[index]
+        declared = {metric.name for metric in (*TABLE[role], *EVERY)}
         names = {family.name.removeprefix(PREFIX) for family in families}
         assert names == {name.removesuffix("_total") for name in declared}
         moved = {family.name.removeprefix(PREFIX) for family in families if has_moved(family)}
