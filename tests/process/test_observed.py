@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "ops/prometheus"
 ROLES = ("controller", "learner", "actor", "actor")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+START_S = 400
+"""A fifth of a minute on free cores; the learner imports torch and DeepSpeed."""
 NO_PROMETHEUS = "needs prometheus and promtool: apt-get install prometheus"
 ON_EVENTS = {
     "broker_denied_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
@@ -51,7 +53,7 @@ ON_EVENTS = {
 }
 """Counters of what need not happen in a run, and the test that makes each of them count."""
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 
 @dataclass
@@ -134,8 +136,8 @@ def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
         found = shutil.which("prometheus") and shutil.which("promtool")
         run = Observed(place, ports, start_prometheus(place, ports, own_port) if found else None)
         for port in ports:
-            place.wait_for("a role's readiness", lambda port=port: answers(f"http://127.0.0.1:{port}/readyz"), 300)
-        place.wait_for("an RL evaluation", lambda: len(place.lines("evals.jsonl")) >= 3, 300)
+            place.wait_for("a role's readiness", lambda port=port: answers(f"http://127.0.0.1:{port}/readyz"), START_S)
+        place.wait_for("an RL evaluation", lambda: len(place.lines("evals.jsonl")) >= 3, START_S)
         yield run
 
 
