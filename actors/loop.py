@@ -205,8 +205,9 @@ class ActorLoop:
         self.metrics.count("tokens_generated_total", episode.generated_tokens, env=env_id)
         self.metrics.observe("episode_turns", len(episode.turns), env=env_id)
         if episode.turns:
-            self.metrics.observe("environment_step_seconds", episode.environment_s / len(episode.turns), env=env_id)
-            self.metrics.observe("generate_seconds", episode.generate_s / len(episode.turns))
+            turns, ticket_id = len(episode.turns), ticket.ticket_id
+            self.metrics.observe("environment_step_seconds", episode.environment_s / turns, ticket_id, env=env_id)
+            self.metrics.observe("generate_seconds", episode.generate_s / turns, ticket_id)
         return episode
 
     async def _play(self, ticket: Ticket, index: int) -> Episode:

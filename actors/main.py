@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 
 from horizonrl.actors.chat import ChatTemplate
@@ -55,8 +54,7 @@ async def run(
                 stopping=service.stopping,
                 metrics=service.metrics,
             )
-            refresh = partial(service.metrics.mirror_broker, transport)
-            async with service.open(config.metrics.host, config.metrics.port, refresh):
+            async with service.open(config.metrics.host, config.metrics.port, transport):
                 service.ready = True
                 await loop.run()
     finally:

@@ -40,6 +40,7 @@ class WeightsFollower:
         Takes announcements; gives applied weights; waits for the key `policy`; woken by the broker. Raises
         WeightsRejected when the policy's probe fails: the engine has to be replaced.
         """
+        self._metrics.set("actor_policy_version", self._policy.version.version)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             group.create_task(self._keep_up())

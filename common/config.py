@@ -203,7 +203,8 @@ class ActorSection(Section):
 class MetricsSection(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of /metrics, /healthz and /readyz; 0 takes a free one and writes it to the log."""
+    """Port of /metrics, /healthz and /readyz; 0 takes a free one and writes it to the log. With `train` the learner has
+    this one, the controller the next, and the actors those that follow."""
 
 
 class RunConfig(BaseSettings):

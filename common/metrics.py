@@ -1,20 +1,32 @@
 """Every metric of HorizonRL, declared once in one table, on a registry of our own.
 
 Ours alone: vLLM may switch prometheus_client's default registry into multiprocess mode. Labels are bounded (`env`,
-`reason`, `stop`, `kind`): never a ticket, an episode, a pod or a path.
+`reason`, `stop`, `kind`): never a ticket, an episode, a pod or a path. `docs/metrics.md` is made from this table.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
 
+from horizonrl.common.types import DropReason, Kind, StopReason
+
+Role = Literal["controller", "actor", "learner", "every"]
+
+PREFIX = "horizonrl_"
 CALL_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 STEP_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
+OTHER = "other"
+"""Stands for a label value that nobody declared: a forged ticket must not make a new series."""
+
+# A second series beside each counter and histogram, for the time of its making, that nobody reads.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,46 +36,79 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """All values of the label `reason`."""
+    exemplar: bool = False
+    """An observation names its ticket, which `horizonrl lineage --ticket` follows."""
 
 
-TABLE = (
-    # controller
+CONTROLLER = (
     Metric("counter", "tickets_issued_total", "Tickets published by the controller.", ("kind",)),
     Metric("counter", "tickets_reissued_total", "Tickets that queue and log had lost, issued again.", ("kind",)),
     Metric("gauge", "tickets_outstanding", "Tickets issued and not settled.", ("kind",)),
     Metric("gauge", "tickets_waiting", "Tickets that no actor holds."),
     Metric("gauge", "tickets_leased", "Tickets that actors hold."),
+    Metric("gauge", "groups_waiting", "Messages of the group log that the learner has not read."),
     Metric("gauge", "horizon_turns", "Horizon of the tickets now issued.", ("env",)),
     Metric("gauge", "conservation_violations", "Tickets settled beyond those issued; anything but 0 is a defect."),
-    # actor
+)
+ACTOR = (
     Metric("counter", "leases_total", "Leases taken.", ("kind",)),
     Metric("counter", "leases_repeated_total", "Leases of tickets delivered before."),
-    Metric("counter", "tickets_given_back_total", "Leases ended without a group.", ("reason",)),
+    Metric(
+        *("counter", "tickets_given_back_total", "Leases ended without a group.", ("reason",)),
+        reasons=("broken", "drained", "failed", "lease_lost"),
+    ),
     Metric("counter", "groups_published_total", "Groups stored in the group log.", ("kind",)),
     Metric("counter", "groups_refused_total", "Groups refused because another actor delivered the ticket first."),
-    Metric("counter", "tickets_void_total", "Tickets ended by an actor without a group.", ("reason",)),
+    Metric(
+        *("counter", "tickets_void_total", "Tickets ended by an actor without a group.", ("reason",)),
+        reasons=("max_deliver", "unfit"),
+    ),
     Metric("counter", "episodes_total", "Episodes ended.", ("env", "stop")),
     Metric("histogram", "episode_turns", "Turns of an episode.", ("env",), TURNS),
-    Metric("histogram", "environment_step_seconds", "Time of one environment step.", ("env",), ENVIRONMENT_S),
-    Metric("histogram", "generate_seconds", "Time of one turn's generation.", (), CALL_S),
+    Metric(
+        *("histogram", "environment_step_seconds", "Mean time of an episode's environment steps."),
+        *(("env",), ENVIRONMENT_S),
+        exemplar=True,
+    ),
+    Metric("histogram", "generate_seconds", "Mean time of an episode's generations.", (), CALL_S, exemplar=True),
     Metric("counter", "tokens_generated_total", "Tokens sampled.", ("env",)),
     Metric("gauge", "episodes_running", "Episodes in flight."),
     Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", (), CALL_S),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
-    # learner
+)
+LEARNER = (
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
     Metric("counter", "groups_evaluated_total", "Groups settled by evaluation."),
     Metric("gauge", "eval_success_ratio", "Share of solved episodes in the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version that the last evaluation judged."),
-    Metric("counter", "groups_dropped_total", "Groups settled without training.", ("reason",)),
+    Metric(
+        *("counter", "groups_dropped_total", "Groups settled without training.", ("reason",)),
+        reasons=tuple(DropReason),
+    ),
     Metric("counter", "groups_void_total", "Tickets settled as void."),
-    Metric("histogram", "staleness_versions", "Versions a group was behind when consumed.", (), STALENESS),
+    Metric(
+        *("histogram", "staleness_versions", "Versions a group was behind when consumed: in flight and in queue."),
+        *((), STALENESS),
+        exemplar=True,
+    ),
+    Metric(
+        *("histogram", "staleness_in_flight_versions", "Versions from a group's first token to its last."),
+        *((), STALENESS),
+    ),
+    Metric(
+        *("histogram", "staleness_in_queue_versions", "Versions from a group's last token to its consumption."),
+        *((), STALENESS),
+    ),
+    Metric("gauge", "max_staleness_versions", "The run's rl.max_staleness: what is older is dropped."),
     Metric("counter", "tokens_trained_total", "Generated tokens that took part in an optimizer step."),
     Metric("counter", "environment_steps_total", "Turns of all episodes that the learner consumed.", ("env",)),
     Metric("counter", "generated_tokens_total", "Generated tokens of all episodes that the learner consumed."),
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
-    Metric("gauge", "learner_policy_version", "Version last announced."),
+    Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
+    Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
     Metric("gauge", "learner_lineage", "Times the learner has resumed."),
     Metric("histogram", "learner_step_seconds", "Time of one optimizer step.", (), STEP_S),
     Metric("histogram", "learner_wait_seconds", "Time a step waited for its batch.", (), STEP_S),
@@ -79,13 +124,28 @@ TABLE = (
     Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
     Metric("gauge", "weights_bytes", "Size of the last key frame."),
     Metric("histogram", "weights_publish_seconds", "Time to publish a version.", (), CALL_S),
-    # every role
-    Metric("gauge", "broker_connected", "1 while the broker connection is up."),
-    Metric("gauge", "broker_reconnects", "Reconnections since the role started."),
-    Metric("gauge", "broker_full_waits", "Times a publish waited for a full stream since the role started."),
-    Metric("gauge", "broker_denied", "Operations that the broker refused since the role started."),
-    Metric("gauge", "dead_letters", "Undecodable messages stored away since the role started."),
 )
+EVERY = (
+    Metric("gauge", "broker_connected", "1 while the broker connection is up."),
+    Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
+    Metric("counter", "broker_full_waits_total", "Times a publish found its stream full and waited."),
+    Metric("counter", "broker_denied_total", "Operations that the broker refused."),
+    Metric("counter", "dead_letters_total", "Undecodable messages stored away."),
+)
+TABLE: dict[Role, tuple[Metric, ...]] = {
+    "controller": CONTROLLER,
+    "actor": ACTOR,
+    "learner": LEARNER,
+    "every": EVERY,
+}
+METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
+MIRRORED = {
+    "reconnects": "broker_reconnects_total",
+    "full_waits": "broker_full_waits_total",
+    "denied": "broker_denied_total",
+    "dead_letters": "dead_letters_total",
+}
+"""From the transport's own counters."""
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -102,16 +162,22 @@ class BrokerLink(Protocol):
 
 
 class Metrics:
-    """The metrics of one process: `metrics.count("episodes_total", env="textcraft", stop="horizon")`."""
+    """The metrics of one process: `metrics.count("episodes_total", env="textcraft", stop="horizon")`.
 
-    def __init__(self) -> None:
+    Counters and histograms stand at 0 from the start, so that the first event is an increase; a gauge appears with its
+    first value, because 0 would be a claim.
+    """
+
+    def __init__(self, role: Role | None = None, env_ids: Collection[str] | None = None) -> None:
+        """Hold the metrics of `role` for the environments `env_ids`; None holds all, for any environment."""
         self.registry = CollectorRegistry()
+        declared = METRICS if role is None else TABLE[role] + EVERY
+        self._declared = {metric.name: metric for metric in declared}
+        self._env_ids = env_ids
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
-        for metric in TABLE:
-            options = {"buckets": metric.buckets} if metric.buckets else {}
-            self._metrics[metric.name] = KINDS[metric.kind](
-                f"horizonrl_{metric.name}", metric.help, metric.labels, registry=self.registry, **options
-            )
+        for metric in declared:
+            if metric.kind != "gauge":
+                self._start_at_zero(metric)
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         self._child(name, labels, Counter).inc(amount)
@@ -119,27 +185,61 @@ class Metrics:
     def set(self, name: str, value: float, **labels: str) -> None:
         self._child(name, labels, Gauge).set(value)
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        self._child(name, labels, Histogram).observe(value)
+    def observe(self, name: str, value: float, ticket: str | None = None, **labels: str) -> None:
+        """Observe a value; `ticket` becomes its exemplar, which is no label and makes no series."""
+        exemplar = {"ticket": ticket} if ticket is not None and self._declared[name].exemplar else None
+        self._child(name, labels, Histogram).observe(value, exemplar)
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the present value of a counter or a gauge."""
-        return self.registry.get_sample_value(f"horizonrl_{name}", labels) or 0.0
+        """Return the present value of a counter or a gauge; 0 for one that was never set."""
+        return self.registry.get_sample_value(f"{PREFIX}{name}", labels) or 0.0
 
-    def mirror_broker(self, transport: BrokerLink) -> None:
-        """Copy the transport's own counters into the gauges of the same meaning."""
-        self.set("broker_connected", float(transport.connected))
-        names = {"reconnects": "broker_reconnects", "full_waits": "broker_full_waits", "denied": "broker_denied"}
-        for field, value in asdict(transport.counters).items():
-            if (name := names.get(field, field)) in self._metrics:
-                self.set(name, value)
+    def mirror_broker(self, link: BrokerLink) -> None:
+        """Copy the connection's own counters into the metrics of the same meaning."""
+        self.set("broker_connected", float(link.connected))
+        for field, name in MIRRORED.items():
+            self.count(name, getattr(link.counters, field) - self.value(name))
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics and their content type, in the format that the header `accept` prefers."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _start_at_zero(self, metric: Metric) -> None:
+        child = self._metric(metric.name)
+        values = [self._values(metric, label) for label in metric.labels]
+        for row in product(*(each for each in values if each is not None)):
+            if row and len(row) == len(metric.labels):
+                child.labels(*row)
+
+    def _values(self, metric: Metric, label: str) -> Collection[str] | None:
+        """Return the values that a label may take, None for any."""
+        known: Mapping[str, Collection[str] | None] = {
+            "env": self._env_ids,
+            "kind": tuple(Kind),
+            "reason": metric.reasons,
+            "stop": tuple(StopReason),
+        }
+        return known[label]
+
+    def _metric(self, name: str) -> Counter | Gauge | Histogram:
+        if name not in self._metrics:
+            metric = self._declared[name]
+            options: dict[str, Iterable[float]] = {"buckets": metric.buckets} if metric.buckets else {}
+            self._metrics[name] = KINDS[metric.kind](
+                PREFIX + name, metric.help, metric.labels, registry=self.registry, **options
+            )
+        return self._metrics[name]
 
     def _child(self, name: str, labels: Mapping[str, str], kind: type[M]) -> M:
-        metric = self._metrics[name]
+        metric = self._metric(name)
         if not isinstance(metric, kind):
             raise TypeError(f"{name} is no {kind.__name__.lower()}")
-        return metric.labels(**labels) if labels else metric
+        return metric.labels(**self._bounded(name, labels)) if labels else metric
+
+    def _bounded(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:
+        allowed = {label: self._values(self._declared[name], label) for label in labels}
+        return {
+            label: value if (values := allowed[label]) is None or value in values else OTHER
+            for label, value in labels.items()
+        }

@@ -1,7 +1,7 @@
 """The shell around every role: signals, the HTTP port, the way it ends.
 
 /healthz  the event loop beats (never the broker: a restart would not mend it)
-/readyz   the role can do its work now
+/readyz   the role can do its work now: started, connected, not draining
 /metrics  Prometheus
 
 A role ends with 0 when it is done, 1 when it failed, and 70 when its own watch ended it: stalled, or too slow to stop.
@@ -26,7 +26,7 @@ from aiohttp import web
 
 from horizonrl.common.errors import ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
-from horizonrl.common.metrics import Metrics
+from horizonrl.common.metrics import BrokerLink, Metrics
 
 log = get_logger()
 
@@ -59,12 +59,12 @@ class Service:
     port: int = 0
 
     @contextlib.asynccontextmanager
-    async def open(self, host: str, port: int, refresh: Callable[[], None] = lambda: None) -> AsyncIterator["Service"]:
-        """Answer signals and HTTP while the body runs; `refresh` is called before each reading of the metrics."""
+    async def open(self, host: str, port: int, link: BrokerLink | None = None) -> AsyncIterator["Service"]:
+        """Answer signals and HTTP while the body runs; `link` is read for readiness and at each reading of metrics."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        runner = web.AppRunner(self._application(refresh), access_log=None)
+        runner = web.AppRunner(self._application(link), access_log=None)
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
@@ -91,17 +91,19 @@ class Service:
             _deadline(self.stop_within_s, "stop_overdue", f"of {signal_name}").start()
         self.stopping.set()
 
-    def _application(self, refresh: Callable[[], None]) -> web.Application:
+    def _application(self, link: BrokerLink | None) -> web.Application:
         async def healthz(_: web.Request) -> web.Response:
             return web.Response(text="alive\n")
 
         async def readyz(_: web.Request) -> web.Response:
-            ready = self.ready and not self.stopping.is_set()
+            ready = self.ready and not self.stopping.is_set() and (link is None or link.connected)
             return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
-        async def metrics(_: web.Request) -> web.Response:
-            refresh()
-            return web.Response(body=self.metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        async def metrics(request: web.Request) -> web.Response:
+            if link is not None:
+                self.metrics.mirror_broker(link)
+            body, content_type = self.metrics.exposition(request.headers.get("Accept", ""))
+            return web.Response(body=body, headers={"Content-Type": content_type})
 
         application = web.Application()
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
@@ -79,6 +79,7 @@ class Controller:
             progress = await self._state.get(Key.PROGRESS)
             if isinstance(progress, Progress) and not progress.finished:
                 await self._issue_vanished(progress)
+                await self._measure(progress)
 
     async def _issue_vanished(self, progress: Progress) -> None:
         unmet = open_tickets(progress, await self._issued())
@@ -190,9 +191,14 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._said.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        queue = await self.transport.queue()
-        self.metrics.set("tickets_waiting", queue.waiting)
-        self.metrics.set("tickets_leased", queue.leased)
+        await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._said = HorizonState(phase_step=step, horizons=self._said.horizons, issued=issued)
         await self._state.put(Key.HORIZON, self._said)
+
+    async def _measure(self, progress: Progress) -> None:
+        """Set the gauges of queue and log: also by the clock, for when nothing moves nobody calls."""
+        queue, log_extent = await self.transport.queue(), await self.transport.extent(Stream.GROUPS)
+        self.metrics.set("tickets_waiting", queue.waiting)
+        self.metrics.set("tickets_leased", queue.leased)
+        self.metrics.set("groups_waiting", max(log_extent.last_sequence - progress.cursor, 0))

@@ -1,7 +1,6 @@
 """The controller's wiring; it needs no torch."""
 
 from collections.abc import Iterable
-from functools import partial
 
 from horizonrl.broker.connect import connected
 from horizonrl.common.config import EnvSection, RunConfig
@@ -18,8 +17,7 @@ async def run_controller(config: RunConfig, service: Service) -> None:
     sources = sources_of(config.envs)
     async with connected(config.run.name, config.broker) as transport:
         controller = Controller(config, transport, sources, service.metrics, eval_tasks(config))
-        refresh = partial(service.metrics.mirror_broker, transport)
-        async with service.open(config.metrics.host, config.metrics.port, refresh):
+        async with service.open(config.metrics.host, config.metrics.port, transport):
             service.ready = True
             await until_stopped(controller.run(), service.stopping)
 

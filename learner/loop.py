@@ -178,12 +178,14 @@ class LearnerLoop:
             changed=changed,
         )
         self.metrics.set("learner_lineage", self._lineage)
+        self.metrics.set("learner_step_timestamp_seconds", time.time())
+        self.metrics.set("max_staleness_versions", self.rules.max_staleness)
         self._weights.held = self._versions_awaited()
         if not self._commit.step and self.eval_tasks:
             await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
         if self._commit.step and self._phase() is Phase.RL:
             digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
-            await self._weights.announce(self.policy, digest)
+            await self._announce_weights(digest)
         await self._announce_progress()
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
@@ -292,10 +294,14 @@ class LearnerLoop:
         phase, phase_step = self.config.phase(self._commit.step)
         due = phase_step % self.config.rl.publish_every == 0 or self._commit.step == self.config.total_steps
         if phase is Phase.RL and due:
-            await self._weights.announce(self.policy, weights_digest)
+            await self._announce_weights(weights_digest)
         else:
             self._weights.tidy()
         await self._announce_progress()
+
+    async def _announce_weights(self, digest: str) -> None:
+        await self._weights.announce(self.policy, digest)
+        self.metrics.set("learner_policy_version", self.policy.version)
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
         gap = await self._gap_of_engines(batch) if phase is Phase.RL else None

@@ -36,15 +36,16 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
 
     async def learn(engine: EngineThread, rules: Rules) -> None:
         with only_learner(config.run_dir):
-            async with connected(config.run.name, config.broker) as transport:
-                refresh = partial(service.metrics.mirror_broker, transport)
-                async with service.open(config.metrics.host, config.metrics.port, refresh):
-                    loop = LearnerLoop(
-                        *(config, transport, engine, rules, identity, service.stopping, service.metrics),
-                        eval_tasks=eval_tasks(config),
-                    )
-                    service.ready = True
-                    await loop.run()
+            async with (
+                connected(config.run.name, config.broker) as transport,
+                service.open(config.metrics.host, config.metrics.port, transport),
+            ):
+                loop = LearnerLoop(
+                    *(config, transport, engine, rules, identity, service.stopping, service.metrics),
+                    eval_tasks=eval_tasks(config),
+                )
+                service.ready = True
+                await loop.run()
 
     await on_ranks(config, model_dir, learn)
 

@@ -95,7 +95,11 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None
     """Set the learner's Prometheus metrics from a step's line."""
     for _, group in draft.admitted:
         metrics.count("groups_trained_total", kind=group.ticket.kind.value)
-        metrics.observe("staleness_versions", max(line["step"] - 1 - group.oldest_version, 0))
+        if group.ticket.kind is not Kind.DEMO:  # an expert is of no version
+            trained, oldest, newest = line["step"] - 1, group.oldest_version, group.newest_version
+            metrics.observe("staleness_versions", trained - oldest, group.ticket.ticket_id)
+            metrics.observe("staleness_in_flight_versions", newest - oldest)
+            metrics.observe("staleness_in_queue_versions", trained - newest)
     for drop in draft.dropped:
         metrics.count("groups_dropped_total", reason=drop.reason.value)
     metrics.count("groups_void_total", len(draft.voids))
@@ -113,7 +117,7 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None
 
 GAUGES = {
     "learner_step": "step",
-    "learner_policy_version": "version",
+    "learner_step_timestamp_seconds": "time",
     "reward_mean": "reward_mean",
     "success_ratio": "success_rate",
     "truncated_ratio": "truncated_share",

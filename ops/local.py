@@ -211,12 +211,15 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.password
     environment = {SUPERVISED: "1"}
+    port = config.metrics.port
     if secret is not None:  # not as an argument: every user of the machine can read those
         environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
-    return [
-        Part(role, name, recipe, config.run_dir / "logs" / f"{name}.log", environment, stop_within_s(role, config))
-        for role, name in names
-    ]
+    parts = []
+    for place, (role, name) in enumerate(names):
+        own = {"HORIZONRL_METRICS__PORT": str(port + place)} if port else {}
+        log_file = config.run_dir / "logs" / f"{name}.log"
+        parts.append(Part(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
+    return parts
 
 
 def last_lines(path: Path, count: int = 15) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.service import Service, die_with_parent, run_role
 from horizonrl.ops.rundir import write_config
 
@@ -80,8 +81,9 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     return actor
 
 
-def _service(role: str, config: RunConfig) -> Service:
-    return Service(stop_within_s=stop_within_s(role, config))
+def _service(role: Role, config: RunConfig) -> Service:
+    metrics = Metrics(role, [env.id for env in config.envs])
+    return Service(metrics, stop_within_s=stop_within_s(role, config))
 
 
 def _require_url(config: RunConfig) -> None:

@@ -89,6 +89,7 @@ def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: 
         assert entry.record.reason == "delivered 2 times without a group"
         assert (await transport.queue()).leased == 0
         assert loop.metrics.value("tickets_given_back_total", reason="broken") == 2
+        assert loop.metrics.value("leases_repeated_total") == 2
 
     import horizonrl.actors.loop as loop_module
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.service import Service, run_role, until_stopped
 
@@ -23,12 +24,31 @@ async def read(port: int, path: str) -> tuple[int, str]:
 def test_a_role_answers_health_readiness_and_metrics_on_one_port() -> None:
     async def scenario() -> None:
         service = Service()
-        async with service.open("127.0.0.1", 0, lambda: service.metrics.set("learner_step", 3)):
+        transport = MemoryTransport(MemoryServer(), "run")
+        async with service.open("127.0.0.1", 0, transport):
             assert await read(service.port, "/healthz") == (200, "alive\n")
             assert (await read(service.port, "/readyz"))[0] == 503
             service.ready = True
             assert (await read(service.port, "/readyz"))[0] == 200
-            assert "horizonrl_learner_step 3.0" in (await read(service.port, "/metrics"))[1]
+            service.metrics.set("learner_step", 3)
+            transport.counters.reconnects = 2
+            text = (await read(service.port, "/metrics"))[1]
+            assert "horizonrl_learner_step 3.0" in text
+            assert "horizonrl_broker_reconnects_total 2.0" in text
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_is_cut_off_from_its_broker_is_alive_and_not_ready() -> None:
+    async def scenario() -> None:
+        service = Service(ready=True)
+        transport = MemoryTransport(MemoryServer(), "run")
+        async with service.open("127.0.0.1", 0, transport):
+            assert (await read(service.port, "/readyz"))[0] == 200
+            await transport.close()
+            assert not transport.connected
+            assert (await read(service.port, "/readyz"))[0] == 503
+            assert (await read(service.port, "/healthz"))[0] == 200
 
     asyncio.run(scenario())
 

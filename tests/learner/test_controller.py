@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
@@ -23,6 +24,7 @@ from horizonrl.common.types import (
 from horizonrl.learner.controller import Controller
 from horizonrl.learner.curriculum import EvalTask, Source
 from tests.learner.world import MortalTransport
+from tests.records import make_group
 
 SETTINGS = (
     *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
@@ -152,6 +154,23 @@ def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
             await issued_after(transport, rl(0, 0), Kind.TRAIN)
             await issued_after(transport, rl(5, 9), Kind.TRAIN)
             assert controller.metrics.value("conservation_violations") == 9 - 4
+
+    run(scenario)
+
+
+def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer(ack_wait_s=0.1)) as (transport, controller):
+            await issued_after(transport, rl(0, 0), Kind.TRAIN)
+            assert controller.metrics.value("groups_waiting") == 0
+            (lease,) = [await TicketQueue(transport).lease(1.0)]
+            assert lease is not None
+            async with asyncio.timeout(5), lease.held():
+                await GroupLog(transport).publish(make_group())
+                while not controller.metrics.value("groups_waiting"):
+                    await asyncio.sleep(0.02)
+                assert controller.metrics.value("tickets_waiting") == 3
+                assert controller.metrics.value("tickets_leased") == 1
 
     run(scenario)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import DropReason, Phase, PolicyVersion, StopReason, Task
+from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, StopReason, Task
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.collector import Draft, Drop
 from horizonrl.learner.journal import Journal
@@ -107,3 +107,17 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
         mirror_metrics(metrics, line, draft)
     assert metrics.value("environment_steps_total", env="babyai") == 6
     assert metrics.value("generated_tokens_total") == 28
+
+
+def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
+    sampled = make_turn((5,), version=3), make_turn((6,), version=4)
+    group = make_group(0).model_copy(update={"episodes": (make_episode(0, *sampled), make_episode(1, *sampled))})
+    demo = make_group(1, rewards=(1.0,), kind=Kind.DEMO)
+    draft = Draft(admitted=[(1, group), (2, demo)], consumed=[group, demo])
+    metrics = Metrics()
+    line = metrics_line(Phase.RL, PolicyVersion(version=7), draft, STATS, TIMES)
+    mirror_metrics(metrics, line, draft)
+    sums = [metrics.value(f"staleness_{part}versions_sum") for part in ("", "in_flight_", "in_queue_")]
+    assert sums == [3, 1, 2], "of the group alone: an expert is of no version"
+    assert metrics.value("staleness_versions_count") == 1
+    assert metrics.value("learner_step_timestamp_seconds") == line["time"]

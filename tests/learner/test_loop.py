@@ -15,7 +15,7 @@ from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress
 from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.rundir import METRICS, read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
 
@@ -39,6 +39,12 @@ CLONING = ("--rl.demos_per_step=3", "--rl.publish_every=2")
 def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     world = survive(World(tmp_path, overrides=overrides))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
+
+
+def test_the_growth_of_a_horizon_is_counted(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, overrides=ADAPTIVE))
+    told = sum(len(line["growths"]) for line in read_lines(world.config.run_dir / METRICS))
+    assert world.metrics.value("horizon_growths_total", env="textcraft") == told > 0
 
 
 def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:

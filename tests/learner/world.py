@@ -216,7 +216,8 @@ class World:
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(HashEngine(), InlineExecutor())
         return LearnerLoop(
-            *(self.config, transport, engine, self.rules, dict(identity), self.stopping), eval_tasks=self.eval_tasks
+            *(self.config, transport, engine, self.rules, dict(identity), self.stopping, self.metrics),
+            eval_tasks=self.eval_tasks,
         )
 
     async def _act(self, transport: MortalTransport) -> None:

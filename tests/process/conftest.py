@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workplace(tmp_path: Path, tiny_model: Path) -> Iterator[Workplace]:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE.format(root=tmp_path, model=tiny_model))
-    place = Workplace(tmp_path, recipe)
-    yield place
-    for process in place.started:
-        if process.poll() is None:
-            process.terminate()
-    for process in place.started:
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    with opened_workplace(tmp_path, tiny_model) as place:
+        yield place
+
+
+@contextmanager
+def opened_workplace(root: Path, model: Path) -> Iterator[Workplace]:
+    """Hold a workplace, and end after the body what was started in it."""
+    recipe = root / "recipe.toml"
+    recipe.write_text(RECIPE.format(root=root, model=model))
+    place = Workplace(root, recipe)
+    try:
+        yield place
+    finally:
+        for process in place.started:
+            if process.poll() is None:
+                process.terminate()
+        for process in place.started:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from horizonrl.common.config import RunConfig
+from horizonrl.ops.local import Part, _parts
+from horizonrl.ops.rundir import write_config
+
+LOCAL = Path(__file__).parents[2] / "ops/prometheus/local.yml"
+
+
+def parts_of(root: Path, port: int, actors: int) -> list[Part]:
+    config = RunConfig.load([], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"])
+    return _parts(config, write_config(config))
+
+
+def port_of(part: Part, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the port that a part's own process reads from its recipe and its environment."""
+    with monkeypatch.context() as patch:
+        for name, value in part.environment.items():
+            patch.setenv(name, value)
+        return RunConfig.load([part.recipe]).metrics.port
+
+
+def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(tmp_path, 9100, actors=2)
+    assert {part.name: port_of(part, monkeypatch) for part in parts} == {
+        "learner": 9100,
+        "controller": 9101,
+        "actor-0": 9102,
+        "actor-1": 9103,
+    }
+
+
+def test_without_a_port_each_part_takes_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {port_of(part, monkeypatch) for part in parts_of(tmp_path, 0, actors=2)} == {0}
+
+
+def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = yaml.safe_load(LOCAL.read_text())["scrape_configs"]
+    scraped = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
+    parts = parts_of(tmp_path, 9100, actors=1)
+    assert scraped == {part.role: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts}
