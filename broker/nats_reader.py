@@ -2,10 +2,18 @@
 
 The consumer takes no acknowledgements: the server forgets a message once it is sent, whether or not it arrived. So the
 reader counts what arrives, and after a jump, a reconnect or a vanished consumer it starts again at its own place.
+
+Whoever may publish may write headers that nats-py takes for a word of the server (`Status: 408`) or cannot parse (it
+then drops the connection): such a message never arrives. So a pull that brought nothing is followed by a request for
+the stored message itself, whose headers travel inside of the answer.
 """
 
 import asyncio
+import base64
 import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -20,6 +28,8 @@ SLICE_S = 2.0
 """How long one pull request lives. A server that restarts forgets it, so that it is made again after this."""
 CONSUMER_LIFE_S = 120.0
 """After so long without a pull the server removes the consumer; the reader then makes another."""
+CLOSE_S = 5.0
+ANSWER_S = 5.0
 
 
 def to_message(raw: Msg, prefix: str) -> Message:
@@ -27,7 +37,27 @@ def to_message(raw: Msg, prefix: str) -> Message:
     return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
 
 
-CLOSE_S = 5.0
+async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[str, object]) -> Message | None:
+    """Return one message of a stream, or None; whatever its headers are, they reach nobody but this function.
+
+    `place` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first from n on.
+    """
+
+    async def answered() -> Any:
+        asked = f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(place).encode()
+        answer = json.loads((await link.client.request(*asked, timeout=ANSWER_S)).data)
+        if "error" in answer:
+            nats.js.errors.APIError.from_error(answer["error"])  # raises it
+        return answer["message"]
+
+    try:
+        found = await link.ask(answered)
+    except nats.js.errors.NotFoundError:
+        return None
+    lines = base64.b64decode(found.get("hdrs", "")).decode(errors="replace").split("\r\n")[1:]
+    headers = {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+    data = base64.b64decode(found.get("data", ""))
+    return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers)
 
 
 class NatsReader:
@@ -50,7 +80,7 @@ class NatsReader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    if messages := await self._pull(limit):
+                    if messages := await self._pull(limit) or await self._get(limit):
                         return messages
         return []
 
@@ -63,33 +93,55 @@ class NatsReader:
                 batch = await self._pulls.fetch(limit, SLICE_S)
         except TimeoutError:
             return []
-        except nats.js.errors.APIError:
+        except (nats.js.errors.APIError, KeyError, ValueError):  # the last two: a status that no server has said
             await self._end()
             return []
         except nats.errors.ConnectionClosedError:
+            self._link.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
         return await self._take(batch)
+
+    async def _get(self, limit: int) -> list[Message]:
+        """Return the messages that are stored although a pull did not bring them, and go on after them."""
+        got: list[Message] = []
+        wanted = self._next
+        while len(got) < limit:
+            place = {"seq": wanted, "next_by_subj": self._subject}
+            found = await stored_message(self._link, self._stream, self._prefix, place)
+            if found is None:
+                break
+            if found.sequence != wanted:
+                await self._check_gap(wanted)
+            got.append(found)
+            wanted = found.sequence + 1
+        if got:
+            await self._end()
+            self._next = wanted  # only now: whoever is cancelled before has read nothing
+        return got
 
     async def _take(self, batch: list[Msg]) -> list[Message]:
         """Return the messages that follow one another without a loss on the way."""
         taken: list[Message] = []
+        arrived, wanted = self._arrived, self._next
         for raw in batch:
-            if raw.metadata.sequence.consumer != self._arrived + 1:
+            if raw.metadata.sequence.consumer != arrived + 1:
                 await self._end()
+                arrived = 0
                 break
             message = to_message(raw, self._prefix)
-            if message.sequence != self._next:
-                await self._check_gap()
-            self._arrived += 1
-            self._next = message.sequence + 1
+            if message.sequence != wanted:
+                await self._check_gap(wanted)
+            arrived += 1
+            wanted = message.sequence + 1
             taken.append(message)
+        self._arrived, self._next = arrived, wanted
         return taken
 
     async def _begin(self) -> None:
         """Make a consumer at the reader's place."""
         await self._end()
         self._reconnects = self._link.counters.reconnects
-        await self._check_gap()
+        await self._check_gap(self._next)
         config = api.ConsumerConfig(
             deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=self._next,
@@ -102,8 +154,8 @@ class NatsReader:
         )
         self._consumer = config.name  # the client has chosen one
 
-    async def _check_gap(self) -> None:
-        """Raise LogGap unless the stream still holds, or is about to hold, the reader's next message.
+    async def _check_gap(self, wanted: int) -> None:
+        """Raise LogGap unless the stream still holds, or is about to hold, the message at `wanted`.
 
         A jump alone proves nothing: a filtered reader skips other subjects, and a subject may be purged by itself.
         """
@@ -113,7 +165,7 @@ class NatsReader:
             state = (await self._link.ask(lambda: self._js.stream_info(self._stream))).state
         except nats.js.errors.NotFoundError:
             raise LogGap(f"stream {self._stream} is gone: restore the broker's files or begin a new run") from None
-        check_gap(self._stream, self._next, state.first_seq, state.last_seq)
+        check_gap(self._stream, wanted, state.first_seq, state.last_seq)
 
     async def _end(self) -> None:
         """Let go of the consumer; the server removes it after CONSUMER_LIFE_S."""

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
@@ -36,7 +37,7 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
 
     async def learn(engine: EngineThread, rules: Rules) -> None:
         with only_learner(config.run_dir):
-            async with connected(config.run.name, config.broker) as transport:
+            async with connected(config.run.name, config.broker, Role.LEARNER) as transport:
                 refresh = partial(service.metrics.mirror_broker, transport)
                 async with service.open(config.metrics.host, config.metrics.port, refresh):
                     loop = LearnerLoop(
