@@ -75,6 +75,13 @@ def publishes(run: str, role: Role) -> list[str]:
     return [*subjects, *_tickets(run, role)]
 
 
+def denies(run: str, role: Role) -> list[str]:
+    """Return what a role may not publish to although `publishes` covers it: a reader's `*` is also the queue."""
+    consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"
+    denied = [f"$JS.API.CONSUMER.DELETE.{consumer}", f"$JS.API.CONSUMER.CREATE.{consumer}.>"]
+    return denied if role is Role.ACTOR else [*denied, f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"]
+
+
 def _tickets(run: str, role: Role) -> Iterator[str]:
     """Yield what concerns the queue of tickets. Acknowledgements have two forms: nats-server may ask for either."""
     consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"

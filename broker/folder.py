@@ -10,7 +10,7 @@ TICKET_KEY = "ticket.key"
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a folder of keys holds: `{run}/{role}.nk`, `{run}/ticket.key`, `ca.pem`, `server.pem`, `nats-server.conf`."""
+    """Where things are: `{run}/{role}.nk`, `{run}/ticket.key`, `ca.pem`, `server.pem`, `nats-server.conf`."""
 
     folder: Path
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from horizonrl.broker.access import Role, inbox, publishes
+from horizonrl.broker.access import Role, denies, inbox, publishes
 from horizonrl.broker.folder import Keys
 from horizonrl.common.errors import ConfigError
 
@@ -48,7 +48,7 @@ USER = """\
     {{ # {run}: {role}
       nkey: {public}
       permissions: {{
-        publish: {{ allow: [{publish}] }}
+        publish: {{ allow: [{publish}], deny: [{deny}] }}
         subscribe: {{ allow: ["{inbox}.>"] }}
       }}
     }}"""
@@ -86,9 +86,12 @@ def configuration(keys: Keys, seen_at: Path) -> str:
     for run in keys.runs():
         for role in Role:
             pair = nkeys.from_seed(bytearray(keys.seed(run, role).read_bytes().strip()))
-            publish = ", ".join(f'"{subject}"' for subject in publishes(run, role))
-            public = pair.public_key.decode()
-            users.append(USER.format(run=run, role=role, public=public, publish=publish, inbox=inbox(run, role)))
+            publish, deny = [
+                ", ".join(f'"{subject}"' for subject in subjects)
+                for subjects in (publishes(run, role), denies(run, role))
+            ]
+            named = {"run": run, "role": role, "public": pair.public_key.decode(), "inbox": inbox(run, role)}
+            users.append(USER.format(publish=publish, deny=deny, **named))
             pair.wipe()
     return CONFIG.format(folder=seen_at, users="\n".join(users))
 

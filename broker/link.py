@@ -26,6 +26,7 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before its caller hears that the broker is unreachable: a restart, an upgrade or a
 failed node is waited out, a broker that is gone ends the role with an error."""
+CLOSE_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
 PASSING = (
@@ -125,8 +126,10 @@ class Link:
     async def close(self) -> None:
         """Close the connection; whoever waits for it learns that it will not come back."""
         # The client writes what is pending to a socket that may be gone, and asserts that it was ever connected.
-        with contextlib.suppress(OSError, AssertionError):
-            await self.client.close()
+        # After a failed TLS handshake it waits for a farewell that does not come.
+        with contextlib.suppress(OSError, AssertionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.client.close()
         self._up.set()
 
     async def on_reconnected(self) -> None:
@@ -153,9 +156,10 @@ class Link:
             self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
         elif "authorization violation" in text.lower():
             self._refuse(f"{self.url} refuses the credentials: check broker.nkey_seed, or broker.user and the password")
-        elif isinstance(error, ssl.SSLError):
+        elif isinstance(error, ssl.SSLCertVerificationError):
             self._refuse(
-                f"{self.url}: TLS failed ({error.reason or text}): broker.ca_file must hold the authority that signed "
+                f"{self.url} has a certificate that is not trusted ({error.verify_message}): "
+                "broker.ca_file must hold the authority that signed "
                 "the server's certificate, and broker.url a name that stands in it"
             )
         else:

@@ -78,7 +78,7 @@ class BrokerSection(Section):
     def _names_no_secret(self) -> Self:
         if "@" in (self.url or ""):
             raise ValueError(
-                "url holds credentials, which would show in logs, in config.toml and to every user of the machine: give "
+                "url holds credentials, which would show in logs, in config.toml and to users of the machine: give "
                 "broker.nkey_seed, or broker.user and the environment variable HORIZONRL_BROKER__PASSWORD"
             )
         return self

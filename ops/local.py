@@ -24,7 +24,7 @@ from horizonrl.broker.folder import Keys
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, HorizonError, RunFailed
+from horizonrl.common.errors import CheckpointError, ConfigError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
