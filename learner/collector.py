@@ -173,10 +173,10 @@ class Collector:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
-        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
-            return DropReason.PHASE
         if not self._well_formed(group):
             return DropReason.MALFORMED
+        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
+            return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID
         if demo:

@@ -8,7 +8,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from horizonrl.broker.access import Role
+from horizonrl.broker.access import Role, inbox
 from horizonrl.broker.api import Extent, Key, Stream, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
@@ -24,7 +24,11 @@ STATUSES = ("408", "100", "503", "500", "abc")
 async def actor_client(broker: Secured) -> Client:
     context = ssl.create_default_context(cafile=broker.keys.authority)
     return await nats.connect(
-        broker.server.url, nkeys_seed=str(broker.keys.seed(RUN, Role.ACTOR)), tls=context, allow_reconnect=False
+        broker.server.url,
+        nkeys_seed=str(broker.keys.seed(RUN, Role.ACTOR)),
+        tls=context,
+        allow_reconnect=False,
+        inbox_prefix=inbox(RUN, Role.ACTOR),
     )
 
 

@@ -20,7 +20,7 @@ from tests.ops.test_console import EVAL, LINE
 
 def test_a_run_directory_is_a_recipe_for_the_same_run(tmp_path: Path) -> None:
     config = RunConfig.load([], [f"--run.root={tmp_path}", "--loss.dual_clip=none"])
-    path = write_config(config)
+    write_config(config)
     again = read_config(config.run_dir)
     assert again.rl.max_staleness == config.rl.max_staleness
     assert again.run_dir == config.run_dir
