@@ -1,6 +1,8 @@
 """The permission matrix, against a real nats-server with TLS: what each role needs works, all else is refused."""
 
 import asyncio
+import os
+import signal
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.dead import bury
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.keys import make_keys
 from horizonrl.broker.nats_transport import NatsDelivery, NatsTransport
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
@@ -254,6 +257,24 @@ def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: P
             settings = broker.settings(Role.CONTROLLER).model_copy(update={"url": plain.url, "nkey_seed": None})
             with pytest.raises(BrokerDenied, match=r"offers no TLS although broker\.ca_file is set"):
                 await connect(RUN, settings)
+
+    asyncio.run(scenario())
+
+
+def test_a_role_whose_key_was_rotated_ends_and_comes_back_with_the_new_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with secured(tmp_path) as broker, broker.open(Role.ACTOR) as actor:
+            before = broker.keys.configuration.read_text()
+            broker.keys.seed(RUN, Role.ACTOR).unlink()
+            make_keys(broker.keys.folder, [RUN], [])
+            config = tmp_path / "nats" / "nats-server.conf"
+            config.write_text(config.read_text().replace(before, broker.keys.configuration.read_text()))
+            os.kill(broker.server.pid, signal.SIGHUP)
+            with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nkey_seed"):
+                async with asyncio.timeout(20.0):
+                    await actor.lease(30.0)
+            async with broker.open(Role.ACTOR) as again:
+                assert (await again.publish("groups.train", b"x")).sequence == 1
 
     asyncio.run(scenario())
 
