@@ -159,8 +159,7 @@ class Link:
         elif isinstance(error, ssl.SSLCertVerificationError):
             self._refuse(
                 f"{self.url} has a certificate that is not trusted ({error.verify_message}): "
-                "broker.ca_file must hold the authority that signed "
-                "the server's certificate, and broker.url a name that stands in it"
+                "broker.ca_file must hold the authority that signed it, and broker.url a name that stands in it"
             )
         else:
             log.debug("broker_error", url=self.url, error=repr(error))

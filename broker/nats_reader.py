@@ -54,8 +54,8 @@ async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[st
         found = await link.ask(answered)
     except nats.js.errors.NotFoundError:
         return None
-    lines = base64.b64decode(found.get("hdrs", "")).decode(errors="replace").split("\r\n")[1:]
-    headers = {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
+    _, _, lines = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")
+    headers = link.client._parse_header_lines(lines)  # as a pull's, so that a message is judged the same either way
     data = base64.b64decode(found.get("data", ""))
     return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers)
 
