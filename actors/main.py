@@ -12,6 +12,7 @@ from horizonrl.actors.policy import Policy
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.scripted_policy import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connected
 from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.service import Service
@@ -28,7 +29,7 @@ async def run(
     environments = {env.id: env for env in config.envs}
     try:
         versions = ", ".join([await version_of(env) for env in config.envs])
-        async with connected(config.run.name, config.broker) as transport:
+        async with connected(config.run.name, config.broker, Role.ACTOR) as transport:
             loop = ActorLoop(
                 settings=ActorSettings(
                     slots=config.actor.slots,

@@ -14,7 +14,15 @@ import xxhash
 from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
-from horizonrl.common.errors import LogGap, MalformedRecord, RecordError
+from horizonrl.broker.seals import Seals
+from horizonrl.common.errors import (
+    ForgedRecord,
+    LogGap,
+    MalformedRecord,
+    RecordError,
+    RecordTooLarge,
+    UnknownSchema,
+)
 from horizonrl.common.types import Group, Kind, Void
 
 VOID = "groups.void"
@@ -27,6 +35,12 @@ DIGEST = "Horizon-Digest"
 FIRST = "Horizon-First-Sequence"
 MESSAGE_ID = "Nats-Msg-Id"
 
+CAUSES: dict[type[RecordError], str] = {
+    MalformedRecord: "malformed",
+    UnknownSchema: "unknown_schema",
+    RecordTooLarge: "too_large",
+    ForgedRecord: "forged",
+}
 PREFETCH = 8
 """Messages that a reader takes at once: at most this many payloads are in memory."""
 PART_WAIT_S = 30.0
@@ -35,11 +49,13 @@ PART_WAIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message of the log that holds no record; its bytes are in DEAD."""
+    """A message of the log that holds no record of an actor that was given the ticket; its bytes are in DEAD."""
 
     reason: str
     ticket_id: str | None = None
-    """The ticket that it should have ended, if its message id says so."""
+    """The ticket that it ends, if its message id proves that its sender had it."""
+    cause: str = "malformed"
+    """Which of CAUSES, to count by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +65,23 @@ class Entry:
 
 
 class GroupLog:
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, seals: Seals | None = None) -> None:
         self._transport = transport
+        self._seals = seals or Seals(transport.run)
+        """What a reader checks the tickets of the log with."""
 
     async def publish(self, group: Group) -> Stored:
         """Append a group; `duplicate` says that its ticket had ended before. Waits while the log is full."""
         data, ticket = encode(group), group.ticket
         if len(data) > self._transport.max_payload_bytes:
-            return await self._publish_parts(ticket.ticket_id, data)
-        return await self._transport.publish(f"groups.{ticket.kind.value}", data, message_id=ticket.ticket_id)
+            return await self._publish_parts(ticket.end_id, data)
+        return await self._transport.publish(f"groups.{ticket.kind.value}", data, message_id=ticket.end_id)
 
     async def publish_void(self, void: Void) -> Stored:
         """End a ticket without a group."""
-        return await self._transport.publish(VOID, encode(void), message_id=void.ticket.ticket_id)
+        return await self._transport.publish(VOID, encode(void), message_id=void.ticket.end_id)
 
-    async def _publish_parts(self, ticket_id: str, data: bytes) -> Stored:
+    async def _publish_parts(self, end_id: str, data: bytes) -> Stored:
         """Append the parts one after the other, then the message that makes them a group.
 
         Part ids name the content, not only the ticket: two actors may try the same ticket, with different groups.
@@ -73,17 +91,17 @@ class GroupLog:
         sequences = [
             (
                 await self._transport.publish(
-                    PART, data[offset : offset + room], message_id=f"{_upload(ticket_id, digest)}{index}"
+                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}"
                 )
             ).sequence
             for index, offset in enumerate(range(0, len(data), room))
         ]
         headers = {PARTS: str(len(sequences)), DIGEST: digest, FIRST: str(sequences[0])}
-        return await self._transport.publish(JOINED, b"", message_id=ticket_id, headers=headers)
+        return await self._transport.publish(JOINED, b"", message_id=end_id, headers=headers)
 
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
-        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after))
+        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._seals)
 
     async def end(self) -> int:
         """Return the sequence of the last entry, 0 when there is none."""
@@ -98,7 +116,8 @@ class GroupLog:
             reader = await self._transport.reader(Stream.GROUPS, sequence - 1, JOINED)
             reached = sequence
             while reached < last.sequence and (messages := await reader.fetch(PREFETCH, PART_WAIT_S)):
-                floor = min(floor, *(_first_part(message) or floor for message in messages))
+                genuine = [message for message in messages if self._seals.ended_by(_id(message))]
+                floor = min([floor, *(_first_part(message) or floor for message in genuine)])
                 reached = messages[-1].sequence + 1
             await reader.close()
         await self._transport.purge(Stream.GROUPS, below=floor)
@@ -107,9 +126,10 @@ class GroupLog:
 class LogReader:
     """The entries of the log in order. Remember the `sequence` of the last one settled: it is the cursor."""
 
-    def __init__(self, transport: Transport, reader: Reader) -> None:
+    def __init__(self, transport: Transport, reader: Reader, seals: Seals) -> None:
         self._transport = transport
         self._reader = reader
+        self._seals = seals
         self._ahead: deque[Message] = deque()
 
     @property
@@ -144,17 +164,21 @@ class LogReader:
             if message.subject == JOINED:
                 data = await self._join(message)
             record = decode(data, Void) if message.subject == VOID else decode(data, Group)
+            self._seals.check(record.ticket)
         except RecordError as error:
             await bury(self._transport, Stream.GROUPS, message, str(error), data)
-            return Entry(message.sequence, DeadLetter(str(error), message.headers.get(MESSAGE_ID)))
+            ended = self._seals.ended_by(_id(message))
+            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]))
         return Entry(message.sequence, record)
 
     async def _join(self, message: Message) -> bytes:
         """Fetch the parts that a message joins. Raises MalformedRecord when they are not all there or not the same."""
+        if self._seals.ended_by(_id(message)) is None:
+            raise ForgedRecord("joins parts under the id of no ticket that its sender was given")
         first, count = _first_part(message), _number(message, PARTS)
         if not 0 < first < message.sequence or not 0 < count <= MAX_RECORD_BYTES // 1024:
             raise MalformedRecord(f"joins {count} parts from sequence {first}: no such parts")
-        upload = _upload(message.headers.get(MESSAGE_ID, ""), message.headers.get(DIGEST, ""))
+        upload = _upload(_id(message), message.headers.get(DIGEST, ""))
         try:
             parts = await self._fetch_parts(first, message.sequence, {f"{upload}{i}": i for i in range(count)})
         except LogGap as error:
@@ -177,7 +201,7 @@ class LogReader:
                 if not messages:
                     break
                 reached = messages[0].sequence
-                index = wanted.get(messages[0].headers.get(MESSAGE_ID, ""))
+                index = wanted.get(_id(messages[0]))
                 if index is not None:
                     parts[index] = messages[0].data
                     room -= len(messages[0].data)
@@ -186,8 +210,12 @@ class LogReader:
         return parts
 
 
-def _upload(ticket_id: str, digest: str) -> str:
-    return f"{ticket_id}.{digest[:16]}."
+def _upload(end_id: str, digest: str) -> str:
+    return f"{end_id}.{digest[:16]}."
+
+
+def _id(message: Message) -> str:
+    return message.headers.get(MESSAGE_ID, "")
 
 
 def _first_part(message: Message) -> int:

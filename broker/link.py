@@ -1,11 +1,13 @@
 """The live NATS connection under a transport: it reconnects for ever, remembers refusals, and repeats requests.
 
 A NATS server does not answer a request that it refuses: the refusal arrives beside it, and the request times out. The
-link keeps the refusal and raises it from the next attempt.
+link keeps the refusal, interrupts whoever waits and raises it from every attempt from then on: a role that is refused
+something ends, and says why.
 """
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
@@ -24,6 +26,7 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before its caller hears that the broker is unreachable: a restart, an upgrade or a
 failed node is waited out, a broker that is gone ends the role with an error."""
+CLOSE_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
 PASSING = (
@@ -50,8 +53,10 @@ _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=
 
 
 class Link:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, encrypted: bool = False) -> None:
         self.url = url
+        self.encrypted = encrypted
+        """Refuse a server that does not offer TLS: somebody may stand between."""
         self.client = Client()
         self.counters = TransportCounters()
         self._up = asyncio.Event()
@@ -78,6 +83,7 @@ class Link:
             self.raise_refusal()
             raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s") from None
         except nats.errors.ConnectionClosedError:
+            self.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
 
     @contextlib.asynccontextmanager
@@ -102,46 +108,75 @@ class Link:
             raise asyncio.CancelledError
 
     def raise_refusal(self) -> None:
-        """Raise BrokerDenied once for the latest refusal, if there was one."""
+        """Raise BrokerDenied if the server has ever refused something: this role cannot do its work any more."""
         if self._refusal is not None:
-            refusal, self._refusal = self._refusal, None
-            raise BrokerDenied(f"{self.url} refuses: {refusal}; give this user the permission (broker/PROTOCOL.md)")
+            raise BrokerDenied(self._refusal)
 
     def opened(self) -> None:
+        """Take up the first connection. Raises BrokerDenied when it should be encrypted and is not."""
+        self._check_encryption()
+        self.raise_refusal()
         self._opened = True
         self._up.set()
+
+    def _check_encryption(self) -> None:
+        if self.encrypted and not self.client._server_info.get("tls_required"):
+            self._refuse(f"{self.url} offers no TLS although broker.ca_file is set: check the address, or unset it")
 
     async def close(self) -> None:
         """Close the connection; whoever waits for it learns that it will not come back."""
         # The client writes what is pending to a socket that may be gone, and asserts that it was ever connected.
-        with contextlib.suppress(OSError, AssertionError):
-            await self.client.close()
+        # After a failed TLS handshake it waits for a farewell that does not come.
+        with contextlib.suppress(OSError, AssertionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.client.close()
         self._up.set()
 
     async def on_reconnected(self) -> None:
         self.counters.reconnects += 1
+        self._check_encryption()
         self._up.set()
         log.info("broker_reconnected", url=self.url, reconnects=self.counters.reconnects)
 
     async def on_disconnected(self) -> None:
-        if not self.client.is_closed:
+        if not self.client.is_closed and self._refusal is None:
             self._up.clear()
-            waiting, self._waiting = self._waiting, set()
-            for patience in waiting:
-                patience.reschedule(asyncio.get_running_loop().time())
+            self._interrupt()
             log.warning("broker_disconnected", url=self.url)
 
     async def on_closed(self) -> None:
+        if isinstance(self.client.last_error, nats.errors.AuthorizationError):  # revoked while connected
+            await self.on_error(self.client.last_error)
         self._up.set()
 
     async def on_error(self, error: Exception) -> None:
-        """Tell a refusal from the noise of a lost connection, and a first connection that cannot succeed from both."""
-        text = str(error)
+        """Tell a refusal from the noise of a lost connection; one that stands before any connection is raised here."""
+        text = str(error).removeprefix("nats: ").strip("'")
         if "permissions violation" in text.lower():
-            self.counters.denied += 1
-            self._refusal = text.removeprefix("nats: ").strip("'")
-            log.error("broker_denied", url=self.url, refusal=self._refusal)
-        elif "authorization violation" in text.lower() and not self._opened:
-            raise BrokerDenied(f"{self.url} refuses the credentials: check broker.user and broker.password, or the key")
+            self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
+        elif "authorization violation" in text.lower():
+            self._refuse(f"{self.url} refuses the credentials: check broker.nkey_seed, or broker.user and the password")
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            self._refuse(
+                f"{self.url} has a certificate that is not trusted ({error.verify_message}): "
+                "broker.ca_file must hold the authority that signed it, and broker.url a name that stands in it"
+            )
         else:
             log.debug("broker_error", url=self.url, error=repr(error))
+            return
+        if not self._opened:
+            self.raise_refusal()
+
+    def _refuse(self, refusal: str) -> None:
+        """Remember a refusal and end every wait: a server does not answer what it refuses."""
+        self.counters.denied += 1
+        self._refusal = refusal
+        log.error("broker_denied", url=self.url, refusal=refusal)
+        self._up.set()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Raise TimeoutError in the requests in flight."""
+        waiting, self._waiting = self._waiting, set()
+        for patience in waiting:
+            patience.reschedule(asyncio.get_running_loop().time())

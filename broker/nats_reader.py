@@ -2,10 +2,18 @@
 
 The consumer takes no acknowledgements: the server forgets a message once it is sent, whether or not it arrived. So the
 reader counts what arrives, and after a jump, a reconnect or a vanished consumer it starts again at its own place.
+
+Whoever may publish may write headers that nats-py takes for a word of the server (`Status: 408`) or cannot parse (it
+then drops the connection): such a message never arrives. So a pull that brought nothing is followed by a request for
+the stored message itself, whose headers travel inside of the answer.
 """
 
 import asyncio
+import base64
 import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -20,6 +28,8 @@ SLICE_S = 2.0
 """How long one pull request lives. A server that restarts forgets it, so that it is made again after this."""
 CONSUMER_LIFE_S = 120.0
 """After so long without a pull the server removes the consumer; the reader then makes another."""
+CLOSE_S = 5.0
+ANSWER_S = 5.0
 
 
 def to_message(raw: Msg, prefix: str) -> Message:
@@ -27,7 +37,27 @@ def to_message(raw: Msg, prefix: str) -> Message:
     return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
 
 
-CLOSE_S = 5.0
+async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[str, object]) -> Message | None:
+    """Return one message of a stream, or None; whatever its headers are, they reach nobody but this function.
+
+    `place` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first from n on.
+    """
+
+    async def answered() -> Any:
+        asked = f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(place).encode()
+        answer = json.loads((await link.client.request(*asked, timeout=ANSWER_S)).data)
+        if "error" in answer:
+            nats.js.errors.APIError.from_error(answer["error"])  # raises it
+        return answer["message"]
+
+    try:
+        found = await link.ask(answered)
+    except nats.js.errors.NotFoundError:
+        return None
+    _, _, lines = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")
+    headers = link.client._parse_header_lines(lines)  # as a pull's, so that a message is judged the same either way
+    data = base64.b64decode(found.get("data", ""))
+    return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers)
 
 
 class NatsReader:
@@ -52,7 +82,7 @@ class NatsReader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    if messages := await self._pull(limit):
+                    if messages := await self._pull(limit) or await self._get(limit):
                         return messages
         return []
 
@@ -67,14 +97,33 @@ class NatsReader:
         except TimeoutError:
             self._pulling = False
             return []
-        except nats.js.errors.APIError:
+        except (nats.js.errors.APIError, KeyError, ValueError):  # the last two: a status that no server has said
             await self._end()
             return []
         except nats.errors.ConnectionClosedError:
+            self._link.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
         taken = await self._take(batch)
         self._pulling = False
         return taken
+
+    async def _get(self, limit: int) -> list[Message]:
+        """Return the messages that are stored although a pull did not bring them, and go on after them."""
+        got: list[Message] = []
+        wanted = self._next
+        while len(got) < limit:
+            place = {"seq": wanted, "next_by_subj": self._subject}
+            found = await stored_message(self._link, self._stream, self._prefix, place)
+            if found is None:
+                break
+            if found.sequence != wanted:
+                await self._check_gap(wanted)
+            got.append(found)
+            wanted = found.sequence + 1
+        if got:
+            await self._end()
+            self._next = wanted  # only now: whoever is cancelled before has read nothing
+        return got
 
     async def _take(self, batch: list[Msg]) -> list[Message]:
         """Return the messages that follow one another without a loss on the way.

@@ -15,7 +15,7 @@ from nats.js import JetStreamContext
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.link import CALL_DEADLINE_S, STREAM_IS_FULL, Link
-from horizonrl.broker.nats_reader import SLICE_S, NatsReader, to_message
+from horizonrl.broker.nats_reader import SLICE_S, NatsReader, stored_message, to_message
 from horizonrl.broker.streams import ACTORS, bucket_name, stream_name, subject_of
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
 from horizonrl.common.logs import get_logger
@@ -118,6 +118,7 @@ class NatsTransport:
             await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
             return None
         except nats.errors.ConnectionClosedError:
+            self._link.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
@@ -128,12 +129,7 @@ class NatsTransport:
         return await self._last(stream_name(self.run, stream), f"{self.run}.{subject}")
 
     async def _last(self, name: str, subject: str) -> Message | None:
-        try:
-            raw = await self._link.ask(lambda: self._js.get_last_msg(name, subject))
-        except nats.js.errors.NotFoundError:
-            return None
-        relative = (raw.subject or "").removeprefix(f"{self.run}.")
-        return Message(relative, raw.data or b"", raw.seq or 0, dict(raw.headers or {}))
+        return await stored_message(self._link, name, f"{self.run}.", {"last_by_subj": subject})
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)

@@ -46,13 +46,14 @@ class EmbeddedServer:
         *,
         host: str = "127.0.0.1",
         port: int | None = None,
+        extra: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self.durability = durability
         self.host = host
         self.port = port
         """The port once started; a restart keeps it."""
-        self.extra = ""
+        self.extra = extra
         """More of nats-server's configuration: users, TLS."""
         self._process: asyncio.subprocess.Process | None = None
 

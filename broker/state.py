@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
-from horizonrl.common.errors import RunFailed
+from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed, StateConflict
+from horizonrl.common.logs import get_logger
 from horizonrl.common.types import HorizonState, Progress, WeightsManifest
+
+log = get_logger()
 
 LEARNER_START_S = 120.0
 """A learner has imported torch, loaded its model and spoken within this."""
@@ -31,12 +34,21 @@ class StateStore:
         """
         if not isinstance(record, RECORDS[key]):
             raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
-        return await self._transport.put(key, encode(record), after)
+        try:
+            return await self._transport.put(key, encode(record), after)
+        except StateConflict:
+            if await self._transport.get(key) is None or await self.get(key) is not None:
+                raise
+        return await self._transport.put(key, encode(record))
 
     async def get(self, key: Key) -> StateRecord | None:
-        """Return a key's record, or None. Raises RecordError for bytes of another schema."""
+        """Return a key's record, or None; what is no record there counts as none.
+
+        An actor may not set a key, but may name one as the reply subject of a publish: then the server stores its own
+        answer there. Raises UnknownSchema for a record of another schema.
+        """
         data = await self._transport.get(key)
-        return None if data is None else decode(data, RECORDS[key])
+        return None if data is None else _decoded(key, data)
 
     async def until_end(self, total_steps: int) -> AsyncIterator[Progress]:
         """Yield the learner's progress until the run is over; `total_steps` is its length by the caller's config.
@@ -64,4 +76,13 @@ class StateStore:
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one; intermediate ones may be skipped."""
         async for data in self._transport.watch(key):
-            yield decode(data, RECORDS[key])
+            if (record := _decoded(key, data)) is not None:
+                yield record
+
+
+def _decoded(key: Key, data: bytes) -> StateRecord | None:
+    try:
+        return decode(data, RECORDS[key])
+    except (MalformedRecord, RecordTooLarge) as error:
+        log.error("state_defaced", key=key.value, reason=str(error))
+        return None

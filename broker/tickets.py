@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead import bury
+from horizonrl.broker.seals import Seals
 from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Kind, Ticket
@@ -99,8 +100,9 @@ class Lease:
 
 
 class TicketQueue:
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, seals: Seals | None = None) -> None:
         self._transport = transport
+        self._seals = seals or Seals(transport.run)
         self._issued: dict[Kind, int] = {}
         """Per kind, the most that were seen to be issued."""
         self._purged: dict[Kind, int] = {}
@@ -108,12 +110,14 @@ class TicketQueue:
 
     async def issue(self, ticket: Ticket) -> bool:
         """Publish a ticket; return False when it had been issued before."""
-        stored = await self._transport.publish(_subject(ticket.kind), encode(ticket), message_id=ticket.ticket_id)
+        data = encode(self._seals.seal(ticket))
+        stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
         return not stored.duplicate
 
     async def issue_again(self, ticket: Ticket, earlier: int) -> None:
         """Publish a vanished ticket under its own id; `earlier` is the sequence of its newest copy, 0 without one."""
-        await self._transport.publish(AGAIN, encode(ticket), message_id=f"{ticket.ticket_id}.again-{earlier}")
+        data = encode(self._seals.seal(ticket))
+        await self._transport.publish(AGAIN, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
 
     async def standing(self) -> dict[str, tuple[int, Ticket]]:
         """Return the newest copy of each ticket that the stream holds and its sequence, by ticket id."""

@@ -48,12 +48,18 @@ class BrokerSection(Section):
     """`nats://host:port` of a running server. None starts an embedded server for the run."""
     user: str | None = None
     password: SecretStr | None = None
+    """Only from the environment: HORIZONRL_BROKER__PASSWORD."""
     credentials: Path | None = None
     """A NATS .creds file (JWT and nkey)."""
     nkey_seed: Path | None = None
     """A file with an nkey seed."""
     ca_file: Path | None = None
-    """Certificate authority of a TLS server."""
+    """Certificate authority of a TLS server; a server without TLS is then refused."""
+    ticket_key: Path | None = None
+    """A file with the key that seals tickets, for controller and learner alone: groups that answer no ticket of theirs
+    are then refused. None believes every actor."""
+    keys: Path | None = None
+    """The folder of `horizonrl broker keys` that `horizonrl broker` serves with; no other role reads it."""
     durability: Literal["process", "power"] = "process"
     """What an acknowledged message survives: a killed server, or also a power cut (an fsync per message)."""
     connect_timeout_s: Seconds = 10.0
@@ -67,6 +73,15 @@ class BrokerSection(Section):
     shared_files: bool = False
     """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
     turns it on, and so may pods that share a volume."""
+
+    @model_validator(mode="after")
+    def _names_no_secret(self) -> Self:
+        if "@" in (self.url or ""):
+            raise ValueError(
+                "url holds credentials, which would show in logs, in config.toml and to users of the machine: give "
+                "broker.nkey_seed, or broker.user and the environment variable HORIZONRL_BROKER__PASSWORD"
+            )
+        return self
 
 
 class ModelSection(Section):
@@ -380,11 +395,10 @@ class RunConfig(BaseSettings):
             def settings_customise_sources(
                 cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
             ) -> tuple[PydanticBaseSettingsSource, ...]:
-                return (
-                    InitSettingsSource(settings_cls, init_kwargs=given),
-                    EnvSettingsSource(settings_cls),
-                    TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True),
-                )
+                recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
+                _refuse_secrets(given, "the command line")
+                _refuse_secrets(recipe.toml_data, "a recipe")
+                return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)
 
         try:
             loaded = Loaded()
@@ -393,6 +407,16 @@ class RunConfig(BaseSettings):
         except TOMLDecodeError as error:
             raise ConfigError(f"a recipe is not TOML: {error}") from None
         return RunConfig.model_construct(**dict(loaded))
+
+
+def _refuse_secrets(given: Any, place: str) -> None:
+    """Raise ConfigError for a secret where others can read it."""
+    broker = given.get("broker")
+    if isinstance(broker, dict) and broker.get("password", "none") != "none":
+        raise ConfigError(
+            f"broker.password stands in {place}, where others can read it: set the environment variable "
+            "HORIZONRL_BROKER__PASSWORD, or use broker.nkey_seed"
+        )
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -439,7 +463,8 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{place}: no such key; known keys: {', '.join(_known_keys(problem['loc']))}"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if problem["type"] == "value_error" or not place else f" (got {problem['input']!r})"
+    secret = problem["loc"][:1] == ("broker",)
+    given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
     return f"{place + ': ' if place else ''}{message}{given}"
 
 

@@ -6,7 +6,8 @@ HorizonError
 ├── RecordError (ValueError)            bytes that are no record of ours
 │   ├── MalformedRecord                 not MessagePack, or a field is missing, mistyped or out of bounds
 │   ├── UnknownSchema                   a schema version this program does not speak
-│   └── RecordTooLarge                  over the size limit, refused before it is decoded
+│   ├── RecordTooLarge                  over the size limit, refused before it is decoded
+│   └── ForgedRecord                    of a ticket that was never issued, or not to its sender, or altered
 ├── BrokerError (ConnectionError)
 │   ├── BrokerUnreachable               no server answers at the url
 │   ├── BrokerDenied                    the server refuses the credentials or a subject
@@ -44,6 +45,9 @@ class UnknownSchema(RecordError): ...
 
 
 class RecordTooLarge(RecordError): ...
+
+
+class ForgedRecord(RecordError): ...
 
 
 class BrokerError(HorizonError, ConnectionError): ...

@@ -22,7 +22,9 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
         structlog.processors.StackInfoRenderer(),
     ]
     terminal = stream.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer() if terminal else structlog.processors.JSONRenderer()
+    # a plain traceback: structlog's own shows the values of local variables, secrets among them
+    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    renderer: Any = console if terminal else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

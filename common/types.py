@@ -16,6 +16,8 @@ MAX_TOKENS = 1 << 20
 """Most tokens of one array: far above any context in use, far below what could exhaust memory."""
 MAX_SPANS = 1_024
 """Most versions that sample one turn."""
+SEAL_HALF = 32
+"""Hexadecimal digits of half a ticket's seal: 128 bits."""
 MAX_ENTRIES = 16
 """Most entries of a map that has one a kind or a reason."""
 
@@ -158,10 +160,17 @@ class Ticket(Record):
     sampling: Sampling = Sampling()
     issued: PolicyVersion = PolicyVersion()
     """The learner's version when the ticket was issued: actors begin with this one or a later one."""
+    seal: Annotated[str, Field(max_length=2 * SEAL_HALF, pattern=r"^[0-9a-f]*$")] = ""
+    """The controller's proof that it issued this ticket (`broker/seals.py`); empty in a run without a ticket key."""
 
     @property
     def ticket_id(self) -> str:
         return f"{self.kind.value}-{self.number:08d}"
+
+    @property
+    def end_id(self) -> str:
+        """The message id under which the ticket ends: nobody can guess that of a sealed one."""
+        return f"{self.ticket_id}.{self.seal[:SEAL_HALF]}" if self.seal else self.ticket_id
 
 
 class Turn(Record):

@@ -68,7 +68,8 @@ class Draft:
     admitted: list[tuple[int, Group]] = field(default_factory=list)
     """(sequence, group) in log order."""
     consumed: list[Group] = field(default_factory=list)
-    """Every group read, the dropped ones too: what the step's reward and success are measured on."""
+    """Every well-formed group read, the dropped ones too: what the step's reward and success are measured on, and an
+    adaptive horizon decided by."""
     dropped: list[Drop] = field(default_factory=list)
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
@@ -130,8 +131,10 @@ class Collector:
 
     def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
         ticket = group.ticket
-        self.draft.consumed.append(group)
-        if (reason := self._refuse(group, standing)) is None:
+        reason = self._refuse(group, standing)
+        if reason is not DropReason.MALFORMED:
+            self.draft.consumed.append(group)
+        if reason is None:
             self.draft.admitted.append((sequence, group))
         else:
             self._drop(sequence, ticket.kind, ticket.number, reason)
@@ -149,10 +152,9 @@ class Collector:
         return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
 
     def _consume_dead(self, sequence: int, ticket_id: str | None) -> EvalEnd | None:
-        """Settle the ticket of an undecodable message, if its id says which one it was."""
+        """Settle the ticket of an undecodable message, if its id proves which one it was."""
         kind, _, number = (ticket_id or "").partition("-")
-        known = kind in set(Kind) and number.isdecimal()
-        if not known or self.books.ended(Kind(kind), int(number)) or self._in_draft(f"{kind}-{number}"):
+        if ticket_id is None or self.books.ended(Kind(kind), int(number)) or self._in_draft(ticket_id):
             return None
         if kind == Kind.EVAL:
             self.books.drop(Kind.EVAL, int(number), DropReason.MALFORMED)
@@ -171,12 +173,12 @@ class Collector:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
+        if not self._well_formed(group):
+            return DropReason.MALFORMED
         if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID
-        if not self._well_formed(group):
-            return DropReason.MALFORMED
         if demo:
             return None
         if group.newest_version > standing.version:
@@ -191,6 +193,8 @@ class Collector:
         for episode in group.valid_episodes:
             ids = [episode.prompt_ids]
             for turn in episode.turns:
+                if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
+                    return False
                 ids += [turn.output_ids, turn.observation_ids]
             last_observation = len(ids.pop())
             if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:

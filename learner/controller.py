@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.seals import Seals
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
@@ -35,9 +36,10 @@ class Controller:
     """Of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
-        self._queue = TicketQueue(self.transport)
+        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
+        self._queue = TicketQueue(self.transport, seals)
         self._state = StateStore(self.transport)
-        self._log = GroupLog(self.transport)
+        self._log = GroupLog(self.transport, seals)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
         self._audit = Audit()
         self._said = HorizonState()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.groups import Entry, GroupLog, LogReader
+from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
+from horizonrl.broker.seals import Seals
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
@@ -100,9 +101,10 @@ class LearnerLoop:
 
     def __post_init__(self) -> None:
         run_dir = self.config.run_dir
+        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
         self._state = StateStore(self.transport)
-        self._tickets = TicketQueue(self.transport)
-        self._log = GroupLog(self.transport)
+        self._tickets = TicketQueue(self.transport, seals)
+        self._log = GroupLog(self.transport, seals)
         self._journal = Journal(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=self.config.learner.keep_checkpoints)
         self._weights = WeightsPublisher(
@@ -246,7 +248,12 @@ class LearnerLoop:
 
     def _consume(self, entry: Entry, standing: Standing) -> None:
         """Consume an entry; write an evaluation down when it was the last one of its round."""
+        repeats = self._collector.draft.repeats
         end = self._collector.consume(entry, standing)
+        if isinstance(entry.record, DeadLetter):
+            self.metrics.count("log_entries_refused_total", reason=entry.record.cause)
+        elif self._collector.draft.repeats > repeats:
+            self.metrics.count("log_entries_refused_total", reason="repeat")
         if end is None:
             return
         count_end(self.metrics, end)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
@@ -37,7 +38,7 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
     async def learn(engine: EngineThread, rules: Rules) -> None:
         with only_learner(config.run_dir):
             async with (
-                connected(config.run.name, config.broker) as transport,
+                connected(config.run.name, config.broker, Role.LEARNER) as transport,
                 service.open(config.metrics.host, config.metrics.port, transport),
             ):
                 loop = LearnerLoop(

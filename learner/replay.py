@@ -11,6 +11,7 @@ from typing import Any
 
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.seals import Seals
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.api import StepStats
@@ -55,7 +56,8 @@ class Replay:
         if start is not None:
             await self.engine.call(self.engine.engine.load, start.path)
             collector = Collector(self.rules, Books.restore(start.state["books"]), start.state["cursor"])
-        reader = await GroupLog(self.transport).read(after=collector.cursor)
+        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
+        reader = await GroupLog(self.transport, seals).read(after=collector.cursor)
         for line in ledger:
             step = int(line["step"])
             phase, _ = self.config.phase(step - 1)

@@ -9,17 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from horizonrl.common.errors import HorizonError
+from horizonrl.common.errors import HorizonError, MissingDependency
 
 if TYPE_CHECKING:
     from horizonrl.common.config import RunConfig
 
 ROLES = ("broker", "controller", "learner", "actor")
+BROKER_KEYS = "broker keys"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly."""
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["broker", "keys"]:
+        words = [BROKER_KEYS, *words[2:]]
     arguments = _parser().parse_args(words)
     try:
         return COMMANDS[arguments.command](arguments, overrides)
@@ -61,6 +64,18 @@ def _parser() -> argparse.ArgumentParser:
     }.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+    text = "make the keys of a secured broker: nkeys for the roles, TLS, and nats-server's configuration"
+    keys = commands.add_parser(BROKER_KEYS, help=text, description=text)
+    keys.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="keeps what is there, makes what is missing"
+    )
+    keys.add_argument("--run", action="append", default=[], metavar="NAME", help="a run that gets users; repeatable")
+    keys.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="name or address of the server; repeatable"
+    )
+    keys.add_argument(
+        "--seen-at", type=Path, metavar="DIR", help="where nats-server will find the folder, if elsewhere"
+    )
     status = commands.add_parser("status", help="where a run stands: steps, versions, conservation, rewards")
     status.add_argument("run_dir", nargs="?", type=Path, help="a run directory on this machine")
     status.add_argument("--run", help="name of a run on the broker given with --broker.url")
@@ -144,6 +159,17 @@ def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return run(arguments.command, config)
 
 
+def _keys(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    try:
+        from horizonrl.broker.keys import make_keys
+    except ImportError as error:
+        raise MissingDependency(f"{error}: run `pip install cryptography`") from None
+
+    for path in make_keys(arguments.out, arguments.run, arguments.host, arguments.seen_at):
+        print(f"wrote {path}")
+    return 0
+
+
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = _load(arguments.recipes, overrides)
     from horizonrl.ops.rundir import to_toml
@@ -225,6 +251,7 @@ def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
 COMMANDS = {
     "train": _train,
     **dict.fromkeys(ROLES, _role),
+    BROKER_KEYS: _keys,
     "config": _config,
     "status": _status,
     "export": _export,

@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.api import Key
 from horizonrl.broker.connect import connect
+from horizonrl.broker.folder import Keys
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, HorizonError, RunFailed
+from horizonrl.common.errors import CheckpointError, ConfigError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
@@ -255,6 +257,12 @@ def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
 async def serve_broker(config: RunConfig) -> None:
     """Run a nats-server with the run's streams until SIGTERM; `broker.url` says where, 127.0.0.1:4222 by default."""
     address = urlsplit(config.broker.url or "nats://127.0.0.1:4222")
+    keys = Keys(config.broker.keys) if config.broker.keys else None
+    if keys and config.run.name not in keys.runs():
+        raise ConfigError(
+            f"broker.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
+            f"`horizonrl broker keys --out {keys.folder} --run {config.run.name}`"
+        )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -263,8 +271,10 @@ async def serve_broker(config: RunConfig) -> None:
         config.broker.durability,
         host=address.hostname or "127.0.0.1",
         port=address.port or 4222,
+        extra=keys.configuration.read_text() if keys else "",
     ) as server:
-        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url}))
+        own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority} if keys else {}
+        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
         await transport.close()
         log.info("broker_started", url=server.url)
         print(f"broker of run {config.run.name} listens at {server.url}", flush=True)

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.api import Transport
 from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.server import EmbeddedServer
@@ -96,13 +97,13 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     """Open the broker that holds the run's log: the one of its config if it answers, else its own, from its files."""
     try:
         probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
-        transport = await connect(config.run.name, probe)
+        transport = await connect(config.run.name, probe, Role.LEARNER)
     except (BrokerUnreachable, ConfigError):
         if not (run_dir / "nats").is_dir():
             raise
         async with EmbeddedServer(run_dir / "nats", config.broker.durability) as server:
             own = config.broker.model_copy(update={"url": server.url})
-            async with connected(config.run.name, own) as transport:
+            async with connected(config.run.name, own, Role.LEARNER) as transport:
                 yield transport
         return
     try:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.connect import connect
 from horizonrl.broker.state import StateStore
@@ -55,7 +56,7 @@ async def _table(config: RunConfig, run_dir: Path | None) -> Table:
     if config.broker.url is not None:
         settings = config.broker.model_copy(update={"connect_timeout_s": min(config.broker.connect_timeout_s, 2.0)})
         try:
-            transport = await connect(config.run.name, settings)
+            transport = await connect(config.run.name, settings, Role.MONITOR)
         except BrokerUnreachable:
             if run_dir is None:
                 raise

@@ -1,11 +1,12 @@
 import asyncio
 
+import msgpack
 import pytest
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import RecordError
+from horizonrl.common.errors import StateConflict, UnknownSchema
 from horizonrl.common.types import HorizonState, Kind, Phase, PolicyVersion, Progress, WeightsManifest
 from tests.brokers import Broker
 
@@ -44,11 +45,36 @@ def test_a_key_refuses_the_record_of_another() -> None:
         asyncio.run(StateStore(MemoryTransport()).put(Key.POLICY, Progress()))
 
 
-def test_bytes_that_are_no_record_are_an_error() -> None:
+def test_bytes_that_are_no_record_count_as_none_and_are_written_over() -> None:
     async def scenario() -> None:
         transport = MemoryTransport()
-        await transport.put(Key.POLICY, b"junk")
-        with pytest.raises(RecordError):
-            await StateStore(transport).get(Key.POLICY)
+        state = StateStore(transport)
+        revision = await state.put(Key.PROGRESS, Progress(step=1))
+        await transport.put(Key.PROGRESS, b"junk")
+        assert await state.get(Key.PROGRESS) is None
+        watch = state.watch(Key.PROGRESS)
+        await state.put(Key.PROGRESS, Progress(step=2), revision)
+        assert await anext(watch) == Progress(step=2)
+
+    asyncio.run(scenario())
+
+
+def test_a_key_that_another_program_has_set_is_a_conflict() -> None:
+    async def scenario() -> None:
+        state = StateStore(MemoryTransport())
+        revision = await state.put(Key.PROGRESS, Progress(step=1))
+        await state.put(Key.PROGRESS, Progress(step=5))
+        with pytest.raises(StateConflict):
+            await state.put(Key.PROGRESS, Progress(step=2), revision)
+
+    asyncio.run(scenario())
+
+
+def test_a_record_of_another_schema_is_an_error() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport()
+        await transport.put(Key.PROGRESS, msgpack.packb({"schema": 2, "type": "progress", "body": {}}))
+        with pytest.raises(UnknownSchema):
+            await StateStore(transport).get(Key.PROGRESS)
 
     asyncio.run(scenario())

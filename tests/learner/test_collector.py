@@ -200,3 +200,21 @@ def test_each_ticket_ends_at_most_once_and_every_end_is_counted(records: list[Gr
     assert ended | in_draft == named
     assert ended.isdisjoint(in_draft)
     assert collector.books.outcomes()[Kind.TRAIN].settled == len(ended)
+
+
+def test_a_malformed_group_is_dropped_and_measured_by_nothing_even_in_another_phase() -> None:
+    group = make_group(version=5)
+    hostile = make_episode(0, make_turn((100,), 5, 1.0))
+    malformed = group.model_copy(update={"episodes": (hostile, *group.episodes[1:])})
+    for phase in Phase:
+        collector = consume(malformed, Standing(version=5, phase=phase))
+        assert [drop.reason for drop in collector.draft.dropped] == [DropReason.MALFORMED]
+        assert collector.draft.consumed == []
+
+
+def test_a_turn_longer_than_the_ticket_ordered_is_malformed() -> None:
+    group = make_group(version=5)
+    sampling = group.ticket.sampling.model_copy(update={"max_turn_tokens": 2})
+    assert why_dropped(group) == []
+    ordered = group.ticket.model_copy(update={"sampling": sampling})
+    assert why_dropped(group.model_copy(update={"ticket": ordered})) == [DropReason.MALFORMED]

@@ -1,0 +1,144 @@
+"""Secrets come from files and the environment, and show nowhere."""
+
+import asyncio
+import io
+import logging
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+
+from horizonrl.broker.access import Role
+from horizonrl.broker.connect import connect
+from horizonrl.broker.folder import Keys
+from horizonrl.broker.keys import make_keys
+from horizonrl.broker.seals import Seals
+from horizonrl.common.config import BrokerSection, RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.ops.cli import main
+from horizonrl.ops.rundir import to_toml
+
+SECRET = "hunter2-and-more"
+PROGRAM = [sys.executable, "-m", "horizonrl.ops.cli"]
+
+
+@pytest.fixture
+def password(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("HORIZONRL_BROKER__PASSWORD", SECRET)
+    return SECRET
+
+
+@pytest.mark.parametrize("value", [SECRET, "12345678", '"12345678"'])
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.password stands in the command line.*HORIZONRL_BROKER") as raised:
+        RunConfig.load([], [f"--broker.password={value}"])
+    assert value.strip('"') not in str(raised.value)
+
+
+def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'[broker]\npassword = "{SECRET}"')
+    with pytest.raises(ConfigError, match=r"broker\.password stands in a recipe") as raised:
+        RunConfig.load([recipe])
+    assert SECRET not in str(raised.value)
+
+
+def test_a_secret_in_the_url_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORIZONRL_BROKER__URL", f"nats://me:{SECRET}@host")
+    with pytest.raises(ConfigError, match=r"url holds credentials") as raised:
+        RunConfig.load()
+    assert SECRET not in str(raised.value)
+
+
+def test_a_secret_of_the_environment_shows_in_no_dump(password: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig.load()
+    assert config.broker.password is not None
+    assert config.broker.password.get_secret_value() == password
+    assert main(["config"]) == 0
+    shown = [repr(config), str(config), to_toml(config), config.model_dump_json(), capsys.readouterr().out]
+    assert [text for text in shown if password in text] == []
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_traceback_in_the_log_shows_no_local_variables(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    before = logging.getLogger().handlers[:]
+    try:
+        configure_logs(run="r", role="test", stream=stream)
+        held = "".join(["hunter2", "-and-more"])
+        try:
+            raise ValueError(f"{len(held)} letters")
+        except ValueError:
+            get_logger().exception("failed")
+    finally:
+        logging.getLogger().handlers[:] = before
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+    assert "16 letters" in stream.getvalue()
+    assert SECRET not in stream.getvalue()
+
+
+@pytest.mark.parametrize("name", ["nkey_seed", "ticket_key"])
+def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text(SECRET)
+    broker = BrokerSection(url="nats://127.0.0.1:9", **{name: tmp_path / "file"})
+    with pytest.raises(ConfigError, match=rf"broker\.{name} is .*file") as raised:
+        asyncio.run(connect("r", broker)) if name == "nkey_seed" else Seals.load("r", broker.ticket_key)
+    assert SECRET not in str(raised.value)
+
+
+def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example"]
+    assert main(command) == 0
+    keys, told = Keys(tmp_path), capsys.readouterr().out
+    hidden = [*tmp_path.glob("*/*.nk"), *tmp_path.glob("*.key"), *tmp_path.glob("*/*.key")]
+    assert len(hidden) == 7
+    for path in hidden:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_text().strip() not in keys.configuration.read_text() + told
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert make_keys(tmp_path, [], []) == []
+    rotated = keys.seed("one", Role.ACTOR)
+    rotated.unlink()
+    assert make_keys(tmp_path, ["one", "two"], [])[0] == rotated
+    changed = {path for path, data in before.items() if path.read_bytes() != data}
+    assert changed == {rotated, keys.configuration}
+    assert keys.runs() == ["one", "two"]
+
+
+def test_a_run_that_is_a_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'a\*' is no run's name"):
+        make_keys(tmp_path, ["a*"], ["h"])
+
+
+@pytest.mark.process
+def test_a_role_shows_its_secrets_in_no_process_list_log_or_run_directory(tmp_path: Path) -> None:
+    """A controller that waits for its broker, and then fails, with every kind of secret at hand."""
+    make_keys(tmp_path / "keys", ["run"], ["localhost"])
+    keys = Keys(tmp_path / "keys")
+    given = {"user": "me", "nkey_seed": keys.seed("run", Role.CONTROLLER), "ticket_key": keys.ticket_key("run")}
+    options = [f"--broker.{name}={value}" for name, value in given.items()]
+    options += ["--run.name=run", f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9", "--metrics.port=0"]
+    environment = os.environ | {"HORIZONRL_BROKER__PASSWORD": SECRET}
+    secrets = [SECRET, *(path.read_text() for path in tmp_path.glob("keys/run/*"))]
+    with subprocess.Popen(
+        [*PROGRAM, "controller", *options, "--broker.connect_timeout_s=2"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as role:
+        time.sleep(0.5)
+        shown = Path(f"/proc/{role.pid}/cmdline").read_text()
+        told = role.communicate(timeout=60)[0]
+    assert role.returncode == 1
+    assert "error: no nats-server with JetStream answers" in told
+    kept = "".join(path.read_text() for path in tmp_path.glob("run/**/*") if path.is_file())
+    assert [secret for secret in secrets if secret in shown + told + kept] == []
