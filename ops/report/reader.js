@@ -175,7 +175,7 @@ function generation(turn, before) {
     while (left === 0 && within + 1 < versions.length) left = versions[++within][1];
     const now = versions[within]?.[0] ?? null;
     const side = place < action ? 0 : 1;
-    if (now !== version && version !== null) parts[side].push(h("span", { class: "boundary", title: `from here on version ${now} sampled` }, `v${now}`));
+    if (now !== version && version !== null) parts[side].push(h("span", { class: "boundary", title: `from here on version ${now} sampled`, "data-version": `v${now}` }));
     version = now;
     left -= 1;
     const piece = text.slice(place, place + length);
