@@ -1,12 +1,12 @@
 """The curves of the page: series against the optimizer step, of the whole run and of each environment."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from horizonrl.common.statistics import mean, wilson
 
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 
 MAX_POINTS = 400
 """Of a curve: more steps than that are averaged, as a screen has no place for them."""

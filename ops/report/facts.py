@@ -15,7 +15,7 @@ from typing import Any
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.horizon import horizon_turns
-from horizonrl.ops.console import mean_success
+from horizonrl.ops.console import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
 from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, read_lines, to_toml
 
@@ -85,38 +85,37 @@ def state(config: RunConfig, files: Files) -> dict[str, Any]:
 
 
 def headline(files: Files) -> list[dict[str, Any]]:
-    """Return the few numbers that a person wants first: {label, value, unit, note}."""
-    rl = files.rl
+    """Return the few numbers that a person wants first: {label, unit, value, note}."""
     told = []
     if files.evals:
-        first, last = files.evals[0], files.evals[-1]
-        best = max(files.evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
-        others = [("version", first)] * (first is not last) + [("best, version", best)] * (
-            best is not last and best is not first
-        )
-        note = "; ".join(
-            [
-                f"95 %: {_interval(last)}",
-                *(f"{name} {of['version']}: {_share(of['success_rate'])}" for name, of in others),
-            ]
-        )
+        last = files.evals[-1]
         label = f"Held-out success, version {last['version']}"
-        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": note})
-    if rl:
+        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": _beside(files.evals)})
+    if rl := files.rl:
         early, late = rl[:5], rl[-5:]
-        note = f"{_share(mean_success(list(early)))} over the first {len(early)}"
-        value = mean_success(list(late))
-        told.append(
-            {"label": f"Training success, last {len(late)} steps", "unit": "percent", "value": value, "note": note}
-        )
+        label = f"Training success, last {len(late)} steps"
+        note = f"{percent(mean_success(early))} over the first {len(early)}"
+        told.append({"label": label, "unit": "percent", "value": mean_success(late), "note": note})
     if files.metrics:
-        episodes = sum(line["episodes"] for line in files.metrics)
-        turns = sum(line["environment_steps"] for line in files.metrics)
+        episodes, turns, generated, trained = (
+            sum(line[key] for line in files.metrics)
+            for key in ("episodes", "environment_steps", "generated_tokens", "tokens_trained")
+        )
         told.append({"label": "Episodes", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
-        generated = sum(line["generated_tokens"] for line in files.metrics)
-        trained = sum(line["tokens_trained"] for line in files.metrics)
         told.append({"label": "Tokens generated", "unit": "count", "value": generated, "note": f"{trained:,} trained"})
     return told
+
+
+def _beside(evals: Sequence[Line]) -> str:
+    """Return the last evaluation's interval, and the first and the best one where they are others."""
+    first, last = evals[0], evals[-1]
+    best = max(evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
+    told = [f"95 %: {100 * last['low']:.0f} to {100 * last['high']:.0f} %"]
+    if first is not last:
+        told.append(f"version {first['version']}: {percent(first['success_rate'])}")
+    if best is not first and best is not last:
+        told.append(f"best, version {best['version']}: {percent(best['success_rate'])}")
+    return "; ".join(told)
 
 
 def notices(config: RunConfig, files: Files) -> list[str]:
@@ -132,9 +131,7 @@ def notices(config: RunConfig, files: Files) -> list[str]:
         told.append(f"No evaluations: {why}.")
     unwritten = len(files.ledger) - len(files.metrics)
     if unwritten > 0:
-        told.append(
-            f"{unwritten} step of the ledger has no line of metrics: the learner was in it, or was killed in it."
-        )
+        told.append(f"{unwritten} step of the ledger has no line of metrics: a learner is in it, or was killed in it.")
     return told
 
 
@@ -245,11 +242,3 @@ def _ends(files: Files) -> Iterator[tuple[int, str, str]]:
 def _met(files: Files, decision: Line) -> int | None:
     reached = (line["step"] for line in files.rl if line["horizons"].get(decision["env_id"], 0) >= decision["to_turns"])
     return next(reached, None)
-
-
-def _interval(line: Line) -> str:
-    return f"{100 * line['low']:.0f} to {100 * line['high']:.0f} %"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"

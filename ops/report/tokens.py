@@ -51,14 +51,16 @@ class TokenTexts:
         return self._known[at]
 
     def _in_order(self, ids: Sequence[int]) -> list[str]:
-        """Decode longer and longer beginnings: slow, and right for tokens that depend on their neighbours."""
+        """Decode each token after the one before it, and parts of a character together."""
         texts: list[str] = []
-        told = ""
+        before, start = 0, 0  # where the last whole piece begins, and the one that is being put together
         for end in range(1, len(ids) + 1):
-            whole = self._decode(ids[:end])
-            ready = end == len(ids) or not whole.endswith(UNFINISHED)
-            texts.append(whole.removeprefix(told) if ready else "")
-            told = whole if ready else told
+            piece = self._decode(ids[before:end]).removeprefix(self._decode(ids[before:start]))
+            if end < len(ids) and piece.endswith(UNFINISHED):
+                texts.append("")
+                continue
+            texts.append(piece)
+            before, start = start, end
         return texts
 
     def _decode(self, ids: Sequence[int]) -> str:

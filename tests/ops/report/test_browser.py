@@ -235,7 +235,12 @@ def test_the_page_may_load_nothing_even_when_its_script_asks(browser: Browser, f
 @pytest.mark.slow
 def test_ten_thousand_episodes_are_no_burden(open_page: Open, tmp_path: Path) -> None:
     config = run_config(tmp_path, "--rl.steps=50")
-    run_dir = write_run(config, Scale(steps=50, groups=25, size=8, turns=8))
+    run_dir = write_run(config, Scale(steps=5, groups=25, size=8, turns=8))
+    for file in sorted((run_dir / "episodes").iterdir()):
+        for copy in range(1, 10):
+            step = 5 * copy + int(file.stem.removeprefix("step-"))
+            text = file.read_text().replace('"ticket": "train-0', f'"ticket": "train-{copy}')
+            (run_dir / "episodes" / f"step-{step:06d}.jsonl").write_text(text)
     file = tmp_path / "report.html"
     started = time.monotonic()
     file.write_text(make_page(run_dir, config)[0])
@@ -254,7 +259,7 @@ def test_ten_thousand_episodes_are_no_burden(open_page: Open, tmp_path: Path) ->
     typed = """() => { const field = document.getElementById("text"); field.value = "axe 12";
       field.dispatchEvent(new Event("input", { bubbles: true })); }"""
     scrolled = """() => { document.getElementById("list").scrollTop = 200000; }"""
-    opened = """async () => { location.hash = "#/episodes?open=train-00000900.3";
+    opened = """async () => { location.hash = "#/episodes?open=train-80000060.3";
       while (!document.querySelector("#reader .turn")) await new Promise((done) => setTimeout(done, 1)); }"""
     times = {
         name: page.evaluate(f"({timed})({act!r})")
