@@ -64,7 +64,7 @@ class Journal:
         _append(self._evaluations, line)
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
-        """Keep a step's episodes for people to read: their text, and of each generated token id, logprob and version."""
+        """Keep a step's episodes to read: their text, and of each generated token its id, logprob and version."""
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
                 for episode in group.episodes:

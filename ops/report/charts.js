@@ -99,7 +99,7 @@ class Chart {
       s("line", { class: "grid", x1: EDGE.left, x2: this.width - EDGE.right, y1: this.y(value), y2: this.y(value) }),
       s("text", { class: "tick", x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, tickText(value, this.curve.unit, ticks))));
     const [first, last] = this.domain;
-    for (const step of niceTicks(first, last, Math.max(3, Math.floor(this.inner / 70)), 1).filter((step) => step >= first && step <= last)) {
+    for (const step of niceTicks(first, last, Math.max(3, Math.floor(this.inner / 60)), 1).filter((step) => step >= first && step <= last)) {
       parts.push(s("text", { class: "tick", x: this.x(step), y: this.height - 6, "text-anchor": "middle" }, String(step)));
     }
     if (facts.imitation > first && facts.imitation < last) parts.push(this.mark(facts.imitation, "RL begins"));
