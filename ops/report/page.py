@@ -75,7 +75,7 @@ def _notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
     if episodes.stride > 1:
         told.append(f"The run has more episodes than a page can hold: one group in {episodes.stride} is here.")
     if episodes.unreadable:
-        told.append(f"{episodes.unreadable} lines of episodes/ are incomplete and left out: the learner was writing them, or was killed in it.")
+        told.append(f"{episodes.unreadable} lines of episodes/ are left out: half written, or cut short by a crash.")
     if episodes.untold:
         told.append("Some episodes were written without token ids: their turns have no shading.")
     elif episodes.rows and not found:
