@@ -64,7 +64,7 @@ class Journal:
         _append(self._evaluations, line)
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
-        """Keep the text of a step's episodes for people to read."""
+        """Keep a step's episodes to read: their text, and of each generated token its id, logprob and version."""
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
                 for episode in group.episodes:
@@ -90,6 +90,9 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
                 "observation": turn.observation,
                 "reward": turn.reward,
                 "versions": sorted({span.version for span in turn.spans}),
+                "ids": list(turn.output_ids),
+                "logprobs": [round(logprob, 3) for logprob in turn.logprobs],
+                "spans": [[span.version, span.lineage, span.tokens] for span in turn.spans],
             }
             for turn in episode.turns
         ],

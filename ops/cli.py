@@ -94,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     wanted = lineage.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--version", type=int, metavar="N")
     wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
+    report = commands.add_parser("report", help="write one HTML page of a run: curves, and every episode to read")
+    report.add_argument("run_dir", type=Path)
+    report.add_argument("--out", type=Path, metavar="FILE", help="RUN_DIR/report.html by default")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
     envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
@@ -205,6 +208,12 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return show_version(arguments.run_dir, arguments.version)
 
 
+def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.report.page import write_report
+
+    return write_report(arguments.run_dir, arguments.out, overrides)
+
+
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.environments import check_environment, list_environments
 
@@ -257,6 +266,7 @@ COMMANDS = {
     "export": _export,
     "replay": _replay,
     "lineage": _lineage,
+    "report": _report,
     "envs": _envs,
     "demos": _demos,
     "bench": _bench,

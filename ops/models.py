@@ -48,6 +48,13 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> 
     return path.resolve()
 
 
+def known_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Path | None:
+    """Return the directory of a model that is here already; nothing is made."""
+    made = {SMOLLM2: SMOLLM2, POCKET: f"{POCKET}-{_pocket_source()}"}.get(str(name_or_path))
+    path = Path(name_or_path).expanduser() if made is None else cache_dir.expanduser() / made
+    return path if path.is_dir() else None
+
+
 def model_identity(model_dir: Path) -> dict[str, str]:
     """Return the digests that say what token ids mean: of the `model` (configuration, tokenizer) and the `template`.
 

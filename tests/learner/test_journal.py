@@ -59,6 +59,13 @@ def test_an_episode_is_kept_as_text_that_a_person_can_follow(tmp_path: Path) -> 
     assert (broken["stop"], broken["error"]) == ("env_error", "it broke")
 
 
+def test_a_turn_is_kept_with_the_id_logprob_and_version_of_each_token(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write_episodes(4, [make_group(7, version=3)])
+    turn = lines(tmp_path / "episodes" / "step-000004.jsonl")[0]["turns"][0]
+    assert (turn["ids"], turn["logprobs"], turn["spans"]) == ([5, 6, 0], [-0.5, -0.5, -0.5], [[3, 0, 3]])
+
+
 def test_success_counts_every_group_consumed_and_no_broken_episode() -> None:
     solved, mixed = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(1.0, 0.0, None))
     draft = Draft(admitted=[(2, mixed)], consumed=[solved, mixed], dropped=[Drop(1, "train-00000000", "zero_variance")])  # type: ignore[arg-type]

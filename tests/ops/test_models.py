@@ -9,7 +9,7 @@ import pytest
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.ops import models
-from horizonrl.ops.models import SMOLLM2, model_identity, resolve_model
+from horizonrl.ops.models import POCKET, SMOLLM2, known_model, model_identity, resolve_model
 
 
 def test_a_model_directory_is_returned_as_it_is(tiny_models: tuple[Path, Path]) -> None:
@@ -27,6 +27,14 @@ def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(tmp_path: Path
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not downloaded"):
         resolve_model("gpt-nine", tmp_path)
+
+
+def test_a_known_model_is_found_where_it_was_made_and_never_made(tmp_path: Path) -> None:
+    assert known_model(POCKET, tmp_path) is known_model(SMOLLM2, tmp_path) is known_model(tmp_path / "none") is None
+    (tmp_path / SMOLLM2).mkdir()
+    assert known_model(SMOLLM2, tmp_path) == tmp_path / SMOLLM2
+    assert known_model(str(tmp_path), tmp_path / "cache") == tmp_path
+    assert not (tmp_path / "cache").exists()
 
 
 def test_the_identity_changes_with_tokenizer_and_template_only(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,0 +1,156 @@
+"""The episodes of a run as the page holds them: a small index of all, and their bodies in compressed chunks.
+
+The index is read when the page opens; a chunk is decoded when one of its episodes is. Bodies go through memory step by
+step, so that a long run's report needs no more of it than a short one's.
+"""
+
+import base64
+import gzip
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from horizonrl.ops.report.tokens import TokenTexts
+
+CHUNK_CHARS = 200_000
+"""Of a chunk's JSON: decoded within some 10 ms in a browser, and long enough to compress well."""
+MAX_BYTES = 400_000_000
+"""Of `episodes/` files that go into a page as a whole; of longer ones every second, third, ... group does."""
+_REASONED = re.compile(r"</think>\s*")
+_ACTION = re.compile(r"(?=\bAction\s*:)|(?=\"function_name\")|```(?:python|py)?[ \t]*\n(?:[ \t]*#.*\n)*", re.IGNORECASE)
+"""What stands before the action in the formats of `envs/formats.py`: react, function, code."""
+
+
+@dataclass
+class Episodes:
+    """What the page knows of a run's episodes."""
+
+    groups: list[list[Any]] = field(default_factory=list)
+    """[ticket, env, task, horizon, step, end] each."""
+    rows: list[list[Any]] = field(default_factory=list)
+    """[group, index, outcome, return, turns, tokens, oldest version, newest version] each, as the chunks have them."""
+    starts: list[int] = field(default_factory=list)
+    """The row with which each chunk begins."""
+    chunks: list[str] = field(default_factory=list)
+    """Gzipped JSON lists of bodies, in base64."""
+    stride: int = 1
+    """One group in so many is here."""
+    unreadable: int = 0
+    """Lines that were cut short."""
+    undecoded: int = 0
+    """Turns whose tokens do not join to their text."""
+    untold: int = 0
+    """Turns without token ids: an earlier version of the program wrote them."""
+
+    @property
+    def index(self) -> dict[str, Any]:
+        return {"groups": self.groups, "rows": self.rows, "starts": self.starts}
+
+
+def collect(run_dir: Path, ends: Mapping[str, str], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
+    """Read a run's episodes; `ends` says of a ticket what became of it."""
+    files = sorted((run_dir / "episodes").glob("step-*.jsonl"))
+    episodes = Episodes(stride=max(1, math.ceil(sum(file.stat().st_size for file in files) / max_bytes)))
+    bodies: list[str] = []
+    for number, (step, ticket, records) in enumerate(_groups(files, episodes)):
+        if number % episodes.stride:
+            continue
+        first = records[0]
+        place = len(episodes.groups)
+        episodes.groups.append(
+            [ticket, first["env"], first["task"], first["horizon"], step, ends.get(ticket, "not settled")]
+        )
+        if not bodies:
+            episodes.starts.append(len(episodes.rows))
+        for record in records:
+            episodes.rows.append([place, *_row(record)])
+            bodies.append(json.dumps(_body(record, tokens, episodes), ensure_ascii=False, separators=(",", ":")))
+        if sum(map(len, bodies)) > CHUNK_CHARS:
+            episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
+            bodies.clear()
+    if bodies:
+        episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
+    return episodes
+
+
+def packed(text: str) -> str:
+    """Return a text gzipped and in base64: nothing in it can end a script element."""
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode()
+
+
+def outcome_of(record: Mapping[str, Any]) -> str:
+    """Return how an episode went, in a word or two: a horizon's cut is no failure (invariant 5)."""
+    if record["success"]:
+        return "success"
+    if record["stop"] == "terminated":
+        return "failure"
+    if record["stop"] in ("horizon", "context", "env_truncated"):
+        return f"cut: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
+    return f"broken: {record['stop']}"
+
+
+def action_begins(text: str) -> int:
+    """Return the place in a reply where the thought ends and the action begins; 0 when it is an action alone."""
+    found = _REASONED.search(text) or _ACTION.search(text)
+    return found.end() if found else 0
+
+
+def _groups(files: list[Path], episodes: Episodes) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
+    """Yield step, ticket and records of every group; count the lines that a crash has left unfinished."""
+    for file in files:
+        records = []
+        for line in file.read_text(errors="replace").splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                episodes.unreadable += 1
+        for ticket, group in groupby(records, key=lambda record: str(record["ticket"])):
+            yield int(file.stem.removeprefix("step-")), ticket, list(group)
+
+
+def _row(record: Mapping[str, Any]) -> list[Any]:
+    turns = record["turns"]
+    versions = [version for turn in turns for version in turn["versions"]]
+    return [
+        record["episode"],
+        outcome_of(record),
+        record["return"],
+        len(turns),
+        sum(len(turn.get("ids", ())) for turn in turns),
+        min(versions, default=None),
+        max(versions, default=None),
+    ]
+
+
+def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
+    turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
+    return {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
+
+
+def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
+    """Return a turn for the page. Lengths and places count UTF-16 units, as JavaScript does; surprise is −100 ln p."""
+    body = {"text": turn["text"], "observation": turn["observation"], "reward": turn["reward"]}
+    if "ids" not in turn:
+        episodes.untold += 1
+        body["versions"] = [[version, 0] for version in turn["versions"]]
+    else:
+        body["versions"] = [[version, count] for version, _, count in turn["spans"]]
+        pieces = None if tokens is None else tokens.pieces(turn["ids"], turn["text"])
+        if pieces is not None:
+            body["text"] = "".join(pieces.texts)
+            body["lengths"] = [_units(piece) for piece in pieces.texts]
+            body["surprise"] = [round(-100 * logprob) for logprob in turn["logprobs"]]
+            body["special"] = pieces.special
+        else:
+            episodes.undecoded += tokens is not None
+    body["action"] = _units(body["text"][: action_begins(body["text"])])
+    return body
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2

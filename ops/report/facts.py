@@ -1,0 +1,244 @@
+"""What the page says of a run beside its episodes: state, headline, curves, evaluations, books, schedule, lineages.
+
+Pure functions of the run directory's files. What a run has not got is an empty list, and a sentence among the notices.
+"""
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.config import RunConfig
+from horizonrl.common.types import DropReason, Kind, Phase
+from horizonrl.learner.horizon import horizon_turns
+from horizonrl.ops.console import mean_success, percent
+from horizonrl.ops.report.curves import Line, curves, evaluation_point
+from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, read_lines, to_toml
+
+_PASSWORD = re.compile(r"://[^/@\s\"]*@")
+"""Whom a broker's address names before its host."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run directory says."""
+
+    metrics: Sequence[Line]
+    ledger: Sequence[Line]
+    evals: Sequence[Line]
+    lineages: Sequence[Line]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Files":
+        return cls(*(read_lines(run_dir / name) for name in (METRICS, LEDGER, EVALS, LINEAGES)))
+
+    @property
+    def rl(self) -> list[Line]:
+        return [line for line in self.metrics if line["phase"] == Phase.RL.value]
+
+
+def facts(config: RunConfig, files: Files) -> dict[str, Any]:
+    """Return what the page shows above and beside the episodes, JSON-able."""
+    return {
+        "name": config.run.name,
+        "written": time.time(),
+        "state": state(config, files),
+        "headline": headline(files),
+        "notices": notices(config, files),
+        "curves": curves(files.metrics, files.evals),
+        "resumes": [line["from_step"] for line in files.lineages if line["from_step"]],
+        "imitation": max((line["step"] for line in files.metrics if line["phase"] == "imitation"), default=0),
+        "evaluations": evaluations(files.evals),
+        "books": books(files),
+        "decisions": decisions(config, files),
+        "lineages": lineages(files),
+        "config": _PASSWORD.sub("://", to_toml(config)),
+        "summary": summary(config),
+    }
+
+
+def ends(files: Files) -> dict[str, str]:
+    """Return what became of each ticket that steps have settled."""
+    told: dict[str, str] = {}
+    for line in files.ledger:
+        told.update((ticket, f"trained into version {line['version']}") for _, ticket in line["trained"])
+        told.update((ticket, f"dropped: {reason}") for _, ticket, reason in line["dropped"])
+    return told
+
+
+def state(config: RunConfig, files: Files) -> dict[str, Any]:
+    """Return whether the run was over when the page was written, and how far it was."""
+    step, steps = (files.metrics[-1]["step"] if files.metrics else 0), config.total_steps
+    finished = step >= steps and len(files.evals) >= config.eval_rounds
+    return {
+        "finished": finished,
+        "step": step,
+        "steps": steps,
+        "started": files.lineages[0]["time"] if files.lineages else None,
+        "last": files.metrics[-1]["time"] if files.metrics else None,
+        "lineage": files.lineages[-1]["lineage"] if files.lineages else None,
+    }
+
+
+def headline(files: Files) -> list[dict[str, Any]]:
+    """Return the few numbers that a person wants first: {label, unit, value, note}."""
+    told = []
+    if files.evals:
+        last = files.evals[-1]
+        label = f"Held-out success, version {last['version']}"
+        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": _beside(files.evals)})
+    if rl := files.rl:
+        early, late = rl[:5], rl[-5:]
+        label = f"Training success, last {len(late)} steps"
+        note = f"{percent(mean_success(early))} over the first {len(early)}"
+        told.append({"label": label, "unit": "percent", "value": mean_success(late), "note": note})
+    if files.metrics:
+        episodes, turns, generated, trained = (
+            sum(line[key] for line in files.metrics)
+            for key in ("episodes", "environment_steps", "generated_tokens", "tokens_trained")
+        )
+        told.append({"label": "Episodes", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
+        told.append({"label": "Tokens generated", "unit": "count", "value": generated, "note": f"{trained:,} trained"})
+    return told
+
+
+def _beside(evals: Sequence[Line]) -> str:
+    """Return the last evaluation's interval, and the first and the best one where they are others."""
+    first, last = evals[0], evals[-1]
+    best = max(evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
+    told = [f"95 %: {100 * last['low']:.0f} to {100 * last['high']:.0f} %"]
+    if first is not last:
+        told.append(f"version {first['version']}: {percent(first['success_rate'])}")
+    if best is not first and best is not last:
+        told.append(f"best, version {best['version']}: {percent(best['success_rate'])}")
+    return "; ".join(told)
+
+
+def notices(config: RunConfig, files: Files) -> list[str]:
+    """Say what a reader could miss, or take for something else."""
+    told = []
+    if not files.metrics:
+        told.append("No step has been taken yet: there is nothing to draw.")
+    elif not files.rl:
+        what = "has only imitation steps" if config.rl.steps == 0 else "has not reached its RL phase"
+        told.append(f"The run {what}: success and reward are those of the demonstrations.")
+    if not files.evals:
+        why = "eval.every is 0" if config.eval.every == 0 else "no round was complete when the page was written"
+        told.append(f"No evaluations: {why}.")
+    unwritten = len(files.ledger) - len(files.metrics)
+    if unwritten > 0:
+        told.append(f"{unwritten} step of the ledger has no line of metrics: a learner is in it, or was killed in it.")
+    return told
+
+
+def evaluations(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return a row an evaluation: the whole, and each environment and category of tasks."""
+    rows = []
+    for line in lines:
+        row = evaluation_point(line) | {
+            "episodes": line["episodes"],
+            "pass": line["pass_at"],
+            "turns": line["turns_mean"],
+        }
+        row |= {"cut": line["truncated_share"], "broken": line["broken"], "dropped": line["dropped"], "parts": []}
+        for env, measured in line["environments"].items():
+            for category, part in measured["categories"].items():
+                row["parts"].append(
+                    {
+                        "name": f"{env} {category}",
+                        **{key: part[key] for key in ("success_rate", "low", "high", "episodes")},
+                    }
+                )
+        rows.append(row)
+    return rows
+
+
+def books(files: Files) -> dict[str, Any]:
+    """Return how every ticket ended, by kind, and whether the last step's own count agrees (invariant 1)."""
+    counts: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
+    step = files.metrics[-1]["step"] if files.metrics else 0
+    later = 0
+    for line_step, ticket, end in _ends(files):
+        counts[ticket.partition("-")[0]][end] += 1
+        later += line_step > step
+    settled = sum(count.total() for count in counts.values())
+    told: dict[str, Any] = {"kinds": counts, "settled": settled, "step": step}
+    told["reasons"] = [reason.value for reason in DropReason if any(count[reason.value] for count in counts.values())]
+    told["repeats"] = sum(line["repeats"] for line in files.ledger)
+    if files.metrics:
+        last = files.metrics[-1]
+        told |= {"issued": last["tickets_issued"], "outstanding": last["tickets_outstanding"], "later": later}
+        told["open"] = last["tickets_issued"] - last["tickets_outstanding"] - (settled - later)
+    return told
+
+
+def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
+    """Return each change of a horizon: when it was decided, and the first step that consumed a group under it."""
+    rl_steps = len(files.rl)
+    made = []
+    if config.horizon.kind == "adaptive":
+        made = [growth for line in files.rl for growth in line["growths"]]
+    else:
+        for env in config.envs:
+            horizons = config.horizons(env.id)
+            turns = [
+                horizon_turns(config.horizon.kind, horizons, config.horizon.steps_per_stage, at)
+                for at in range(rl_steps + 1)
+            ]
+            for at, (before, now) in enumerate(pairwise(turns), 1):
+                if now != before:
+                    reason = f"{config.horizon.kind}, {config.horizon.steps_per_stage} steps a stage"
+                    made.append(
+                        {"env_id": env.id, "phase_step": at, "from_turns": before, "to_turns": now, "reason": reason}
+                    )
+    return [
+        dict(decision) | {"step": decision["phase_step"] + config.imitation.steps, "met": _met(files, decision)}
+        for decision in made
+    ]
+
+
+def lineages(files: Files) -> list[dict[str, Any]]:
+    """Return each start of a learner, the steps of it that stand, and what it changed in the config."""
+    steps: dict[int, list[int]] = defaultdict(list)
+    for line in files.ledger:
+        steps[line["lineage"]].append(line["step"])
+    return [
+        {**line, "first": min(steps[line["lineage"]], default=None), "last": max(steps[line["lineage"]], default=None)}
+        for line in files.lineages
+    ]
+
+
+def summary(config: RunConfig) -> list[list[str]]:
+    """Return the config in a few lines that a person reads first: [what, how]."""
+    envs = ", ".join(f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id for env in config.envs)
+    schedule = ", ".join(map(str, config.horizon.horizons))
+    return [
+        ["Model", Path(config.model.name).name],
+        ["Environments", envs],
+        ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
+        ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],
+        ["Batch", f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes a step"],
+        ["Staleness", f"at most {config.rl.max_staleness} versions"],
+        ["Objective", f"{config.advantage.kind} advantage, {config.loss.kind} loss, learning rate {config.rl.lr:g}"],
+        ["Actors", f"{config.actor.count} x {config.actor.slots} episodes at once, {config.actor.engine}"],
+        ["Seed", str(config.run.seed)],
+    ]
+
+
+def _ends(files: Files) -> Iterator[tuple[int, str, str]]:
+    """Yield the step in whose making each ticket ended, the ticket, and its end."""
+    for line in files.ledger:
+        yield from ((line["step"], ticket, "trained") for _, ticket in line["trained"])
+        yield from ((line["step"], ticket, reason) for _, ticket, reason in line["dropped"])
+        yield from ((line["step"], ticket, "void") for _, ticket in line["voids"])
+    for line in files.evals:
+        yield from ((line["settled_step"], ticket, end) for _, ticket, end in line["ends"])
+
+
+def _met(files: Files, decision: Line) -> int | None:
+    reached = (line["step"] for line in files.rl if line["horizons"].get(decision["env_id"], 0) >= decision["to_turns"])
+    return next(reached, None)

@@ -1,0 +1,95 @@
+// What the run came to, in tables: evaluations, books, decisions, lineages, config.
+
+function drawOverview() {
+  byId("name").textContent = facts.name;
+  drawState();
+  byId("notices").append(...facts.notices.map((text) => h("li", {}, text)));
+  byId("headline").append(...facts.headline.map(({ label, value, unit, note }) =>
+    h("div", {}, h("dt", {}, label), h("dd", {}, withUnit(value, unit)), h("dd", { class: "note" }, note))));
+  drawEvaluations(byId("evaluations"));
+  drawBooks(byId("books"));
+  drawDecisions(byId("decisions"));
+  drawLineages(byId("lineages"));
+  byId("config").append(h("h2", {}, "Config"),
+    table([], facts.summary.map(([what, how]) => [h("b", {}, what), how]), "facts"),
+    h("details", {}, h("summary", {}, "The whole config, as a recipe for the same run"), h("pre", { tabindex: 0 }, facts.config)));
+}
+
+function drawState() {
+  const { finished, step, steps, started, last } = facts.state;
+  const took = started && last ? `, ${ago(last - started)}` : "";
+  const since = last ? `; the last step was ${ago(facts.written - last)} before this page was written` : "";
+  const state = byId("state");
+  state.textContent = finished ? `finished: ${grouped(steps)} steps${took}` : `unfinished: step ${grouped(step)} of ${grouped(steps)}${took}${since}`;
+  state.classList.toggle("open", !finished);
+}
+
+function table(heads, rows, kind = "") {
+  const top = heads.length ? h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))) : null;
+  const body = h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", { class: typeof cell === "number" ? "number" : null },
+    typeof cell === "number" ? grouped(cell) : cell)))));
+  return h("div", { class: "scroll" }, h("table", { class: kind }, top, body));
+}
+
+function drawEvaluations(place) {
+  place.append(h("h2", {}, "Evaluations"));
+  if (!facts.evaluations.length) return place.append(h("p", { class: "hint" }, "None in this run directory."));
+  const parts = [...new Set(facts.evaluations.flatMap((one) => one.parts.map((part) => part.name)))];
+  const most = Object.keys(facts.evaluations[0].pass).at(-1);
+  const best = Math.max(...facts.evaluations.map((one) => one.value ?? -1));
+  const rows = facts.evaluations.map((one) => [
+    h("b", {}, `v${one.version}`),
+    interval(one.value, one.low, one.high, one.value === best),
+    one.episodes,
+    ...(most === "1" ? [] : [withUnit(one.pass[most], "percent")]),
+    withUnit(one.cut, "percent"),
+    one.turns === null ? "–" : plain(one.turns),
+    one.broken + one.dropped,
+    ...parts.map((name) => one.parts.find((part) => part.name === name)).map((part) => (part ? interval(part.success_rate, part.low, part.high) : "–")),
+  ]);
+  const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Cut", "Turns", "Broken", ...parts];
+  place.append(h("p", { class: "hint" }, "Held-out tasks, played by the actors and never trained on. Bars and brackets are Wilson's intervals, 95 %."), table(heads, rows));
+}
+
+function interval(value, low, high, best = false) {
+  if (value === null) return "–";
+  const bar = s("svg", { class: "interval", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": true },
+    s("line", { class: "whole", x1: 0, x2: 100, y1: 5, y2: 5 }), s("line", { class: "range", x1: 100 * low, x2: 100 * high, y1: 5, y2: 5 }),
+    s("line", { class: "at", x1: 100 * value, x2: 100 * value, y1: 1, y2: 9 }));
+  return h("span", { class: "measured" }, h(best ? "b" : "span", {}, withUnit(value, "percent")), bar,
+    h("small", {}, percents(low, high)));
+}
+
+function drawBooks(place) {
+  const { kinds, reasons, repeats, settled, step, issued, outstanding, later, open } = facts.books;
+  place.append(h("h2", {}, "Conservation"));
+  if (!settled) return place.append(h("p", { class: "hint" }, "No ticket has ended yet."));
+  const ends = ["trained", "evaluated", ...reasons, "void"];
+  const rows = Object.entries(kinds).filter(([, ended]) => Object.keys(ended).length).map(([kind, ended]) =>
+    [h("b", {}, kind), ...ends.map((end) => ended[end] ?? 0), Object.values(ended).reduce((a, b) => a + b, 0)]);
+  const heads = ["Tickets", "trained", "evaluated", ...reasons.map((reason) => `dropped: ${reason.replaceAll("_", " ")}`), "void", "ended"];
+  place.append(h("p", { class: "hint" }, "Every ticket ends exactly once. Counted from the ledger and the evaluations."), table(heads, rows));
+  if (issued === undefined) return;
+  const awaited = open > 0 ? ` + ${grouped(open)} in evaluations that are not complete` : "";
+  const known = settled - later;
+  place.append(h("p", { class: open < 0 ? "balance off" : "balance" }, `At step ${grouped(step)}: ${grouped(issued)} issued = ${grouped(known)} ended${awaited}`
+    + ` + ${grouped(outstanding)} outstanding. ${open < 0 ? `The books are off by ${grouped(-open)}.` : "The books balance."}`
+    + (later > 0 ? ` Since then ${grouped(later)} more have ended.` : "") + (repeats ? ` ${grouped(repeats)} repeated messages were refused.` : "")));
+}
+
+function drawDecisions(place) {
+  place.append(h("h2", {}, "Horizon schedule"));
+  if (!facts.decisions.length) return place.append(h("p", { class: "hint" }, "The horizon has not changed in this run."));
+  place.append(table(["After step", "Environment", "Horizon", "Why", "First met in step"], facts.decisions.map((one) =>
+    [one.step, one.env_id, `${one.from_turns} → ${one.to_turns} turns`, one.reason, one.met ?? "not yet"])));
+}
+
+function drawLineages(place) {
+  place.append(h("h2", {}, "Lineage"));
+  if (!facts.lineages.length) return place.append(h("p", { class: "hint" }, "No learner has started in this run directory."));
+  place.append(h("p", { class: "hint" }, "A line each time a learner started; the steps that a crash rolled back belong to none."),
+    table(["Lineage", "Started", "From step", "Its steps", "Changed in the config"], facts.lineages.map((one) => [
+      h("b", {}, String(one.lineage)), new Date(1000 * one.time).toISOString().replace("T", " ").slice(0, 16) + " UTC", one.from_step,
+      one.first === null ? "none" : `${one.first} to ${one.last}`,
+      Object.entries(one.changed).map(([key, [before, now]]) => `${key}: ${JSON.stringify(before)} → ${JSON.stringify(now)}`).join(", ") || "nothing"])));
+}

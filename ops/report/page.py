@@ -1,0 +1,97 @@
+"""`horizonrl report`: a run as one HTML page that needs no network and no server.
+
+Place: run directory → **page**. Whatever a run has written reaches the page as data, never as markup: JSON without
+`<`, or base64. A policy in the page names the digests of its one script and one style, and forbids all else.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.models import known_model
+from horizonrl.ops.report.episodes import Episodes, collect, packed
+from horizonrl.ops.report.facts import Files, ends, facts
+from horizonrl.ops.report.tokens import TokenTexts
+from horizonrl.ops.rundir import read_config
+
+SCRIPTS = ("elements.js", "store.js", "charts.js", "overview.js", "list.js", "reader.js", "app.js")
+"""In this order they are the page's one script."""
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def write_report(run_dir: Path, out: Path | None, overrides: Sequence[str] = ()) -> int:
+    """Write a run's page and say where it is."""
+    config = read_config(run_dir, overrides)
+    file = out or run_dir / "report.html"
+    if not file.parent.is_dir():
+        raise ConfigError(f"no directory {file.parent}: --out names a file in one that exists")
+    page, episodes = make_page(run_dir, config)
+    file.write_text(page)
+    print(f"{file}: {len(episodes.rows):,} episodes, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    return 0
+
+
+def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
+    """Return the page of a run, and the episodes that are in it."""
+    files = Files.read(run_dir)
+    model_dir = known_model(config.model.name)
+    episodes = collect(run_dir, ends(files), None if model_dir is None else TokenTexts.find(model_dir))
+    told = facts(config, files)
+    told["notices"] += _notices(episodes, config.model.name, found=model_dir is not None)
+    style, script = _own("page.css"), "\n".join(map(_own, SCRIPTS))
+    chunks = (
+        f'<script type="application/gzip" id="chunk-{at}">{chunk}</script>' for at, chunk in enumerate(episodes.chunks)
+    )
+    parts = {
+        "title": html.escape(f"{config.run.name}: HorizonRL report"),
+        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:",
+        "style": style,
+        "facts": inert_json(told),
+        "index": packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":"))),
+        "chunks": "\n".join(chunks),
+        "script": script,
+    }
+    return _PLACE.sub(lambda place: parts[place[1]], _own("page.html")), episodes
+
+
+def inert_json(value: Any) -> str:
+    """Return JSON in which nothing ends a script element or begins a comment: `<`, `>` and `&` are escaped."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
+    told = []
+    if not episodes.rows:
+        told.append("No episodes: they are written with the first step.")
+    if episodes.stride > 1:
+        told.append(f"The run has more episodes than a page can hold: one group in {episodes.stride} is here.")
+    if episodes.unreadable:
+        told.append(f"{episodes.unreadable} lines of episodes/ are left out: half written, or cut short by a crash.")
+    if episodes.untold:
+        told.append("Some episodes were written without token ids: their turns have no shading.")
+    elif episodes.rows and not found:
+        told.append(
+            f"No tokenizer for {model!r} here, so that tokens are not shown: give its directory, --model.name DIR."
+        )
+    if episodes.undecoded:
+        told.append(
+            f"{episodes.undecoded} turns have tokens that do not join to their text (another tokenizer): no shading."
+        )
+    return told
+
+
+def _own(name: str) -> str:
+    return (resources.files(__package__) / name).read_text()
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

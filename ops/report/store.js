@@ -1,0 +1,59 @@
+// The run's data: facts at once, the index of the episodes when the page opens, a chunk of bodies when it is asked for.
+
+const facts = JSON.parse(byId("facts").textContent);
+const KEPT_CHUNKS = 12;
+
+async function unpacked(id) {
+  const bytes = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+class Store {
+  constructor({ groups, rows, starts }) {
+    this.starts = starts;
+    this.groups = groups.map(([ticket, env, task, horizon, step, end]) =>
+      ({ ticket, env, task, horizon, step, end, key: `${env}/${task}`, search: `${env} ${task} ${ticket}`.toLowerCase(), episodes: [] }));
+    this.episodes = rows.map(([group, index, outcome, earned, turns, tokens, low, high], row) => {
+      const of = this.groups[group];
+      const episode = { row, id: `${of.ticket}.${index}`, group: of, index, outcome, reward: earned, turns, tokens, low, high };
+      of.episodes.push(episode);
+      return episode;
+    });
+    this.byId = new Map(this.episodes.map((episode) => [episode.id, episode]));
+    this.byTask = new Map();
+    for (const episode of this.episodes) {
+      const task = this.byTask.get(episode.group.key) ?? [];
+      this.byTask.set(episode.group.key, task);
+      task.push(episode);
+    }
+    this.chunks = new Map();
+  }
+
+  // The episodes of one task, the oldest version first.
+  ofTask(episode) {
+    return this.byTask.get(episode.group.key).slice().sort((a, b) => a.low - b.low || a.row - b.row);
+  }
+
+  async body(episode) {
+    let chunk = this.starts.length - 1;
+    while (this.starts[chunk] > episode.row) chunk -= 1;
+    if (!this.chunks.has(chunk)) {
+      this.chunks.set(chunk, unpacked(`chunk-${chunk}`));
+      if (this.chunks.size > KEPT_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
+    }
+    return (await this.chunks.get(chunk))[episode.row - this.starts[chunk]];
+  }
+}
+
+// success | failure | cut | broken: what colour and glyph an outcome has.
+function kindOf(outcome) {
+  return outcome.split(":")[0];
+}
+
+const GLYPHS = { success: "●", failure: "○", cut: "◐", broken: "✕" };
+
+function glyph(outcome) {
+  const kind = kindOf(outcome);
+  return h("span", { class: `glyph ${kind}`, title: outcome, role: "img", "aria-label": outcome }, GLYPHS[kind]);
+}

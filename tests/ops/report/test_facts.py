@@ -1,0 +1,101 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config import RunConfig
+from horizonrl.ops.report.curves import MAX_POINTS, curves
+from horizonrl.ops.report.facts import Files, books, decisions, ends, facts, notices, state
+from tests.ops.report.runs import run_config
+
+
+@pytest.fixture
+def config(run_dir: Path) -> RunConfig:
+    return run_config(run_dir.parent)
+
+
+@pytest.fixture
+def files(run_dir: Path) -> Files:
+    return Files.read(run_dir)
+
+
+def test_curves_have_each_step_the_whole_and_each_environment(files: Files) -> None:
+    success = next(curve for curve in curves(files.metrics, files.evals) if curve["title"] == "Success")
+    assert [series["name"] for series in success["series"]] == ["training", "parity", "textcraft"]
+    whole = success["series"][0]
+    assert whole["x"] == [1, 2, 3, 4, 5, 6]
+    for low, middle, high in zip(whole["low"], whole["y"], whole["high"], strict=True):
+        assert 0 <= low < middle < high <= 1
+    assert [point["version"] for point in success["evaluations"]] == [0, 3, 6]
+
+
+def test_a_long_run_has_no_more_points_than_a_screen_and_keeps_the_largest(files: Files) -> None:
+    lines = [dict(files.metrics[0]) | {"step": step, "importance_max": float(step)} for step in range(1, 1001)]
+    drawn = {curve["title"]: curve["series"] for curve in curves(lines, [])}
+    mean, largest = drawn["Importance ratio"]
+    assert len(mean["x"]) == -(-1000 // 3) <= MAX_POINTS
+    assert (largest["x"][0], largest["y"][0], largest["y"][-1]) == (3, 3.0, 1000.0)
+
+
+def test_the_books_balance_and_say_when_they_do_not(files: Files) -> None:
+    told = books(files)
+    assert told["kinds"]["train"] == {"trained": 30, "zero_variance": 6}
+    assert (told["issued"], told["outstanding"], told["settled"], told["later"], told["open"]) == (39, 3, 39, 3, 0)
+    assert books(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
+
+
+def test_decisions_name_the_step_that_first_met_them(config: RunConfig, files: Files) -> None:
+    made = decisions(config, files)
+    assert [(one["env_id"], one["step"], one["from_turns"], one["to_turns"], one["met"]) for one in made] == [
+        ("textcraft", 3, 4, 8, 4),
+        ("parity", 3, 4, 8, 4),
+    ]
+
+
+def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -> None:
+    horizon = config.horizon.model_copy(update={"kind": "adaptive"})
+    growth = {"env_id": "parity", "phase_step": 2, "from_turns": 4, "to_turns": 8, "reason": "40% cut"}
+    lines = [dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics]
+    (made,) = decisions(config.model_copy(update={"horizon": horizon}), replace(files, metrics=lines))
+    assert (made["reason"], made["step"], made["met"]) == ("40% cut", 2, 4)
+
+
+def test_an_end_is_told_of_every_ticket(files: Files) -> None:
+    told = ends(files)
+    assert told["train-00000006"] == "dropped: zero_variance"
+    assert told["train-00000007"] == "trained into version 1"
+
+
+@pytest.mark.parametrize(
+    ("kept", "overrides", "words"),
+    [
+        (0, (), ("No step has been taken yet", "no round was complete")),
+        (3, ("--eval.every=0",), ("eval.every is 0",)),
+        (3, ("--imitation.steps=9",), ("has not reached its RL phase",)),
+        (3, ("--imitation.steps=6", "--rl.steps=0", "--eval.every=0"), ("only imitation steps",)),
+    ],
+)
+def test_what_a_run_has_not_got_is_said(
+    run_dir: Path, files: Files, kept: int, overrides: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    config = run_config(run_dir.parent, *overrides)
+    phase = "imitation" if config.imitation.steps else "rl"
+    lines = [dict(line) | {"phase": phase} for line in files.metrics[:kept]]
+    fewer = Files(lines, files.ledger[:kept], [], files.lineages[: min(kept, 1)])
+    told = " ".join(notices(config, fewer))
+    for word in words:
+        assert word in told
+    assert not state(config, fewer)["finished"]
+    json.dumps(facts(config, fewer), allow_nan=False)
+
+
+def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files: Files) -> None:
+    assert "1 step of the ledger" in notices(config, replace(files, metrics=files.metrics[:-1]))[0]
+
+
+def test_no_password_of_a_brokers_address_is_told(run_dir: Path, files: Files) -> None:
+    config = run_config(run_dir.parent, "--broker.url=nats://me:hunter2@host:4222")
+    told = facts(config, files)["config"]
+    assert "hunter2" not in told
+    assert "host:4222" in told
