@@ -97,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one HTML page of a run: curves, and every episode to read")
     report.add_argument("run_dir", type=Path)
     report.add_argument("--out", type=Path, metavar="FILE", help="RUN_DIR/report.html by default")
+    track = commands.add_parser("track", help="hand a run's metrics to tensorboard, wandb or trackio (--tracker.kind)")
+    track.add_argument("run_dir", type=Path)
+    track.add_argument("--follow", action="store_true", help="go on until SIGTERM; a learner does so by itself")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
     envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
@@ -214,6 +217,12 @@ def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return write_report(arguments.run_dir, arguments.out, overrides)
 
 
+def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.tracking import track
+
+    return track(arguments.run_dir, overrides, follow=arguments.follow)
+
+
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.environments import check_environment, list_environments
 
@@ -267,6 +276,7 @@ COMMANDS = {
     "replay": _replay,
     "lineage": _lineage,
     "report": _report,
+    "track": _track,
     "envs": _envs,
     "demos": _demos,
     "bench": _bench,

@@ -35,6 +35,7 @@ from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
 from horizonrl.ops.rundir import ADDRESS, BEST, read_config, write_config
+from horizonrl.ops.trackers import require
 
 log = get_logger()
 
@@ -124,6 +125,7 @@ class Part:
 def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
     eval_tasks(config)  # a mistake in them is told now, not by a part that dies
+    require(config.tracker.kind)
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
