@@ -84,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
     export.add_argument("--best", action="store_true", help="the version with the best evaluation")
+    dataset = commands.add_parser("dataset", help="write a run's episodes as a dataset: JSON lines, schema, card")
+    dataset.add_argument("run_dir", type=Path)
+    dataset.add_argument("out", type=Path)
+    for shared in (export, dataset):
+        shared.add_argument(
+            "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub; HF_TOKEN must be set"
+        )
+        shared.add_argument("--public", action="store_true", help="with --push: a new repository is not private")
     replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
     replay.add_argument("run_dir", type=Path)
     replay.add_argument("--from", dest="first", type=int, required=True, metavar="STEP", help="a kept checkpoint, or 0")
@@ -191,9 +199,27 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.hub import push, require_push
     from horizonrl.ops.local import export_run
 
+    if arguments.push:
+        require_push(arguments.push)
     print(f"exported step {export_run(arguments.run_dir, arguments.out, best=arguments.best)} to {arguments.out}")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'model', public=arguments.public)}")
+    return 0
+
+
+def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.dataset import write_dataset
+    from horizonrl.ops.hub import push, require_push
+
+    if arguments.push:
+        require_push(arguments.push)
+    written = write_dataset(arguments.run_dir, arguments.out)
+    print(f"wrote {written.rows} episodes, {written.tokens} generated tokens, to {arguments.out}")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}")
     return 0
 
 
@@ -273,6 +299,7 @@ COMMANDS = {
     "config": _config,
     "status": _status,
     "export": _export,
+    "dataset": _dataset,
     "replay": _replay,
     "lineage": _lineage,
     "report": _report,

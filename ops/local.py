@@ -233,11 +233,14 @@ def last_lines(path: Path, count: int = 15) -> str:
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
     from horizonrl.learner.export import export
+    from horizonrl.ops.card import model_card
+    from horizonrl.ops.report.facts import Files
 
     config = read_config(run_dir)
     weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
     facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
-    export(resolve_model(config.model.name), weights, out, facts)
+    model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
+    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written))
     return int(facts["step"])
 
 
