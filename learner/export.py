@@ -41,7 +41,8 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     """Make `out` a directory that `AutoModelForCausalLM.from_pretrained` opens; return it.
 
     `model_dir` gives configuration, tokenizer and chat template; `weights` is a weights file, or a checkpoint that
-    holds one; `facts` (run, version, step, ...) go into `version.json`; `card` makes the model card of them and the digest.
+    holds one; `facts` (run, version, step, ...) go into `version.json`, with the digest; `card` makes the
+    model card of them.
     """
     weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
     if not weights_file.is_file():

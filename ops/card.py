@@ -115,7 +115,8 @@ def dataset_card(
         configs=[{"config_name": "default", "data_files": "data/*.jsonl"}],
     ).to_yaml()
     base, _ = base_model(Path(config.model.name))
-    told = "".join(f", {what} `{digest}`" for what, digest in identity.items())
+    told = ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
+    prompt = f"`{config.rollout.system_prompt}`" if config.rollout.system_prompt else "the chat template's default"
     counts = "\n".join(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
         for env, count in sorted(written.by_env.items())
@@ -129,7 +130,8 @@ def dataset_card(
 
 What an LLM agent did while it was trained by reinforcement learning with HorizonRL: {written.rows:,} episodes with
 {written.tokens:,} generated tokens, each with its id, its logprob and the policy version that sampled it. They are in
-the order in which the learner consumed them, dropped groups included (`end`). {left_out} episodes that could not be read are left out.
+the order in which the learner consumed them, dropped groups included (`end`). {left_out} episodes that could not be
+read are left out.
 
 ```python
 from datasets import load_dataset
@@ -141,8 +143,8 @@ episodes = load_dataset("json", data_files="data/*.jsonl", split="train", stream
 |---|---|---|---|
 {counts}
 
-Token ids are those of `{base or Path(config.model.name).name}` (digests of the model's files: {told.lstrip(", ") or "not known here"}).
-System prompt: {f"`{config.rollout.system_prompt}`" if config.rollout.system_prompt else "the chat template's default"};
+Token ids are those of `{base or Path(config.model.name).name}` (digests of its files: {told}).
+System prompt: {prompt};
 sampling temperature {config.rollout.temperature:g}. The ids of prompts and observations are not kept: render them with
 the model's chat template. Texts are the model's and the environments' own, unfiltered.
 
@@ -185,14 +187,13 @@ def _results(line: Mapping[str, Any]) -> list[EvalResult]:
 
 
 def _environments(config: RunConfig) -> str:
+    head = "| environment | weight | split | categories | horizons (turns) |\n|---|---|---|---|---|"
     rows = [
         f"| {env.id} | {env.weight:g} | {env.split} | {', '.join(env.categories) or 'all'} "
         f"| {config.horizon.kind}: {', '.join(map(str, config.horizons(env.id)))} |"
         for env in config.envs
     ]
-    return "\n".join(
-        ["| environment | weight | split | categories | horizons (turns) |", "|---|---|---|---|---|", *rows]
-    )
+    return "\n".join([head, *rows])
 
 
 def _evaluations(evals: Sequence[Mapping[str, Any]], step: int) -> str:

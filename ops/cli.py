@@ -88,9 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     dataset.add_argument("run_dir", type=Path)
     dataset.add_argument("out", type=Path)
     for shared in (export, dataset):
-        shared.add_argument(
-            "--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub; HF_TOKEN must be set"
-        )
+        shared.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub, with HF_TOKEN")
         shared.add_argument("--public", action="store_true", help="with --push: a new repository is not private")
     replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
     replay.add_argument("run_dir", type=Path)

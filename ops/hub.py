@@ -45,7 +45,6 @@ def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: 
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).replace(token, "***")
-        raise RunFailed(
-            f"{folder} is complete but was not pushed to {name}: {type(error).__name__}: {reason}"
-        ) from None
+        told = f"{folder} is complete but was not pushed to {name}"
+        raise RunFailed(f"{told}: {type(error).__name__}: {reason}") from None
     return str(commit.commit_url)

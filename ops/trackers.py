@@ -17,11 +17,12 @@ from horizonrl.common.errors import MissingDependency
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Values of a run at `step`; `order` never falls from one point to the next."""
+    """Values of a run."""
 
-    order: int
-    """The step in whose making the point came to be: an evaluation's is later than the step that it judges."""
+    number: int
+    """Of this point in its run; a point that comes again, after a kill at the wrong moment, has the same number."""
     step: int
+    """Of an evaluation the one that it judges: an earlier one than that of the points around it."""
     values: Mapping[str, float]
 
 
@@ -37,7 +38,7 @@ class TrackedRun:
     """For files of the tracker's own."""
     config: Mapping[str, Any]
     next_step: int
-    """Points from this order on have not been tracked, or not surely."""
+    """Steps from this one on have not been tracked, or not surely."""
 
 
 class Tracker(Protocol):
@@ -92,10 +93,10 @@ class Wandb:
             allow_val_change=True,
             settings=quiet,
         )
-        self._run.define_metric("eval/*", step_metric="eval/version")
+        self._run.define_metric("*", step_metric="step")  # its own steps may only grow: an evaluation comes late
 
     def track(self, point: Point) -> None:
-        self._run.log(dict(point.values), step=point.order, commit=True)
+        self._run.log({**point.values, "step": point.step}, step=point.number, commit=True)
 
     def close(self) -> None:
         self._run.finish()
@@ -121,7 +122,7 @@ class Trackio:
         )
 
     def track(self, point: Point) -> None:
-        self._run.log(dict(point.values), step=point.order)
+        self._run.log(dict(point.values), step=point.step)
 
     def close(self) -> None:
         self._run.finish()

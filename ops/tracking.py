@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,12 @@ _NOT_TRACKED = ("version", "step", "phase_step", "time", "oldest_version", "newe
 """Numbers of a line that are no measurements."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tracked:
     """What has been tracked: with it on disk, no later process tracks it again."""
 
     identity: str = field(default_factory=lambda: secrets.token_hex(4))
+    points: int = 0
     step: int = 0
     """All metrics up to this step."""
     evaluations: list[str] = field(default_factory=list)
@@ -98,29 +99,30 @@ class Tracking:
         newest = self._checkpoints.newest()
         step = 0 if newest is None else newest.step
         upto = math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
-        count = 0
-        for point, evaluation in heapq.merge(
-            self._new_evaluations(upto), self._new_metrics(upto), key=lambda found: found[0].order
-        ):
-            tracker.track(point)
-            if evaluation is None:
-                self.tracked.step = point.step
+        earlier = self.tracked.points
+        metrics = ((line["step"], line) for line in self._metrics.take(upto))
+        evaluations = ((line["settled_step"], line) for line in self._evaluations.take(upto))
+        for _, line in heapq.merge(evaluations, metrics, key=lambda found: found[0]):
+            if "settled_step" in line:
+                self._track_evaluation(tracker, line)
             else:
-                self.tracked.evaluations.append(evaluation)
-            self.tracked.write(self._file)
-            count += 1
-        return count
+                self._track_step(tracker, line)
+        return self.tracked.points - earlier
 
-    def _new_metrics(self, upto: float) -> Iterator[tuple[Point, None]]:
-        for line in self._metrics.take(upto):
-            if line["step"] > self.tracked.step:
-                yield Point(line["step"], line["step"], metrics_values(line)), None
+    def _track_step(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        if line["step"] > self.tracked.step:
+            tracker.track(Point(self.tracked.points, line["step"], metrics_values(line)))
+            self._note(step=line["step"])
 
-    def _new_evaluations(self, upto: float) -> Iterator[tuple[Point, str]]:
-        for line in self._evaluations.take(upto):
-            first_ticket = line["ends"][0][1]
-            if first_ticket not in self.tracked.evaluations:
-                yield Point(line["settled_step"], line["version"], evaluation_values(line)), first_ticket
+    def _track_evaluation(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        first_ticket = line["ends"][0][1]
+        if first_ticket not in self.tracked.evaluations:
+            tracker.track(Point(self.tracked.points, line["version"], evaluation_values(line)))
+            self._note(evaluations=[*self.tracked.evaluations, first_ticket])
+
+    def _note(self, **changed: Any) -> None:
+        self.tracked = replace(self.tracked, points=self.tracked.points + 1, **changed)
+        self.tracked.write(self._file)
 
 
 def metrics_values(line: Mapping[str, Any]) -> dict[str, float]:
