@@ -42,6 +42,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             elif self.path == "/api/repos/create":
                 hub.repositories.append(json.loads(body))
                 self.answer(200, {"url": f"{hub.url}/someone/thing"})
+            elif self.path == "/api/validate-yaml":  # the card's front matter
+                self.answer(200, {"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
                 asked = json.loads(body)["files"]
                 told = [{"path": of["path"], "uploadMode": "regular", "shouldIgnore": False} for of in asked]
@@ -57,6 +59,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.paths.append(self.path)
+            if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                self.answer(401, {"error": "no access"})
+                return
             self.answer(200, {"id": "someone/thing", "sha": "0" * 40, "siblings": []})
 
         def answer(self, status: int, value: dict[str, Any]) -> None:
