@@ -188,6 +188,7 @@ def leveldb_records(log: bytes) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
@@ -212,6 +213,7 @@ def test_wandb_offline_holds_one_run_with_every_step_once(config: RunConfig, mon
     assert [row["_step"] for _, row in rows] == list(range(11)), "wandb refuses a step that does not grow"
 
 
+@pytest.mark.slow
 @needs_trackio
 def test_trackio_holds_one_run_with_every_step_once(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
