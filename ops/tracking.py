@@ -85,14 +85,14 @@ class Tail:
 class Tracking:
     """One run's way into one tracker."""
 
-    def __init__(self, config: RunConfig, directory: Path) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._config = config
-        self._file = directory / f"{config.tracker.kind}.json"
+        self._file = run_dir / "tracker" / f"{config.tracker.kind}.json"
         self.tracked = Tracked.read(self._file)
         self.tracked.write(self._file)  # the identity, before anything is tracked under it
-        self._metrics = Tail(config.run_dir / METRICS, "step")
-        self._evaluations = Tail(config.run_dir / EVALS, "settled_step")
-        self._checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=1)
+        self._metrics = Tail(run_dir / METRICS, "step")
+        self._evaluations = Tail(run_dir / EVALS, "settled_step")
+        self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=1)
 
     def catch_up(self, tracker: Tracker) -> int:
         """Track what has become safe since the last call; return how many points."""
@@ -159,7 +159,6 @@ def numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
 def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
     """Track what a run has written; with `follow`, go on until SIGTERM. Returns 0."""
     config = read_config(run_dir, overrides)
-    config = config.model_copy(update={"run": config.run.model_copy(update={"root": run_dir.resolve().parent})})
     if config.tracker.kind is None:
         raise ConfigError("tracker.kind is none: give one, such as --tracker.kind tensorboard")
     require(config.tracker.kind)
@@ -172,7 +171,7 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
         die_with_parent()
     directory = run_dir / "tracker"
     with _only_tracker(directory, wait=follow):
-        tracking = Tracking(config, directory)
+        tracking = Tracking(config, run_dir)
         tracker = TRACKERS[config.tracker.kind](_tracked_run(config, directory, tracking.tracked))
         count = 0
         while True:
