@@ -111,7 +111,7 @@ class Trackio:
         if not run.online:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)
-        self._run = trackio.init(
+        self._run: Any = trackio.init(
             project=run.project,
             name=f"{run.name}-{run.identity}",
             resume="allow",
