@@ -222,6 +222,16 @@ class MetricsSection(Section):
     this one, the controller the next, and the actors those that follow."""
 
 
+class TrackerSection(Section):
+    kind: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Where a run's numbers go beside `metrics.jsonl`; each wants its package, `pip install 'horizonrl[KIND]'`."""
+    project: str = "horizonrl"
+    """Under which wandb and trackio list the run."""
+    online: bool = False
+    """Send to wandb's server, or to the Space or server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names. Without it
+    everything stays on this machine."""
+
+
 class RunConfig(BaseSettings):
     """Everything a run needs to know. Any role started with the same recipes reads the same config."""
 
@@ -253,6 +263,7 @@ class RunConfig(BaseSettings):
     lora: LoraSection = LoraSection()
     actor: ActorSection = ActorSection()
     metrics: MetricsSection = MetricsSection()
+    tracker: TrackerSection = TrackerSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

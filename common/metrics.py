@@ -127,6 +127,7 @@ LEARNER = (
     Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
     Metric("gauge", "weights_bytes", "Size of the last key frame."),
     Metric("histogram", "weights_publish_seconds", "Time to publish a version.", (), CALL_S),
+    Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
 )
 EVERY = (
     Metric("gauge", "broker_connected", "1 while the broker connection is up."),

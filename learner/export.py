@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,15 @@ def write_weights_file(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
     return digest
 
 
-def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any]) -> Path:
+Card = Callable[[Mapping[str, Any]], str]
+
+
+def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], card: Card) -> Path:
     """Make `out` a directory that `AutoModelForCausalLM.from_pretrained` opens; return it.
 
     `model_dir` gives configuration, tokenizer and chat template; `weights` is a weights file, or a checkpoint that
-    holds one; `facts` (run, version, step, ...) go into the model card and `version.json`.
+    holds one; `facts` (run, version, step, ...) go into `version.json`, with the digest; `card` makes the
+    model card of them.
     """
     weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
     if not weights_file.is_file():
@@ -50,7 +54,7 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any]) 
         shutil.copyfile(source, out / source.name)
     shutil.copyfile(weights_file, out / "model.safetensors")
     written = {**facts, "digest": digest_file(out / "model.safetensors")}
-    (out / "README.md").write_text(_model_card(model_dir, written), encoding="utf-8")
+    (out / "README.md").write_text(card(written), encoding="utf-8")
     beside = out / f".{VERSION_FILE}.incoming"
     beside.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(beside, out / VERSION_FILE)
@@ -63,29 +67,3 @@ def _model_files(model_dir: Path) -> list[Path]:
     excluded = {path for pattern in _NOT_COPIED for path in model_dir.glob(pattern)}
     found = {path for pattern in _MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
     return sorted(found - excluded)
-
-
-def _model_card(model_dir: Path, facts: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| {name} | `{value}` |" for name, value in sorted(facts.items()))
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [reinforcement-learning, agents, horizonrl]
----
-
-# {model_dir.name}, trained with HorizonRL
-
-A policy trained by reinforcement learning on multi-turn tasks, in bfloat16. `digest` is the xxh3_128 of
-`model.safetensors`; the run's ledger tells which episodes made this version.
-
-| fact | value |
-|---|---|
-{rows}
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")
-```
-"""

@@ -84,6 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
     export.add_argument("--best", action="store_true", help="the version with the best evaluation")
+    dataset = commands.add_parser("dataset", help="write a run's episodes as a dataset: JSON lines, schema, card")
+    dataset.add_argument("run_dir", type=Path)
+    dataset.add_argument("out", type=Path)
+    for shared in (export, dataset):
+        shared.add_argument("--push", metavar="OWNER/NAME", help="upload it to the Hugging Face Hub, with HF_TOKEN")
+        shared.add_argument("--public", action="store_true", help="with --push: a new repository is not private")
     replay = commands.add_parser("replay", help="retrain steps from a checkpoint and the log; compare the digests")
     replay.add_argument("run_dir", type=Path)
     replay.add_argument("--from", dest="first", type=int, required=True, metavar="STEP", help="a kept checkpoint, or 0")
@@ -97,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write one HTML page of a run: curves, and every episode to read")
     report.add_argument("run_dir", type=Path)
     report.add_argument("--out", type=Path, metavar="FILE", help="RUN_DIR/report.html by default")
+    track = commands.add_parser("track", help="hand a run's metrics to tensorboard, wandb or trackio (--tracker.kind)")
+    track.add_argument("run_dir", type=Path)
+    track.add_argument("--follow", action="store_true", help="go on until SIGTERM; a learner does so by itself")
     envs = commands.add_parser("envs", help="list or check the environments")
     envs.add_argument("action", choices=("list", "check"))
     envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
@@ -188,9 +197,27 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.hub import push, require_push
     from horizonrl.ops.local import export_run
 
+    if arguments.push:
+        require_push(arguments.push)
     print(f"exported step {export_run(arguments.run_dir, arguments.out, best=arguments.best)} to {arguments.out}")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'model', public=arguments.public)}")
+    return 0
+
+
+def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.dataset import write_dataset
+    from horizonrl.ops.hub import push, require_push
+
+    if arguments.push:
+        require_push(arguments.push)
+    written = write_dataset(arguments.run_dir, arguments.out)
+    print(f"wrote {written.rows} episodes, {written.tokens} generated tokens, to {arguments.out}")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}")
     return 0
 
 
@@ -212,6 +239,12 @@ def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.report.page import write_report
 
     return write_report(arguments.run_dir, arguments.out, overrides)
+
+
+def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.tracking import track
+
+    return track(arguments.run_dir, overrides, follow=arguments.follow)
 
 
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -264,9 +297,11 @@ COMMANDS = {
     "config": _config,
     "status": _status,
     "export": _export,
+    "dataset": _dataset,
     "replay": _replay,
     "lineage": _lineage,
     "report": _report,
+    "track": _track,
     "envs": _envs,
     "demos": _demos,
     "bench": _bench,

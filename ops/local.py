@@ -35,6 +35,7 @@ from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
 from horizonrl.ops.rundir import ADDRESS, BEST, read_config, write_config
+from horizonrl.ops.trackers import require
 
 log = get_logger()
 
@@ -124,6 +125,7 @@ class Part:
 def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
     eval_tasks(config)  # a mistake in them is told now, not by a part that dies
+    require(config.tracker.kind)
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
@@ -231,11 +233,14 @@ def last_lines(path: Path, count: int = 15) -> str:
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
     from horizonrl.learner.export import export
+    from horizonrl.ops.card import model_card
+    from horizonrl.ops.report.facts import Files
 
     config = read_config(run_dir)
     weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
     facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
-    export(resolve_model(config.model.name), weights, out, facts)
+    model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
+    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written))
     return int(facts["step"])
 
 

@@ -58,11 +58,20 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
     from horizonrl.learner.main import run_learner, spawn_ranks
     from horizonrl.ops.models import model_identity, resolve_model
+    from horizonrl.ops.trackers import require
+    from horizonrl.ops.tracking import tracked
 
+    require(config.tracker.kind)
     spawn_ranks(config.learner.ranks)
     write_config(config)  # the run directory is the learner's: export and status read it from there
     model_dir = resolve_model(config.model.name)
-    return lambda: run_learner(config, model_dir, model_identity(model_dir), _service("learner", config))
+
+    async def learner() -> None:
+        service = _service("learner", config)
+        async with tracked(config, service.metrics):
+            await run_learner(config, model_dir, model_identity(model_dir), service)
+
+    return learner
 
 
 def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:

@@ -28,6 +28,20 @@ def to_toml(config: RunConfig) -> str:
     return tomli_w.dumps(sections)
 
 
+def public_config(config: RunConfig) -> dict[str, Any]:
+    """Return what of a config others may see: nothing of the broker, and no path of this machine."""
+    shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
+    shown["run"].pop("root")
+    shown["model"]["name"] = Path(config.model.name).name
+    for env in shown["envs"]:
+        env["options"] = {key: _without_folder(value) for key, value in env["options"].items()}
+    return shown
+
+
+def _without_folder(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
 def write_config(config: RunConfig) -> Path:
     """Write the run's config into its directory and return the path."""
     config.run_dir.mkdir(parents=True, exist_ok=True)

@@ -86,6 +86,7 @@ LEARNING = Dashboard(
                 "Learner busy", [Query('run:horizonrl_learner_busy:ratio_rate5m{run="$run"}')], "percentunit", "stat"
             ),
             Panel("Version evaluated", [last("eval_version")], kind="stat"),
+            Panel("Tracker failures", [last("tracker_failures_total")], kind="stat"),
         ),
         "Is it learning": (
             Panel(

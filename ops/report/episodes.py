@@ -9,12 +9,12 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from horizonrl.ops.episodes import EpisodeFiles
 from horizonrl.ops.report.tokens import TokenTexts
 
 CHUNK_CHARS = 200_000
@@ -54,10 +54,10 @@ class Episodes:
 
 def collect(run_dir: Path, ends: Mapping[str, str], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
     """Read a run's episodes; `ends` says of a ticket what became of it."""
-    files = sorted((run_dir / "episodes").glob("step-*.jsonl"))
-    episodes = Episodes(stride=max(1, math.ceil(sum(file.stat().st_size for file in files) / max_bytes)))
+    source = EpisodeFiles(run_dir)
+    episodes = Episodes(stride=max(1, math.ceil(source.size_bytes / max_bytes)))
     bodies: list[str] = []
-    for number, (step, ticket, records) in enumerate(_groups(files, episodes)):
+    for number, (step, ticket, records) in enumerate(source.groups()):
         if number % episodes.stride:
             continue
         first = records[0]
@@ -75,6 +75,7 @@ def collect(run_dir: Path, ends: Mapping[str, str], tokens: TokenTexts | None, m
             bodies.clear()
     if bodies:
         episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
+    episodes.unreadable = source.unreadable
     return episodes
 
 
@@ -98,19 +99,6 @@ def action_begins(text: str) -> int:
     """Return the place in a reply where the thought ends and the action begins; 0 when it is an action alone."""
     found = _REASONED.search(text) or _ACTION.search(text)
     return found.end() if found else 0
-
-
-def _groups(files: list[Path], episodes: Episodes) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
-    """Yield step, ticket and records of every group; count the lines that a crash has left unfinished."""
-    for file in files:
-        records = []
-        for line in file.read_text(errors="replace").splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                episodes.unreadable += 1
-        for ticket, group in groupby(records, key=lambda record: str(record["ticket"])):
-            yield int(file.stem.removeprefix("step-")), ticket, list(group)
 
 
 def _row(record: Mapping[str, Any]) -> list[Any]:

@@ -1,7 +1,9 @@
 """An export is a directory that transformers opens."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,10 @@ from safetensors.torch import load_file
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError
 from horizonrl.learner.export import VERSION_FILE, WEIGHTS_FILE, export, write_weights_file
+
+
+def card(facts: Mapping[str, Any]) -> str:
+    return f"made by the caller: {sorted(facts)}"
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def test_transformers_opens_an_export(tiny_model: Path, weights: Path, tmp_path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = weights if from_checkpoint else weights / WEIGHTS_FILE
-    out = export(tiny_model, source, tmp_path / "out", {"version": 3})
+    out = export(tiny_model, source, tmp_path / "out", {"version": 3}, card)
     lm = AutoModelForCausalLM.from_pretrained(out)
     assert lm.dtype == torch.bfloat16
     exported, expected = dict(lm.named_parameters()), load_file(weights / WEIGHTS_FILE)
@@ -39,34 +45,34 @@ def test_transformers_opens_an_export(tiny_model: Path, weights: Path, tmp_path:
 
 
 def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    out = export(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3})
+    out = export(tiny_model, weights, tmp_path / "out", {"run": "crafting", "version": 3}, card)
     facts = json.loads((out / VERSION_FILE).read_text())
     assert facts == {"run": "crafting", "version": 3, "digest": digest_file(out / "model.safetensors")}
-    card = (out / "README.md").read_text()
-    assert "| run | `crafting` |" in card and facts["digest"] in card
+    written = (out / "README.md").read_text()
+    assert written == "made by the caller: ['digest', 'run', 'version']"
     assert (out / "generation_config.json").is_file() and not list(out.glob(".*"))
 
 
 def test_an_export_is_never_written_over(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    export(tiny_model, weights, tmp_path / "out", {})
+    export(tiny_model, weights, tmp_path / "out", {}, card)
     with pytest.raises(CheckpointError, match="choose another directory"):
-        export(tiny_model, weights, tmp_path / "out", {})
+        export(tiny_model, weights, tmp_path / "out", {}, card)
 
 
 def test_an_interrupted_export_can_be_repeated(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    out = export(tiny_model, weights, tmp_path / "out", {})
+    out = export(tiny_model, weights, tmp_path / "out", {}, card)
     (out / VERSION_FILE).unlink()
-    assert export(tiny_model, weights, out, {"version": 1}) == out
+    assert export(tiny_model, weights, out, {"version": 1}, card) == out
 
 
 def test_missing_weights_are_named(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no weights at .*weights\.safetensors"):
-        export(tiny_model, tmp_path, tmp_path / "out", {})
+        export(tiny_model, tmp_path, tmp_path / "out", {}, card)
 
 
 def test_a_directory_that_is_no_model_is_named(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        export(tmp_path, weights, tmp_path / "out", {})
+        export(tmp_path, weights, tmp_path / "out", {}, card)
 
 
 def test_the_weights_file_is_bfloat16_and_appears_when_complete(tmp_path: Path) -> None:

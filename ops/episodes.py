@@ -1,0 +1,43 @@
+"""The episodes that a run directory keeps, read group by group: a run of any length takes the memory of a group.
+
+Place: the learner's journal → **reader** → report, dataset.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class EpisodeFiles:
+    """`episodes/step-NNNNNN.jsonl` of a run directory."""
+
+    run_dir: Path
+    unreadable: int = 0
+    """Lines that were cut short, of those read so far."""
+    files: list[Path] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.files = sorted((self.run_dir / "episodes").glob("step-*.jsonl"))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def groups(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
+        """Yield step, ticket and records of every group, in the order of consumption."""
+        for file in self.files:
+            step = int(file.stem.removeprefix("step-"))
+            for ticket, records in groupby(self._records(file), key=lambda record: str(record["ticket"])):
+                yield step, ticket, list(records)
+
+    def _records(self, file: Path) -> Iterator[dict[str, Any]]:
+        with file.open(errors="replace") as lines:
+            for line in lines:
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    self.unreadable += 1

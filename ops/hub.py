@@ -1,0 +1,50 @@
+"""Push a directory to the Hugging Face Hub, where it is private unless asked otherwise.
+
+The token comes from the environment alone, and is in no message.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
+
+TOKEN = "HF_TOKEN"
+"""The environment variable that `huggingface_hub` reads as well; HF_ENDPOINT names another hub."""
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def require_push(name: str) -> str:
+    """Return the token. Raises ConfigError when the name is none of a repository, or there is no token."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--push {name}: a repository is named OWNER/NAME")
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        raise ConfigError(f"--push needs a token that may write: set the environment variable {TOKEN}")
+    return token
+
+
+def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: bool = False) -> str:
+    """Make the repository if there is none, upload the folder in one commit, and return the commit's address."""
+    token = require_push(name)
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError as error:
+        raise MissingDependency(f"--push needs {error.name}: pip install huggingface_hub") from error
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    try:
+        api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            repo_type=kind,
+            folder_path=folder,
+            commit_message="Upload from HorizonRL",
+            ignore_patterns=[".*"],
+        )
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        reason = str(error).replace(token, "***")
+        told = f"{folder} is complete but was not pushed to {name}"
+        raise RunFailed(f"{told}: {type(error).__name__}: {reason}") from None
+    return str(commit.commit_url)

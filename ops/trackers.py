@@ -1,0 +1,145 @@
+"""Where a run's numbers can be shown beside its own files: TensorBoard, Weights & Biases, Trackio.
+
+Place: journal → `ops/tracking` → **tracker**. A tracker takes points and keeps them; what to track, and that nothing is
+tracked twice, is not its business. None needs an account: all write to this machine unless `tracker.online` is set.
+"""
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from horizonrl.common.errors import MissingDependency
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Values of a run."""
+
+    number: int
+    """Of this point in its run; a point that comes again, after a kill at the wrong moment, has the same number."""
+    step: int
+    """Of an evaluation the one that it judges: an earlier one than that of the points around it."""
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker knows of a run. A resumed learner continues the run of the same `identity`."""
+
+    identity: str
+    name: str
+    project: str
+    online: bool
+    directory: Path
+    """For files of the tracker's own."""
+    config: Mapping[str, Any]
+    next_step: int
+    """Steps from this one on have not been tracked, or not surely."""
+
+
+class Tracker(Protocol):
+    def track(self, point: Point) -> None:
+        """Take a point; it outlives this process once the call returns."""
+
+    def close(self) -> None:
+        """Finish what is under way, and let go."""
+
+
+class TensorBoard:
+    """Event files, written by TensorBoard's own package."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(run.directory), filename_suffix=f".{run.identity}")
+        # What a killed process may have written beyond what it wrote down: readers forget it.
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=run.next_step, session_log=start))
+
+    def track(self, point: Point) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=point.step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """Weights & Biases; offline, its files wait for `wandb sync`."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        quiet = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, disable_job_creation=True
+        )
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.identity,
+            resume="allow" if run.online else None,
+            mode="online" if run.online else "offline",
+            dir=str(run.directory),
+            config=dict(run.config),
+            allow_val_change=True,
+            settings=quiet,
+        )
+        self._run.define_metric("*", step_metric="step")  # its own steps may only grow: an evaluation comes late
+
+    def track(self, point: Point) -> None:
+        self._run.log({**point.values, "step": point.step}, step=point.number, commit=True)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """Trackio's database on this machine; online, the Space or server that its own environment variables name."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        if not run.online:
+            for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+                os.environ.pop(name, None)
+        self._run: Any = trackio.init(
+            project=run.project,
+            name=f"{run.name}-{run.identity}",
+            resume="allow",
+            config=dict(run.config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def track(self, point: Point) -> None:
+        self._run.log(dict(point.values), step=point.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, type[TensorBoard] | type[Wandb] | type[Trackio]] = {
+    "tensorboard": TensorBoard,
+    "wandb": Wandb,
+    "trackio": Trackio,
+}
+"""By `tracker.kind`, which is the name of the package as well."""
+
+
+def require(kind: str | None) -> None:
+    """Raise MissingDependency when a tracker's package is not installed."""
+    if kind is not None and importlib.util.find_spec(kind) is None:
+        raise MissingDependency(
+            f"tracker.kind is {kind!r}, whose package is not installed: pip install 'horizonrl[{kind}]', or set "
+            "tracker.kind to none"
+        )
