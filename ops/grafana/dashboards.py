@@ -46,6 +46,7 @@ FLOW = Dashboard(
                 "ops",
             ),
             Panel("Dropped", [rate("groups_dropped_total", "reason")], "ops"),
+            Panel("Log entries refused", [rate("log_entries_refused_total", "reason")], "ops"),
             Panel(
                 "Staleness, and the bound",
                 [*quantiles("staleness_versions"), last("max_staleness_versions", legend="bound")],
