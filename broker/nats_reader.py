@@ -65,8 +65,7 @@ class NatsReader:
             async with self._link.while_connected():
                 batch = await self._pulls.fetch(limit, SLICE_S)
         except TimeoutError:
-            self._pulling = False
-            return []
+            batch = []
         except nats.js.errors.APIError:
             await self._end()
             return []
