@@ -95,8 +95,7 @@ class NatsReader:
             async with self._link.while_connected():
                 batch = await self._pulls.fetch(limit, SLICE_S)
         except TimeoutError:
-            self._pulling = False
-            return []
+            batch = []
         except (nats.js.errors.APIError, KeyError, ValueError):  # the last two: a status that no server has said
             await self._end()
             return []
