@@ -229,7 +229,7 @@ def test_a_refusal_is_counted_and_ends_the_role_with_a_clear_error(
                     await actor.lease(30.0)
 
     assert run_role(scenario) == 1
-    assert metrics.value("broker_denied") == 1
+    assert metrics.value("broker_denied_total") == 1
     told = capsys.readouterr().err
     assert "error: nats://127.0.0.1" in told
     assert f'permissions violation for publish to "{RUN}.tickets.train"' in told.lower()
