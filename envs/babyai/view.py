@@ -1,7 +1,7 @@
-"""What the agent sees and can do: the text layer's model, made from one image of minigrid by one breadth-first search.
+"""What the agent sees and can do: the text layer's model, made from what minigrid shows by one breadth-first search.
 
 All is told from where the agent stands: a cell is so many steps ahead and so many to the right. Knows nothing of the
-grid beyond the image, of wording, or of missions.
+grid beyond, of wording, or of missions.
 """
 
 from collections import deque
@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 from minigrid.core.actions import Actions
-from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
+from minigrid.core.grid import Grid
+from minigrid.core.world_object import Door
 
 Cell = tuple[int, int]
 """Steps ahead, steps to the right."""
@@ -22,7 +25,6 @@ Moves = tuple[int, ...]
 SIZE = 7
 """Cells ahead, and across, that the agent sees."""
 HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
-DOOR_STATES = ("open", "closed", "locked")
 START: Pose = (0, 0, 0)
 
 
@@ -162,9 +164,9 @@ class Ways:
         return tuple(reversed(moves))
 
 
-def see(image: Sequence[Sequence[Sequence[int]]], carrying: Thing | None) -> View:
-    """Return the view of one image: columns from left to right, rows from far to near, of object, colour and state."""
-    seen = sorted(_things(image), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
+def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> View:
+    """Return the view of minigrid's: columns from left to right, rows from far to near."""
+    seen = sorted(_things(grid, in_sight), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
     counts: dict[str, int] = {}
     things = []
     for thing in seen:
@@ -175,13 +177,15 @@ def see(image: Sequence[Sequence[Sequence[int]]], carrying: Thing | None) -> Vie
     return View(things, barrier, carrying, {thing.cell: thing for thing in seen if thing.state != "open"})
 
 
-def _things(image: Sequence[Sequence[Sequence[int]]]) -> Iterator[Thing]:
-    for column, cells in enumerate(image):
-        for row, (kind, colour, state) in enumerate(cells):
-            cell = (SIZE - 1 - row, column - SIZE // 2)
-            name = IDX_TO_OBJECT[kind]
-            if name in ("door", "key", "ball", "box", "wall") and cell != (0, 0):  # There stands what is carried.
-                yield Thing(name, IDX_TO_COLOR[colour], DOOR_STATES[state] if name == "door" else "", cell)
+def _things(grid: Grid, in_sight: npt.NDArray[np.bool_]) -> Iterator[Thing]:
+    """Yield what is in sight; a level of BabyAI has doors, keys, balls, boxes and walls."""
+    for at, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
+        ahead, right = SIZE - 1 - at // SIZE, at % SIZE - SIZE // 2
+        if thing and seen and (ahead, right) != (0, 0):  # There stands what is carried.
+            state = ""
+            if isinstance(thing, Door):
+                state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"
+            yield Thing(thing.type, thing.color, state, (ahead, right))
 
 
 def _in_sight(pose: Pose) -> bool:
