@@ -4,7 +4,6 @@ The simulator runs in a JVM (jvm.py); a call of it waits in a thread, never in t
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field, validate_call
@@ -20,6 +19,9 @@ MAX_STEPS = 100
 """Actions of an episode, as in ScienceWorld's own wrapper."""
 MAX_ACTION_CHARS = 200
 """The longest action of a solution has under 100."""
+
+_SOLUTIONS: dict[str, list[str]] = {}
+"""Of the tasks that an expert has played in this program."""
 
 
 class SciWorldExpert:
@@ -38,9 +40,12 @@ class SciWorldExpert:
             )
         return self._environment.write(self._solution[self._environment.turns])
 
-    @cached_property
+    @property
     def _solution(self) -> list[str]:
-        return self._simulation.gold_path(self._task.name, self._task.variation)
+        task = self._task
+        if task.spec.task_id not in _SOLUTIONS:
+            _SOLUTIONS[task.spec.task_id] = self._simulation.gold_path(task.name, task.variation)
+        return _SOLUTIONS[task.spec.task_id]
 
 
 class SciWorld:

@@ -116,7 +116,7 @@ def test_valid_actions_are_listed_on_demand_in_order_and_within_the_bound() -> N
         await environment.reset(task_of("use-thermometer"))
         listed = (await environment.step("valid actions")).observation
         assert len(listed) <= 2_000
-        actions = listed.removesuffix("...").split(", ")
+        actions = listed.split(", ")[:-1]  # The last one is cut.
         assert actions == sorted(actions)
         assert any(action.startswith("close") for action in actions)
         await environment.close()
