@@ -66,8 +66,8 @@ def test_compat_has_the_words_of_agentgym() -> None:
     assert text.endswith(
         "\nYour goal: go to the red ball\n"
         "In front of you in this room, you can see several objects: There is a green key 1 1 steps in front of you and "
-        "2 steps to your right.  The room has walls around you. You are facing a wall 2 steps away. You are not carrying "
-        'anything.\nAvailable actions: ["turn left", "turn right", "move forward", "pickup green key 1", '
+        "2 steps to your right.  The room has walls around you. You are facing a wall 2 steps away. You are not "
+        'carrying anything.\nAvailable actions: ["turn left", "turn right", "move forward", "pickup green key 1", '
         '"go to green key 1", "check available actions"]'
     )
     won = play("1801", "Action:\nturn right", "Action: go to red ball 1", style="compat")[-1]
