@@ -52,7 +52,8 @@ class ExpertAgent:
     max_turn_tokens: int
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
-        output = self.encode(self.expert.act(observation))
+        # An expert may plan, or ask a simulator: the other episodes do not wait for it.
+        output = self.encode(await asyncio.to_thread(self.expert.act, observation))
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
                 f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
