@@ -134,6 +134,14 @@ def unmoved(observation: str) -> Step:
     return Step(observation, reward=0.0, terminated=False)
 
 
+def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
+    """Return the name of the first command that an action has the words of, with its arguments."""
+    for command in commands:
+        if found := command.pattern.fullmatch(action):
+            return command.name, found.groupdict()
+    return None
+
+
 def spelled(command: Command) -> str:
     """Return a command's words as an agent reads them: without the braces around its arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)
