@@ -4,6 +4,7 @@ A `Game` is one task being played: it follows an action and advises an expert. I
 the end of an episode; `GameEnvironment` knows these, and nothing of the rules.
 """
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -68,8 +69,12 @@ class GameEnvironment(ABC, Generic[G]):
         self._format: ActionFormat = format
         self._style: Style = style
         self._max_chars = max_observation_chars
+        self._prepared = False
         self._game: G | None = None
         self._over = False
+
+    def prepare(self) -> None:
+        """Load or build what takes more than some milliseconds. Called in a thread before the first task."""
 
     @abstractmethod
     def begin(self, task_id: str) -> tuple[str, G]:
@@ -77,6 +82,9 @@ class GameEnvironment(ABC, Generic[G]):
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task."""
+        if not self._prepared:
+            await asyncio.to_thread(self.prepare)
+            self._prepared = True
         text, game = self.begin(task_id)
         if len(text) > self._max_chars:
             raise ConfigError(

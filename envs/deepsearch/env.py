@@ -3,7 +3,6 @@
 The world, its pages and its questions are made up, so that no model knows an answer before it has searched for it.
 """
 
-import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.deepsearch.index import Index, Page
 from horizonrl.envs.deepsearch.library import Questions, load, load_questions
 from horizonrl.envs.deepsearch.questions import Question, normalize
@@ -116,11 +115,9 @@ class DeepSearch(GameEnvironment[Inquiry]):
         """Return a task for each of our 4,200 questions, or of a file's."""
         return [question.spec for question in load_questions(questions).by_id.values()]
 
-    async def reset(self, task_id: str) -> Observation:
-        """Begin a question. The first reset of a program builds the index, in a thread."""
-        if self._loaded is None:
-            self._loaded = await asyncio.to_thread(load, self._corpus, self._questions, self._style)
-        return await super().reset(task_id)
+    def prepare(self) -> None:
+        """Build the index and the questions, once in a program."""
+        self._loaded = load(self._corpus, self._questions, self._style)
 
     def begin(self, task_id: str) -> tuple[str, Inquiry]:
         """Return the question under the rules."""

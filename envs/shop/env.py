@@ -3,7 +3,6 @@
 The reward comes at Buy Now: the share of the wished attributes, options and price that the purchase meets.
 """
 
-import asyncio
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import validate_call
 
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.deepsearch.index import Index
 from horizonrl.envs.formats import ActionFormat, Command
 from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, clip, drawn, split_tasks, unmoved
@@ -151,24 +150,22 @@ class Shop(GameEnvironment[Visit]):
         self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 4_096
     ) -> None:
         super().__init__(format, style, max_observation_chars)
-        self._shelves: Index | None = None
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the 4,130 wishes."""
         return _tasks()
 
-    async def reset(self, task_id: str) -> Observation:
-        """Begin a visit. The first of a program builds the index, in a thread."""
-        if self._shelves is None:
-            self._shelves = await asyncio.to_thread(load_shelves)
-        return await super().reset(task_id)
+    def prepare(self) -> None:
+        """Build the index and list the tasks, once in a program."""
+        load_shelves()
+        _ids()
 
     def begin(self, task_id: str) -> tuple[str, Visit]:
         """Return the search page with the wish."""
         if task_id not in _ids():
             raise self.unknown(task_id)
-        visit = Visit(make_wish(drawn(task_id)), self._shelves or load_shelves(), ON_A_PAGE[self._style])
+        visit = Visit(make_wish(drawn(task_id)), load_shelves(), ON_A_PAGE[self._style])
         rules = "Find what the customer wishes, choose its options and buy it.\n" if self._style == "full" else ""
         return f"{rules}{self.manual()}\n{visit.page()}", visit
 

@@ -78,6 +78,10 @@ class Sql(GameEnvironment[Answering]):
         """Return the 10,962 tasks."""
         return _tasks()
 
+    def prepare(self) -> None:
+        """List the tasks, once in a program."""
+        _by_id()
+
     def begin(self, task_id: str) -> tuple[str, Answering]:
         """Return the tables and the question."""
         if (task := _by_id().get(task_id)) is None:
