@@ -1,6 +1,7 @@
 """The actions of a web agent, by WebArena's names and words."""
 
 import re
+from collections.abc import Sequence
 
 from horizonrl.envs.formats import Command
 
@@ -23,17 +24,17 @@ _TYPE_WITHOUT_ENTER = re.compile(r"type \[[^]]*\] \[[^]]*\]")
 _UNANSWERED = ("stop", "stop []")
 
 
-def read_command(action: str) -> tuple[str, dict[str, str]] | None:
+def read_command(action: str, commands: Sequence[Command] = COMMANDS) -> tuple[str, dict[str, str]] | None:
     """Return a command's name and arguments; None when no command has these words.
 
     As in WebArena `type` presses Enter unless told not to, and three backticks around an action do not matter.
     """
     line = action.strip("` ")
     if line in _UNANSWERED:
-        return "stop", {"answer": ""}
+        line = "stop [ ]"
     if _TYPE_WITHOUT_ENTER.fullmatch(line):
         line += " [1]"
-    for command in COMMANDS:
+    for command in commands:
         if found := command.pattern.fullmatch(line):
             return command.name, found.groupdict()
     return None

@@ -161,4 +161,4 @@ def test_words_that_are_no_action_are_none(action: str) -> None:
 def test_typing_presses_enter_unless_told_not_to() -> None:
     expected = ("type", {"id": "3", "text": "a b", "press_enter_after": "1"})
     assert read_command("```type [3] [a b]```") == read_command("type [3] [a b] [1]") == expected
-    assert read_command("stop []") == ("stop", {"answer": ""})
+    assert read_command("stop []") == ("stop", {"answer": " "})
