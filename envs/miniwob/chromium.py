@@ -6,7 +6,6 @@ It is started by the first episode and stopped when the last environment closes;
 import asyncio
 import os
 import re
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
@@ -18,8 +17,8 @@ from playwright.async_api import Error as BrowserError
 from playwright.async_api import TimeoutError as BrowserTimeout
 
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
+from horizonrl.envs.webnav.browser import Refused
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 START_S = 60.0
 LOAD_S = 30.0
 ACTION_S = 5.0
@@ -28,10 +27,6 @@ MAX_TEXT_CHARS = 500
 _SCROLL_PX = 150
 """About three quarters of a page of MiniWoB."""
 _NUMBER = re.compile(r"[0-9]{1,4}")
-
-
-class Refused(Exception):
-    """The action cannot be taken; the message is what the agent is told."""
 
 
 class Reading(TypedDict):
@@ -116,10 +111,6 @@ _SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedChromium] = WeakKeyD
 def shared_chromium(executable: str) -> SharedChromium:
     """Return the browser of the running event loop."""
     return _SHARED.setdefault(asyncio.get_running_loop(), SharedChromium(executable))
-
-
-def find_chromium() -> str | None:
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 class Played:

@@ -3,19 +3,21 @@
 The reward is 1 when the page's own is full, else 0. Every wait is on the browser's process, never on this one.
 """
 
-import importlib.util
+import asyncio
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure, MissingDependency
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
 from horizonrl.envs.miniwob.expert import PageExpert
-from horizonrl.envs.miniwob.pages import CURE, find_pages, load_tasks, page_of
+from horizonrl.envs.miniwob.pages import find_chromium, find_pages, load_tasks, page_of
 from horizonrl.envs.webnav.actions import COMMANDS as WEB_COMMANDS
 from horizonrl.envs.webnav.actions import read_command
+from horizonrl.envs.webnav.browser import Refused
 
 if TYPE_CHECKING:
     from horizonrl.envs.miniwob.chromium import Played, Reading, SharedChromium
@@ -52,13 +54,7 @@ class MiniWob:
         style: Literal["full", "compact"] = "full",
         max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
     ) -> None:
-        if importlib.util.find_spec("playwright") is None:
-            raise MissingDependency(f"miniwob needs playwright, which is not installed: {CURE}")
-        from horizonrl.envs.miniwob.chromium import find_chromium  # Not before: it imports playwright.
-
-        if (executable := find_chromium()) is None:
-            raise MissingDependency(f"miniwob needs a chromium, and none is on the path: {CURE}")
-        self._executable = executable
+        self._executable = find_chromium()
         self._folder = find_pages()
         self._format: ActionFormat = format
         self._style = style
@@ -75,9 +71,10 @@ class MiniWob:
 
     async def reset(self, task_id: str) -> Observation:
         """Open a page in a context of its own, and begin the episode of a seed."""
-        from horizonrl.envs.miniwob.chromium import Played, shared_chromium
-
         page = page_of(task_id)
+        await asyncio.to_thread(importlib.import_module, "horizonrl.envs.miniwob.chromium")
+        from horizonrl.envs.miniwob.chromium import Played, shared_chromium  # Playwright takes most of a second.
+
         await self._leave()
         if self._chromium is None:
             self._chromium = shared_chromium(self._executable)
@@ -89,8 +86,6 @@ class MiniWob:
 
     async def step(self, text: str) -> Step:
         """Take the one action that the text names."""
-        from horizonrl.envs.miniwob.chromium import Refused
-
         played = self._begun()
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):

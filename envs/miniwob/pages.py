@@ -1,6 +1,7 @@
 """The pages that are played, and their tasks: a page under a seed. An id is `PAGE-SEED`, a category a page."""
 
 import importlib.util
+import shutil
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ from horizonrl.envs.api import TaskSpec
 
 PACKAGE = "miniwob==1.1.0"
 CURE = f"pip install 'horizonrl[browser]' ({PACKAGE} and playwright), and a chromium (Debian: apt install chromium)"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 PAGES = (
     "choose-list",
@@ -68,6 +70,16 @@ def page_of(task_id: str) -> str:
     if page not in PAGES or seed not in map(str, range(SEEDS)):
         raise ConfigError(f"miniwob has no task {task_id!r}: a task is a page and a seed, such as 'click-test-0'")
     return page
+
+
+def find_chromium() -> str:
+    """Return the browser on the path. Raises MissingDependency when it or what drives it is not installed."""
+    if importlib.util.find_spec("playwright") is None:
+        raise MissingDependency(f"miniwob needs playwright, which is not installed: {CURE}")
+    for name in BROWSERS:
+        if found := shutil.which(name):
+            return found
+    raise MissingDependency(f"miniwob needs a browser, and none of {', '.join(BROWSERS)} is on the path: {CURE}")
 
 
 def find_pages() -> Path:
