@@ -79,9 +79,16 @@ def _parser() -> argparse.ArgumentParser:
     wanted = lineage.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--version", type=int, metavar="N")
     wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
-    envs = commands.add_parser("envs", help="list or check the environments")
-    envs.add_argument("action", choices=("list", "check"))
-    envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
+    envs = commands.add_parser("envs", help="list, check or serve the environments")
+    envs.add_argument("action", choices=("list", "check", "serve"))
+    envs.add_argument("env_ids", nargs="*", metavar="ID", help="its options: --options.KEY VALUE; of several: --ID.KEY")
+    serve = envs.add_argument_group("serve, over the HTTP protocol of AgentGym's servers")
+    serve.add_argument("--host", default="127.0.0.1", help="who may call: this machine alone by default")
+    serve.add_argument("--port", type=int, default=36001, metavar="N", help="0 for a free one")
+    serve.add_argument("--workers", type=int, default=0, metavar="N", help="processes that play; none by default")
+    serve.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes of an environment at a time")
+    serve.add_argument("--ttl", type=float, default=1800.0, metavar="S", help="seconds until an idle episode is closed")
+    serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
     demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
     demos.add_argument("--out", type=Path, required=True, metavar="FILE")
@@ -180,9 +187,15 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.environments import check_environment, list_environments
+    from horizonrl.ops import environments
 
-    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id, overrides)
+    match arguments.action:
+        case "serve":
+            return environments.serve_environments(arguments, overrides)
+        case "check":
+            return environments.check_environment(arguments.env_ids, overrides)
+        case _:
+            return environments.list_environments()
 
 
 def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -157,7 +157,7 @@ def _tool(name: str, train: int) -> Dialect:
     return Dialect(name, "env_idx", "id", train, 20, cumulative=True)
 
 
-SERVED = Dialect("served", "id", "task_id", 0, 0, action="text", closes=True)
+SERVED = Dialect("served", "id", "task_id", 0, 0, action="text", closes=True, prefix="/served")
 """Our own server, for an environment that AgentGym does not know: the reply and the task go by our own names."""
 
 DIALECTS: Mapping[str, Dialect] = {

@@ -51,7 +51,10 @@ class _Pool:
 
     @classmethod
     def hold(cls) -> "_Pool":
-        pool = cls._open.setdefault(asyncio.get_running_loop(), cls())
+        loop = asyncio.get_running_loop()
+        if loop not in cls._open:
+            cls._open[loop] = cls()
+        pool = cls._open[loop]
         pool._holders += 1
         return pool
 

@@ -93,6 +93,9 @@ class Stub:
         self.counts: Counter[str] = Counter()
         self.answers: list[Any] = []
         """Steps to answer before the example, which ends the episode."""
+        self.repeatable = False
+        """It says that it answers a step of a known key without taking it again."""
+        self.keys: list[str] = []
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -122,12 +125,13 @@ class Stub:
         body = await request.json() if request.method == "POST" else dict(request.query)
         self.requests.append((f"{request.method} {path}", body))
         self.counts[path] += 1
+        self.keys += request.headers.getall("Idempotency-Key", [])
         if waiting := self.faults.get(path):
             return await self._fail(waiting.pop(0), request)
         answer = self._example(f"{request.method} {path}", body)
         if answer is None:
             raise web.HTTPNotFound
-        return web.json_response(answer)
+        return web.json_response(answer, headers={"Idempotent-Steps": "1"} if self.repeatable else {})
 
     def _example(self, request: str, body: Any) -> Any:
         wire, key = self.wire, {self.wire.key: 7}

@@ -133,6 +133,16 @@ def test_a_step_is_never_tried_again(name: str) -> None:
     assert play(name, episode).counts["/step"] == 1
 
 
+def test_a_step_is_tried_again_under_its_key_where_the_server_knows_keys() -> None:
+    async def episode(environment: Environment, stub: Stub) -> None:
+        stub.repeatable, stub.faults = True, {"/step": ["drop", 503]}
+        assert (await first_turn(environment)).success
+
+    stub = play("textcraft", episode)
+    assert stub.counts["/step"] == len(stub.keys) == 3
+    assert len(set(stub.keys)) == 1
+
+
 @every_id
 def test_a_death_in_mid_episode_breaks_it_and_a_server_started_again_is_used(name: str) -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
