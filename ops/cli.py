@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
     _add_bench(
         commands.add_parser(
-            "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
+            "bench", help="chaos, soak, fuzz, broker, envs, learning: what the system withstands, costs and learns"
         )
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
@@ -113,6 +113,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
+    envs = names.add_parser("envs", help="steps a second, memory and loop lag of each environment, here and served")
+    envs.add_argument("only", nargs="*", metavar="ID", help="some of them; all that are installed by default")
+    envs.add_argument("--seconds", type=float, default=3.0, metavar="S", help="for each of the six measurements")
     learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
     learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
     learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
@@ -121,7 +124,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     learning.add_argument("--report-only", action="store_true", help="train nothing, report what has finished")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
-    for name in (chaos, soak, fuzz, broker):
+    for name in (chaos, soak, fuzz, broker, envs):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
@@ -214,6 +217,10 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import broker
 
         return broker.run(arguments.json_file)
+    if arguments.bench == "envs":
+        from horizonrl.ops.bench import envs
+
+        return envs.run(arguments.json_file, arguments.only, arguments.seconds)
     if arguments.bench == "soak":
         from horizonrl.ops.bench import soak
 

@@ -72,6 +72,7 @@ class Wire:
         base = url.rstrip("/")
         self._base = base if base.endswith(dialect.prefix) else base + dialect.prefix
         self._dialect = dialect
+        self._timeout = ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
         self._pool: _Pool | None = None
         self._handle: int | None = None
@@ -99,9 +100,15 @@ class Wire:
         """Take one step."""
         self._sound = False
         body = {self._dialect.key: self._handle, self._dialect.action: action}
-        key = {KEY_HEADER: secrets.token_hex(8)}
-        step = partial(self._post, "step", body, key)
-        verdict = self._dialect.verdict(await (_repeat(step) if self._repeatable else step()))
+        step = partial(self._post, "step", body, {KEY_HEADER: secrets.token_hex(8)})
+        repeatable = self._repeatable
+        try:
+            answer = await step()
+        except _Passing:
+            if not repeatable:
+                raise
+            answer = await _repeat(step)
+        verdict = self._dialect.verdict(answer)
         self._sound = True
         return verdict
 
@@ -151,9 +158,9 @@ class Wire:
         """Return an answer's JSON. Errors come as a status, as {"error": ...} and as `false`."""
         if self._pool is None:
             self._pool = _Pool.hold()
-        url, limit = f"{self._base}/{path}", ClientTimeout(total=self._timeout_s)
+        url = f"{self._base}/{path}"
         try:
-            async with self._pool.http.request(method, url, timeout=limit, **options) as response:
+            async with self._pool.http.request(method, url, timeout=self._timeout, **options) as response:
                 status, raw = response.status, await response.read()
         except TimeoutError:
             raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
