@@ -140,7 +140,7 @@ class _Worker:
             self._waiting.pop(number, None)
 
     async def stop(self) -> None:
-        self._writer.close()
+        self._writer.close()  # its end of file is what ends the process
         await self._process.wait()
         await self._listener
 
@@ -160,6 +160,7 @@ class _Worker:
             self._process.kill()  # what it writes cannot be read
         finally:
             self.dead = True
+            self._writer.close()
             self._bury()
 
     def _bury(self) -> None:

@@ -101,16 +101,15 @@ def test_an_error_breaks_the_episode_and_the_next_one_is_played(name: str, path:
     play(name, episode)
 
 
-@every_id
+@pytest.mark.parametrize("name", ["textcraft", "webshop", "maze"])
 @pytest.mark.parametrize("path", ["/create", "/reset", "/step"])
 def test_a_server_that_hangs_is_a_timeout(name: str, path: str) -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
         stub.faults[path] = ["hang"]
-        with pytest.raises(EnvironmentTimeout, match=f"{path} gave no answer within 0.2 s"):
+        with pytest.raises(EnvironmentTimeout, match=f"{path} gave no answer within 1 s"):
             await first_turn(environment)
-        await environment.reset(TASK)
 
-    play(name, episode, timeout_s=0.2)
+    play(name, episode, timeout_s=1.0)
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])

@@ -20,6 +20,7 @@ class World:
 
     env_id = "world"
     version = "1"
+    released = asyncio.Event()
 
     def __init__(self, *, reward: float = 1.0):
         self.reward, self.steps, self.within, self.task_id = reward, 0, 0, ""
@@ -39,6 +40,11 @@ class World:
             await asyncio.sleep(0.05)
             overlap, self.within = self.within > 1, self.within - 1
             return Step("overlap" if overlap else "alone", 0.0, False)
+        if "hold" in text:
+            await World.released.wait()
+            return Step("released", 0.0, False)
+        if "release" in text:
+            World.released.set()
         if "hang" in text:
             await asyncio.sleep(60)
         if "break" in text:

@@ -63,7 +63,7 @@ def test_wrong_calls_are_refused_with_a_status_and_a_code() -> None:
 def test_an_environment_that_breaks_is_an_error_of_its_episode_and_can_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(episodes, "CALL_S", 0.2)
+    monkeypatch.setattr(episodes, "CALL_S", 1.0)
 
     async def scenario(call: Caller) -> None:
         episode = await call.begin()
@@ -107,11 +107,13 @@ def test_a_step_of_a_known_key_is_answered_and_not_taken() -> None:
 def test_an_episode_takes_one_step_at_a_time_and_another_does_not_wait() -> None:
     async def scenario(call: Caller) -> None:
         one, other = await call.begin(), await call.begin()
-        slow = [asyncio.create_task(call("step", {"id": one, "text": "slow"})) for _ in range(4)]
-        await asyncio.sleep(0.01)
-        assert (await call("step", {"id": other, "text": "x"}))[1]["observation"] == "step 1"
-        assert not any(task.done() for task in slow)
+        slow = [call("step", {"id": one, "text": "slow"}) for _ in range(4)]
         assert [answer[1]["observation"] for answer in await asyncio.gather(*slow)] == ["alone"] * 4
+        held = asyncio.create_task(call("step", {"id": one, "text": "hold"}))
+        assert (await call("step", {"id": other, "text": "x"}))[1]["observation"] == "step 1"
+        assert not held.done()
+        await call("step", {"id": other, "text": "release"})
+        assert (await held)[1]["observation"] == "released"
 
     run(scenario)
 
@@ -130,13 +132,13 @@ def test_a_full_server_says_when_to_come_again() -> None:
 def test_an_episode_that_nobody_calls_is_closed() -> None:
     async def scenario(call: Caller) -> None:
         idle, used = await call.begin(), await call.begin()
-        for _ in range(10):
-            await asyncio.sleep(0.05)
+        while 'horizonrl_served_episodes{env="world"} 2.0' in (await call.get("../../metrics"))[1]:
             await call("step", {"id": used, "text": "x"})
+            await asyncio.sleep(0.05)
         assert refused(await call("step", {"id": idle, "text": "x"})) == (404, "unknown_episode")
-        assert 'horizonrl_served_episodes{env="world"} 1.0' in (await call.get("../../metrics"))[1]
+        assert (await call("step", {"id": used, "text": "x"}))[0] == 200
 
-    run(scenario, ttl_s=0.3)
+    run(scenario, ttl_s=2.0)
 
 
 def test_ids_are_not_guessed_and_fit_into_a_double() -> None:
