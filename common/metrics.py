@@ -79,6 +79,14 @@ TABLE = (
     Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
     Metric("gauge", "weights_bytes", "Size of the last key frame."),
     Metric("histogram", "weights_publish_seconds", "Time to publish a version.", (), CALL_S),
+    # environment server
+    Metric("gauge", "served_episodes", "Episodes that the server holds.", ("env",)),
+    Metric("counter", "served_calls_total", "Calls of the protocol.", ("env", "kind")),
+    Metric("counter", "served_refusals_total", "Calls that were answered by an error.", ("env", "reason")),
+    Metric(
+        "histogram", "served_step_seconds", "Time of one step, waiting for its turn included.", ("env",), ENVIRONMENT_S
+    ),
+    Metric("gauge", "event_loop_lag_seconds", "Longest time by which the event loop was late since the last reading."),
     # every role
     Metric("gauge", "broker_connected", "1 while the broker connection is up."),
     Metric("gauge", "broker_reconnects", "Reconnections since the role started."),

@@ -79,9 +79,16 @@ def _parser() -> argparse.ArgumentParser:
     wanted = lineage.add_mutually_exclusive_group(required=True)
     wanted.add_argument("--version", type=int, metavar="N")
     wanted.add_argument("--ticket", metavar="ID", help="such as train-00000042")
-    envs = commands.add_parser("envs", help="list or check the environments")
-    envs.add_argument("action", choices=("list", "check"))
-    envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
+    envs = commands.add_parser("envs", help="list, check or serve the environments")
+    envs.add_argument("action", choices=("list", "check", "serve"))
+    envs.add_argument("env_ids", nargs="*", metavar="ID", help="its options: --options.KEY VALUE; of several: --ID.KEY")
+    serve = envs.add_argument_group("serve, over the HTTP protocol of AgentGym's servers")
+    serve.add_argument("--host", default="127.0.0.1", help="who may call: this machine alone by default")
+    serve.add_argument("--port", type=int, default=36001, metavar="N", help="0 for a free one")
+    serve.add_argument("--workers", type=int, default=0, metavar="N", help="processes that play; none by default")
+    serve.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes of an environment at a time")
+    serve.add_argument("--ttl", type=float, default=1800.0, metavar="S", help="seconds until an idle episode is closed")
+    serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
     demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
     demos.add_argument("--out", type=Path, required=True, metavar="FILE")
@@ -89,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
     _add_bench(
         commands.add_parser(
-            "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
+            "bench", help="chaos, soak, fuzz, broker, envs, learning: what the system withstands, costs and learns"
         )
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
@@ -106,6 +113,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
+    envs = names.add_parser("envs", help="steps a second, memory and loop lag of each environment, here and served")
+    envs.add_argument("only", nargs="*", metavar="ID", help="some of them; all that are installed by default")
+    envs.add_argument("--seconds", type=float, default=3.0, metavar="S", help="for each of the six measurements")
     learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
     learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
     learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
@@ -114,7 +124,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     learning.add_argument("--report-only", action="store_true", help="train nothing, report what has finished")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
-    for name in (chaos, soak, fuzz, broker):
+    for name in (chaos, soak, fuzz, broker, envs):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
@@ -180,9 +190,15 @@ def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.environments import check_environment, list_environments
+    from horizonrl.ops import environments
 
-    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id, overrides)
+    match arguments.action:
+        case "serve":
+            return environments.serve_environments(arguments, overrides)
+        case "check":
+            return environments.check_environment(arguments.env_ids, overrides)
+        case _:
+            return environments.list_environments()
 
 
 def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -201,6 +217,10 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import broker
 
         return broker.run(arguments.json_file)
+    if arguments.bench == "envs":
+        from horizonrl.ops.bench import envs
+
+        return envs.run(arguments.json_file, arguments.only, arguments.seconds)
     if arguments.bench == "soak":
         from horizonrl.ops.bench import soak
 

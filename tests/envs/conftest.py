@@ -1,15 +1,17 @@
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from horizonrl.envs import registry
 
 _NUMBERS = itertools.count()
 """A module of its own for each installation: Python never forgets one that it has imported."""
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Install an environment for one test, as pip would: a module on the path and its entry point."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -20,5 +22,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
         (metadata / "entry_points.txt").write_text(f"[horizonrl.envs]\n{env_id} = {module}:{name}\n")
+        registry._registered.cache_clear()
 
-    return put
+    yield put
+    registry._registered.cache_clear()
