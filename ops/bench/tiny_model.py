@@ -1,9 +1,10 @@
 """A tiny random-weight Llama with a byte-level tokenizer and a ChatML template: a real model that loads in seconds.
 
-What the chaos suite, the soak and the tests train.
+What the chaos suite, the soak and the tests train. The pocket model's tokenizer is made here too.
 """
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = 512
 TEXT = (
     "You are in a room. There is a chest of oak planks, a crafting table and a stick.\n",
@@ -19,8 +21,10 @@ TEXT = (
 )
 
 
-def make_tokenizer(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> Any:
-    """Train a byte-level BPE of `VOCABULARY` ids on a little text; the last special token ends a text."""
+def make_tokenizer(
+    special: tuple[str, ...] = SPECIAL, texts: Iterable[str] = TEXT, vocabulary: int = VOCABULARY
+) -> Any:
+    """Train a byte-level BPE of at most `vocabulary` ids on `texts`; the last special token ends a text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -28,12 +32,12 @@ def make_tokenizer(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     fast: Any = PreTrainedTokenizerFast
     wrapped = fast(tokenizer_object=tokenizer, eos_token=special[-1], pad_token=special[-1])
     wrapped.chat_template = CHATML
