@@ -154,6 +154,8 @@ class EvalSection(Section):
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """Episodes of each task; with more than one, pass@k says more."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
+    horizon: HorizonTurns | None = None
+    """Turns of its episodes; without one, the longest horizon of the environment's schedule."""
 
 
 class LearnerSection(Section):
@@ -269,6 +271,7 @@ class RunConfig(BaseSettings):
             ("imitation.steps", self.imitation.steps, Kind.DEMO),
             ("rl.steps", self.rl.steps, Kind.TRAIN),
             ("rl.demos_per_step", self.rl.demos_per_step, Kind.DEMO),
+            ("eval.every", self.eval.every, Kind.EVAL),
         ):
             if count and not any(kind in env.kinds for env in self.envs):
                 raise ValueError(

@@ -142,12 +142,13 @@ class Controller:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
         task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number)
         rollout, exam = self.config.rollout, self.config.eval
+        horizon = self.horizon(task.env_id, progress) if train else exam.horizon if evaluation else None
         return Ticket(
             number=number,
             kind=kind,
             task=task,
             group_size=rollout.group_size if train else exam.samples if evaluation else 1,
-            horizon_turns=self.horizon(task.env_id, progress) if train else max(self.config.horizons(task.env_id)),
+            horizon_turns=horizon or max(self.config.horizons(task.env_id)),
             announce_horizon=self.config.horizon.announce,
             sampling=Sampling(
                 temperature=exam.temperature if evaluation else rollout.temperature,

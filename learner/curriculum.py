@@ -77,12 +77,13 @@ def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
     return tuple(
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), spec.category)
         for env in config.envs
+        if Kind.EVAL in env.kinds
         for spec in spread(_held_out(env, config.eval.every), config.eval.tasks)
     )
 
 
 def _held_out(env: EnvSection, every: int) -> list[TaskSpec]:
-    found = [spec for spec in registry.select(env.id, "all", env.categories) if spec.split == "test"]
+    found = [spec for spec in registry.select(env.id, "all", env.categories, env.options) if spec.split == "test"]
     if not found:
         of = f" of the categories {', '.join(env.categories)}" if env.categories else ""
         raise ConfigError(

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.statistics import pass_at_k, wilson
+from horizonrl.common.statistics import mean, pass_at_k, wilson
 from horizonrl.common.types import PolicyVersion, Record
 from horizonrl.learner.collector import EvalEnd
 from horizonrl.learner.curriculum import EvalTask
@@ -174,9 +173,9 @@ def _measures(results: Results, samples: int) -> dict[str, Any]:
         **_success(results),
         "broken": sum(result.broken for _, result in results),
         "dropped": sum(result.how not in ("evaluated", "void") for _, result in results),
-        "return_mean": _mean([episode.episode_return for episode in episodes]),
-        "turns_mean": _mean([episode.turns for episode in episodes]),
-        "truncated_share": _mean([episode.truncated for episode in episodes]),
+        "return_mean": mean([episode.episode_return for episode in episodes]),
+        "turns_mean": mean([episode.turns for episode in episodes]),
+        "truncated_share": mean([episode.truncated for episode in episodes]),
         "pass_at": {str(k): _pass_at(results, k) for k in range(1, samples + 1)},
     }
 
@@ -196,7 +195,7 @@ def _success(results: Results) -> dict[str, Any]:
 
 def _pass_at(results: Results, k: int) -> float | None:
     """Return the mean over the tasks that have at least k valid episodes."""
-    return _mean(
+    return mean(
         [
             pass_at_k(len(result.episodes), sum(episode.success for episode in result.episodes), k)
             for _, result in results
@@ -210,7 +209,3 @@ def _parted(results: Results, of: Callable[[EvalTask], str]) -> dict[str, list[t
     for task, result in results:
         parts[of(task)].append((task, result))
     return parts
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -56,8 +56,7 @@ def ppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
     ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N * (objective.loss.importance_cap / ratio_N.detach()).clamp(max=1.0)
-    clipped_N = ratio_N.clamp(1.0 - objective.loss.clip_low, 1.0 + objective.loss.clip_high)
-    surrogate_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
+    surrogate_N = _clipped(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
     if objective.loss.dual_clip is not None:
         bounded_N = torch.maximum(surrogate_N, objective.loss.dual_clip * advantages_N)
         surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
@@ -69,11 +68,10 @@ def ppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tenso
     ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N.clamp(max=objective.loss.importance_cap)
-    above_N = (advantages_N > 0) & (ratio_N > 1.0 + objective.loss.clip_high)
-    below_N = (advantages_N < 0) & (ratio_N < 1.0 - objective.loss.clip_low)
+    beyond_N = _beyond(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
     if objective.loss.dual_clip is None:
-        return above_N | below_N
-    return above_N | below_N | ((advantages_N < 0) & (ratio_N > objective.loss.dual_clip))
+        return beyond_N
+    return beyond_N | ((advantages_N < 0) & (ratio_N > objective.loss.dual_clip))
 
 
 def dppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:

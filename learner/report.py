@@ -15,6 +15,7 @@ import numpy as np
 
 from horizonrl.common.config import kind_of
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.statistics import mean
 from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.collector import Draft
@@ -53,8 +54,8 @@ def metrics_line(
         **_outcome(consumed),
         "environments": {env: _outcome(groups) for env, groups in by_env.items()},
         "return_std": float(np.std(returns)) if returns else None,
-        "error_share": _mean([float(episode.stop.broken) for episode in episodes]),
-        "staleness_mean": _mean(staleness),
+        "error_share": mean([float(episode.stop.broken) for episode in episodes]),
+        "staleness_mean": mean(staleness),
         "staleness_max": max(staleness, default=None),
         "groups_trained": len(draft.admitted),
         "groups_dropped": len(draft.dropped),
@@ -76,10 +77,10 @@ def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
     valid = [episode for episode in episodes if episode.valid]
     return {
         "episodes": len(episodes),
-        "success_rate": _mean([float(episode.success) for episode in valid]),
-        "reward_mean": _mean([episode.episode_return for episode in valid]),
-        "turns_mean": _mean([len(episode.turns) for episode in valid]),
-        "truncated_share": _mean([float(episode.stop.truncated) for episode in valid]),
+        "success_rate": mean([float(episode.success) for episode in valid]),
+        "reward_mean": mean([episode.episode_return for episode in valid]),
+        "turns_mean": mean([len(episode.turns) for episode in valid]),
+        "truncated_share": mean([float(episode.stop.truncated) for episode in valid]),
         "environment_steps": sum(len(episode.turns) for episode in episodes),
         "generated_tokens": sum(episode.generated_tokens for episode in episodes),
     }
@@ -124,7 +125,3 @@ GAUGES = {
     "grad_norm": "grad_norm",
     "weights_bytes": "weights_bytes",
 }
-
-
-def _mean(values: list[float] | list[int]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.common.statistics import mean
 from horizonrl.ops.bench.outcome import Outcome, Success
 from horizonrl.ops.bench.statistics import (
     LEVEL,
@@ -83,13 +84,11 @@ def bands(outcomes: Sequence[Outcome], axis: str) -> dict[str, Band]:
     """Return each variant's curve along an axis, over the part of it that all of its seeds have."""
     found: dict[str, Band] = {}
     for variant in dict.fromkeys(each.variant for each in outcomes):
-        curves = [each.curve for each in outcomes if each.variant == variant]
-        first = max(getattr(curve, axis)[0] for curve in curves)
-        last = min(getattr(curve, axis)[-1] for curve in curves)
+        own = [each for each in outcomes if each.variant == variant]
+        first = max(getattr(each.curve, axis)[0] for each in own)
+        last = min(getattr(each.curve, axis)[-1] for each in own)
         places = np.linspace(first, max(first, last), POINTS)
-        points = [curve.at(axis, places) for curve in curves]
-        counts = Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
-        found[variant] = Band(places, *success_band(counts))
+        found[variant] = Band(places, *success_band(_at(own, axis, places)))
     return found
 
 
@@ -133,12 +132,12 @@ def _row(own: Sequence[Outcome], baseline: Sequence[Outcome], budgets: Mapping[s
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
         difference=_difference(own, baseline),
-        at_equal_cost={axis: success_interval(_at(own, axis, budget)) for axis, budget in budgets.items()},
-        ess_mean=_mean([each.ess_mean for each in own]),
+        at_equal_cost={axis: success_interval(_at(own, axis, np.array(budget))) for axis, budget in budgets.items()},
+        ess_mean=_mean_known([each.ess_mean for each in own]),
         ess_min=min((each.ess_min for each in own if each.ess_min is not None), default=None),
-        staleness_mean=_mean([each.staleness_mean for each in own]),
+        staleness_mean=_mean_known([each.staleness_mean for each in own]),
         staleness_max=max((each.staleness_max for each in own if each.staleness_max is not None), default=None),
-        truncated_share=_mean([each.truncated_share for each in own]),
+        truncated_share=_mean_known([each.truncated_share for each in own]),
         environment_steps=float(np.mean([each.environment_steps for each in own])),
         generated_tokens=float(np.mean([each.generated_tokens for each in own])),
         wall_s=float(np.mean([each.wall_s for each in own])),
@@ -157,14 +156,14 @@ def _counts(measures: Sequence[Success]) -> Counts:
     return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
 
 
-def _at(own: Sequence[Outcome], axis: str, budget: float) -> Counts:
-    points = [each.curve.at(axis, np.array(budget)) for each in own]
+def _at(own: Sequence[Outcome], axis: str, places: Array) -> Counts:
+    """Return the counts of every run at places of an axis."""
+    points = [each.curve.at(axis, places) for each in own]
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    return mean([value for value in values if value is not None])
 
 
 def _method(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.service import die_with_parent
 from horizonrl.ops.bench.comparison import AXES, bands, compare, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.outcome import Outcome, read_outcome
-from horizonrl.ops.bench.study import Run, Study, plan, read_study, select
+from horizonrl.ops.bench.study import Run, Study, flattened, plan, read_study, select
 from horizonrl.ops.local import last_lines
 from horizonrl.ops.rundir import to_toml
 
@@ -187,7 +187,7 @@ def _write_recipe(each: Run) -> None:
     """
     path, text = each.directory / RECIPE, to_toml(each.config)
     if path.is_file():
-        old, new = (dict(_keys(tomllib.loads(one))) for one in (path.read_text(), text))
+        old, new = (dict(flattened(tomllib.loads(one))) for one in (path.read_text(), text))
         changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key] and key != "run.root")
         if changed:
             told = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)
@@ -196,14 +196,6 @@ def _write_recipe(each: Run) -> None:
             )
     each.directory.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-
-
-def _keys(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for section, content in table.items():
-        if isinstance(content, dict):
-            yield from ((f"{section}.{key}", value) for key, value in content.items())
-        else:
-            yield section, content
 
 
 def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: Request, planned: int) -> None:

@@ -14,9 +14,8 @@ import numpy as np
 
 from horizonrl.common.types import Phase
 from horizonrl.ops.bench.statistics import Array
-from horizonrl.ops.rundir import METRICS, read_lines
+from horizonrl.ops.rundir import EVALS, METRICS, read_lines
 
-EVALS = "evals.jsonl"
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
 """Of the RL steps, where a run has no evaluations: what counts as its start and its end, and what smooths its curve."""
 

@@ -161,21 +161,21 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
         names = tuple(name for name, _ in values)
         own: Overrides = {}
         for _, overrides in values:
-            flat = dict(_flat(overrides))
-            if shared := sorted(own.keys() & flat.keys()):
+            keys = dict(flattened(overrides))
+            if shared := sorted(own.keys() & keys.keys()):
                 raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
-            own |= flat
-        merged = dict(_flat(file.overrides)) | own
+            own |= keys
+        merged = dict(flattened(file.overrides)) | own
         if mine := sorted(merged.keys() & set(OWN_KEYS)):
             raise ConfigError(f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs")
         yield Variant(names, merged)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield `section.key` and value; a value is anything but a table."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flattened(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

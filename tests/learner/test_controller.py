@@ -184,6 +184,16 @@ def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_i
     run(scenario)
 
 
+def test_evaluations_may_have_a_horizon_of_their_own_so_that_schedules_compare() -> None:
+    async def scenario() -> None:
+        config = EVALUATING.model_copy(update={"eval": EVALUATING.eval.model_copy(update={"horizon": 9})})
+        async with controller_on(MemoryServer(), config) as (transport, _):
+            await issued_after(transport, Progress(), Kind.DEMO)
+            assert [ticket.horizon_turns for ticket in await tickets(transport, 4)] == [9, 9, 9, 6]
+
+    run(scenario)
+
+
 def test_an_adaptive_horizon_stays_when_learner_and_controller_go_back_behind_its_growth() -> None:
     async def scenario() -> None:
         server = MemoryServer()

@@ -75,6 +75,25 @@ def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(mo
         eval_tasks(config)
 
 
+def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Path) -> None:
+    """Its options choose its tasks, and one that only gives demonstrations holds nothing out."""
+    recorded = tmp_path / "recorded.json"
+    line = {"item_id": 1, "conversations": [{"from": "human", "value": "Go."}, {"from": "gpt", "value": "Gone."}]}
+    recorded.write_text(json.dumps([line]))
+    transcripts = {"id": "transcripts", "split": "train", "kinds": ["demo"], "options": {"path": str(recorded)}}
+    textcraft = {"id": "textcraft", "categories": ["depth1"]}
+    both, alone = ([*envs] for envs in ([transcripts, textcraft], [textcraft]))
+    of = [eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", json.dumps(envs)])) for envs in (both, alone)]
+    assert of[0] == of[1] != ()
+    playable = json.dumps([transcripts | {"kinds": ["demo", "eval"]}, textcraft])
+    with pytest.raises(ConfigError, match="'transcripts' holds out no task"):
+        eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", playable]))
+    with pytest.raises(
+        ConfigError, match=r"eval\.every is 5 but none of the envs textcraft has 'eval' among its kinds"
+    ):
+        RunConfig.load([], ["--eval.every=5", "--envs", json.dumps([textcraft | {"kinds": ["demo", "train"]}])])
+
+
 def test_what_tells_tickets_apart_is_part_of_the_plan() -> None:
     other = CONFIG.model_copy(update={"eval": CONFIG.eval.model_copy(update={"every": 3})})
     assert len({plan_digest(CONFIG, TASKS), plan_digest(CONFIG, TASKS[:2]), plan_digest(other, TASKS)}) == 3
