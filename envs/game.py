@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
-from typing import Annotated, ClassVar, Generic, Literal, Protocol, TypeVar
-
-from pydantic import Field
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
 
 Style = Literal["full", "compact"]
-Chars = Annotated[int, Field(ge=64)]
 MAX_ACTION_CHARS = 2_000
 """Longer actions are refused before a game reads them: what a game does with one stays in microseconds."""
 
@@ -86,11 +84,7 @@ class GameEnvironment(ABC, Generic[G]):
             await asyncio.to_thread(self.prepare)
             self._prepared = True
         text, game = self.begin(task_id)
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it, or take style 'compact'"
-            )
+        text = whole(text, task_id, self._max_chars)
         self._game, self._over = game, False
         return Observation(text)
 
@@ -153,11 +147,6 @@ def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[s
 def spelled(command: Command) -> str:
     """Return a command's words as an agent reads them: without the braces around its arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)
-
-
-def clip(text: str, chars: int = 60) -> str:
-    """Return a text cut to a length. By default: how much of an agent's own words an answer repeats."""
-    return text if len(text) <= chars else text[: chars - 3] + "..."
 
 
 def words(text: str) -> tuple[str, ...]:

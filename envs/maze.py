@@ -11,8 +11,9 @@ from typing import ClassVar
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, drawn, split_tasks
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks
 
 COMMANDS = (Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),)
 STEPS = 50

@@ -12,8 +12,9 @@ from typing import ClassVar
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, split_tasks, unmoved, words
+from horizonrl.envs.game import GameEnvironment, Move, Style, split_tasks, unmoved, words
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6

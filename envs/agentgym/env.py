@@ -17,10 +17,10 @@ from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.tasks import numbered_tasks
 from horizonrl.envs.agentgym.wire import Wire
 from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
+from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.formats import Unreadable
 
 Seconds = Annotated[float, Field(gt=0)]
-Chars = Annotated[int, Field(ge=64)]
 
 
 class Remote:
@@ -48,7 +48,7 @@ class Remote:
         if self.dialect.name == "wordle" and (words := await self._wire.vocabulary()):
             instructions += "\nThe words: " + ", ".join(words)
         self._playing = True
-        return Observation(self._bounded("\n\n".join(filter(None, (instructions, text)))))
+        return Observation(clip("\n\n".join(filter(None, (instructions, text))), self._max_chars))
 
     async def step(self, text: str) -> Step:
         """Send what AgentGym's client would send of the reply, and answer what it would answer."""
@@ -64,7 +64,7 @@ class Remote:
         over = verdict.done or verdict.truncated
         self._playing = not over
         return Step(
-            self._bounded(verdict.observation),
+            clip(verdict.observation, self._max_chars),
             reward=reward,
             terminated=over and not verdict.truncated,
             truncated=verdict.truncated,
@@ -82,9 +82,6 @@ class Remote:
         """Free the server's environment."""
         self._playing = False
         await self._wire.close()
-
-    def _bounded(self, text: str) -> str:
-        return text if len(text) <= self._max_chars else text[: self._max_chars - 3] + "..."
 
 
 class AgentGym(Remote):

@@ -7,9 +7,9 @@ differs). A step takes under 2 ms; a reset draws levels until one can be solved,
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, validate_call
+from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
@@ -17,6 +17,7 @@ from horizonrl.envs.babyai.expert import BabyAIExpert
 from horizonrl.envs.babyai.levels import MINIGRID, Levels, load_tasks
 from horizonrl.envs.babyai.prompt import Style, first_observation, listing, observation
 from horizonrl.envs.babyai.world import COMMANDS, GridWorld, Outcome
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
 
 MAX_ACTION_CHARS = 100
@@ -45,7 +46,7 @@ class BabyAI:
         format: ActionFormat = "react",
         levels: Levels = "agentgym",
         style: Style = "full",
-        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         self._format: ActionFormat = format
         self._style: Style = style
@@ -64,12 +65,7 @@ class BabyAI:
         if task_id not in self._known:
             raise ConfigError(f"babyai has no task {task_id!r} among these levels: a task is a number, such as '1804'")
         world = await asyncio.get_running_loop().run_in_executor(_GENERATOR, GridWorld, task_id)
-        text = first_observation(world, self._style, self._format)
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it or take style 'compact'"
-            )
+        text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
         self._world = world
         return Observation(text)
 
@@ -91,7 +87,7 @@ class BabyAI:
                 else:
                     answer = world.view.why_not(action)
         return Step(
-            self._bounded(observation(world, answer, self._style)),
+            clip(observation(world, answer, self._style), self._max_chars),
             reward=outcome.reward,
             terminated=outcome.terminated,
             truncated=outcome.truncated,
@@ -110,9 +106,6 @@ class BabyAI:
         if self._world is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._world
-
-    def _bounded(self, observation: str) -> str:
-        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."
 
 
 def _plain(said: str) -> str:

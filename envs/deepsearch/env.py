@@ -12,11 +12,12 @@ from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip
 from horizonrl.envs.deepsearch.index import Index, Page
 from horizonrl.envs.deepsearch.library import Questions, load, load_questions
 from horizonrl.envs.deepsearch.questions import Question, normalize
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, clip, unmoved
+from horizonrl.envs.game import GameEnvironment, Move, Style, unmoved
 
 COMMANDS = (
     Command("search", "<search>{query}</search>", "find pages"),
@@ -97,7 +98,7 @@ class DeepSearch(GameEnvironment[Inquiry]):
         results: Annotated[int, Field(ge=1, le=20)] | None = None,
         format: ActionFormat = "react",
         style: Style = "full",
-        max_observation_chars: Chars = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
         if (corpus is None) != (questions is None):

@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, drawn, split_tasks, unmoved, words
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved, words
 from horizonrl.envs.household.house import CLOSED, COMMANDS, LAMP, House, Place, kind_of, listed
 
 TRAIN, TEST = 2_420, 200

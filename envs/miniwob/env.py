@@ -6,12 +6,13 @@ The reward is 1 when the page's own is full, else 0. Every wait is on the browse
 import asyncio
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, validate_call
+from pydantic import validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
 from horizonrl.envs.miniwob.expert import PageExpert
 from horizonrl.envs.miniwob.pages import find_chromium, find_pages, load_tasks, page_of
@@ -52,7 +53,7 @@ class MiniWob:
         *,
         format: ActionFormat = "react",
         style: Literal["full", "compact"] = "full",
-        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         self._executable = find_chromium()
         self._folder = find_pages()
@@ -89,16 +90,16 @@ class MiniWob:
         played = self._begun()
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
-                return Step(self._bounded(reason), 0.0, terminated=False)
+                return Step(clip(reason, self._max_chars), 0.0, terminated=False)
             case str(action):
                 command = read_command(action, COMMANDS)
         if command is None:
-            words = ", ".join(command.words for command in COMMANDS)
-            return Step(self._bounded(f"There is no such action. The actions are: {words}."), 0.0, terminated=False)
+            answer = f"There is no such action. The actions are: {', '.join(known.words for known in COMMANDS)}."
+            return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         try:
             await played.act(*command)
         except Refused as refused:
-            return Step(self._bounded(str(refused)), 0.0, terminated=False)
+            return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
         return await self._after(await played.read())
 
     def expert(self) -> PageExpert:
@@ -115,7 +116,7 @@ class MiniWob:
 
     async def _after(self, reading: "Reading") -> Step:
         if not reading["done"]:
-            return Step(self._bounded(_shown(reading)), 0.0, terminated=False)
+            return Step(clip(_shown(reading), self._max_chars), 0.0, terminated=False)
         await self._leave()
         success = reading["reward"] == 1
         given: dict[str, str | int | float | bool] = {"page_reward": reading["reward"]}
@@ -139,15 +140,7 @@ class MiniWob:
         else:
             reply = _COMPACT_REPLY.get(self._format, reply)
             text = "\n".join(filter(None, (_COMPACT, reply, f"Task: {reading['query']}", _shown(reading))))
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it or take style 'compact'"
-            )
-        return text
-
-    def _bounded(self, observation: str) -> str:
-        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."
+        return whole(text, task_id, self._max_chars)
 
 
 def _shown(reading: "Reading") -> str:

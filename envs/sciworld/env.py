@@ -4,12 +4,13 @@ The simulator runs in a JVM (jvm.py); a call of it waits in a thread, never in t
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, validate_call
+from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, write_action
 from horizonrl.envs.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, require_java
 from horizonrl.envs.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
@@ -65,7 +66,7 @@ class SciWorld:
         *,
         format: ActionFormat = "react",
         style: Style = "full",
-        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         require_java()
         self._format: ActionFormat = format
@@ -93,11 +94,7 @@ class SciWorld:
             self._simulation = await Simulation.open()
         description, seen = await self._simulation.load(task.name, task.variation)
         text = first_observation(description, seen.observation, self._style, self._format)
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it or take style 'compact'"
-            )
+        text = whole(text, task_id, self._max_chars)
         self._task, self._over, self._score, self.turns = task, False, 0, 0
         return Observation(text)
 
@@ -116,7 +113,7 @@ class SciWorld:
         terminated = seen.completed or seen.score < 0
         self._over = terminated or self.turns >= MAX_STEPS
         return Step(
-            self._bounded(seen.observation),
+            clip(seen.observation, self._max_chars),
             reward=gained / 100,
             terminated=terminated,
             truncated=self._over and not terminated,
@@ -146,6 +143,3 @@ class SciWorld:
         if self._task is None or self._simulation is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._task, self._simulation
-
-    def _bounded(self, observation: str) -> str:
-        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."

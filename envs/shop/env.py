@@ -11,9 +11,10 @@ from typing import ClassVar
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.deepsearch.index import Index
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, clip, drawn, split_tasks, unmoved
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
 from horizonrl.envs.shop.catalogue import Product, Wish, category_of, load_products, load_shelves, make_wish
 
 COMMANDS = (

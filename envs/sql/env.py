@@ -11,8 +11,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style
+from horizonrl.envs.game import GameEnvironment, Move, Style
 from horizonrl.envs.sql.database import Database, QueryRefused, Row
 from horizonrl.envs.sql.problems import Problem, list_tasks, make_problem
 

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.formats import ActionFormat
-from horizonrl.envs.game import Chars, GameEnvironment, Move, Style, clip, drawn, split_tasks, unmoved
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
 from horizonrl.envs.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.tools.toolbox import Call, Domain, Problem, Store, ToolError
 

@@ -6,12 +6,13 @@ The observations and actions are WebArena's; the sites are ours, kept by the epi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, validate_call
+from pydantic import validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
 from horizonrl.envs.webnav.actions import COMMANDS, read_command
 from horizonrl.envs.webnav.browser import HOME, Browser, Refused
@@ -62,7 +63,7 @@ class WebNav:
         *,
         format: ActionFormat = "react",
         style: Style = "full",
-        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         self.version = f"{WebNav.version}-{style}"  # A style's worlds and answers are its own.
         self._format: ActionFormat = format
@@ -80,12 +81,7 @@ class WebNav:
         drawn = draw_task(task_id, self._style)
         sites = [site(drawn.world) for site in SITES]
         episode = _Episode(drawn, Browser(SiteWeb(sites, self._style), drawn.start, self._style))
-        text = self._first(episode)
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it or take style 'compact'"
-            )
+        text = whole(self._first(episode), task_id, self._max_chars)
         self._episode = episode
         return Observation(text)
 
@@ -94,20 +90,20 @@ class WebNav:
         episode = self._begun()
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
-                return Step(self._bounded(reason), 0.0, terminated=False)
+                return Step(clip(reason, self._max_chars), 0.0, terminated=False)
             case str(action):
                 command = read_command(action)
         if command is None:
-            words = ", ".join(command.words for command in COMMANDS)
-            return Step(self._bounded(f"There is no such action. The actions are: {words}."), 0.0, terminated=False)
+            answer = f"There is no such action. The actions are: {', '.join(known.words for known in COMMANDS)}."
+            return Step(clip(answer, self._max_chars), 0.0, terminated=False)
         name, arguments = command
         if name == "stop":
             return self._stop(episode, arguments["answer"])
         try:
             episode.browser.act(name, arguments)
         except Refused as refused:
-            return Step(self._bounded(str(refused)), 0.0, terminated=False)
-        return Step(self._bounded(episode.browser.observe()), 0.0, terminated=False)
+            return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
+        return Step(clip(episode.browser.observe(), self._max_chars), 0.0, terminated=False)
 
     def expert(self) -> WebExpert:
         """Return an expert that plays from the task's begin."""
@@ -141,6 +137,3 @@ class WebNav:
         return "\n".join(
             filter(None, (_COMPACT, sites, _COMPACT_REPLY.get(self._format, reply), f"Task: {intent}", page))
         )
-
-    def _bounded(self, observation: str) -> str:
-        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."
