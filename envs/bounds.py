@@ -12,7 +12,7 @@ MAX_OBSERVATION_CHARS = 8_192
 
 
 def whole(text: str, task_id: str, chars: int) -> str:
-    """Return a first observation, which says what the task is and is never cut. Raises ConfigError when it is longer."""
+    """Return a first observation; it says what the task is and is never cut. Raises ConfigError if it is longer."""
     if len(text) > chars:
         raise ConfigError(
             f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is {chars}: "
