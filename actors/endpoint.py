@@ -168,9 +168,8 @@ class Conversation:
     stop_ids: tuple[int, ...] = ()
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    @property
-    def engine(self) -> str:
-        return self.endpoint.description
+    def __post_init__(self) -> None:
+        self.engine = self.endpoint.description
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
         return (*(() if system is None else self._append("system", system)), *self._append("user", observation))

@@ -188,7 +188,7 @@ def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: Env
         raise ConfigError(f"environment {env.id!r} only replays what others did: no policy can be evaluated in it")
     categories = () if scenario else choice.categories or env.categories
     specs = registry.select(env.id, choice.split, categories, env.options)
-    found = dict.fromkeys(spec.category for spec in specs)
+    found = sorted({spec.category for spec in specs})
     tasks = tuple(
         EvalTask(Task(env_id=env.id, task_id=spec.task_id), category)
         for category in found

@@ -63,7 +63,7 @@ def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
     for block in blocks:
         table = Table(box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False)
         for at, name in enumerate(header(plan.samples)):
-            table.add_column(name, justify="left" if at < 2 else "right", no_wrap=True)
+            table.add_column(name, justify="left" if at < 2 else "right")
         for row in block["rows"]:
             table.add_row(*cells(row, plan.samples), end_section=row["task"] == ALL)
         tables.append(table)
@@ -90,7 +90,7 @@ def cells(row: Mapping[str, Any], samples: Sequence[int]) -> list[str]:
         row["scenario"],
         row["task"],
         str(row["episodes"]),
-        interval(row) if row["episodes"] else "-",
+        interval(dict(row)) if row["episodes"] else "-",
         *(percent(row["pass_at"][str(k)]) for k in _shown(samples)),
         number(row["turns_mean"], 1),
         number(row["tokens_mean"], 0),

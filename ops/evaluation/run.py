@@ -25,6 +25,8 @@ from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subje
 
 BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
+PLAIN_COLUMNS = 120
+"""Width of a table that goes into a file."""
 
 
 def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
@@ -42,13 +44,13 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
     """Play, report into the directory, and print the table."""
     with Journal.open(directory, settings) as journal:
         try:
-            uvloop.run(_play(plan, subject, journal))
+            uvloop.run(play_missing(plan, subject, journal))
         except KeyboardInterrupt:
             print("stopped. The same command goes on where it was", file=sys.stderr)
             return 130
         blocks = blocks_of(plan, journal.lines)
     write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):
         console.print(table)
     console.print(f"results.json, table.md and episodes.jsonl are in {directory}", highlight=False)
@@ -76,7 +78,7 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def _play(plan: Plan, subject: Subject, journal: Journal) -> None:
+async def play_missing(plan: Plan, subject: Subject, journal: Journal) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
     left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
     if not left:

@@ -90,12 +90,8 @@ def _exported(run_dir: Path, path: Path, out: Path) -> Path:
 
 
 def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
-    recipes = (run_recipe,) * (run_recipe is not None) + asked.recipes
+    recipes = asked.recipes if run_recipe is None else (run_recipe, *asked.recipes)
     longest = json.loads((model_dir / "config.json").read_text()).get("max_position_embeddings", CONTEXT_TOKENS)
-    facts = {
-        **model_identity(model_dir),
-        "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
-    }
 
     @asynccontextmanager
     async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
@@ -111,7 +107,12 @@ def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
             await policy.close()
 
     config = _config(recipes, asked.overrides, min(longest, CONTEXT_TOKENS))
-    facts |= {"max_context_tokens": config.model.max_context_tokens, "engine": config.actor.engine}
+    facts = {
+        **model_identity(model_dir),
+        "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
+        "max_context_tokens": config.model.max_context_tokens,
+        "engine": config.actor.engine,
+    }
     return Subject(str(asked.model), facts, config, bool(recipes), start)
 
 
@@ -147,6 +148,6 @@ def _remote(asked: Asked) -> Subject:
 def _config(recipes: Sequence[Path], overrides: Sequence[str], context_tokens: int) -> RunConfig:
     """Return the recipes' config; without any, one that leaves a model its whole context."""
     defaults = [f"--model.max_context_tokens={context_tokens}", f"--rollout.max_turn_tokens={TURN_TOKENS}"]
-    # A section of the learner that nobody here reads, but a config of a long context must have it.
-    unread = ["--learner.micro_batch_tokens=1000000000"]
+    # Nobody here reads these, but a config of a long context, or of few slots, must have them.
+    unread = ["--learner.micro_batch_tokens=1000000000", "--rollout.group_size=2"]
     return RunConfig.load(recipes, [*([] if recipes else defaults), *unread, *overrides])

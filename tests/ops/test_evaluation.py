@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from horizonrl.common.statistics import pass_at_k, wilson
 from horizonrl.common.types import StopReason
 from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
-from horizonrl.ops.evaluation.report import cells, header
-from horizonrl.ops.evaluation.run import BROKEN_LIMIT, carry_out, settings_of
-from horizonrl.ops.evaluation.subjects import Asked, Subject, subject_of
+from horizonrl.ops.evaluation.report import blocks_of, cells, header
+from horizonrl.ops.evaluation.run import BROKEN_LIMIT, carry_out, play_missing, settings_of
+from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
 from horizonrl.ops.rundir import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
+from tests.engine import Played
 
 CONFIG = RunConfig.load()
 PARITY = Choice(env_ids=("parity",))
@@ -201,7 +203,7 @@ def test_when_nothing_works_it_ends_rather_than_break_everything(server: Complet
     server.faults = [refusal(400)] * 200
     with pytest.raises(RunFailed, match=f"{BROKEN_LIMIT} episodes of parity broke in a row.*answered 400"):
         evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
-    server.faults = [refusal(401)]
+    server.faults = [refusal(401)] * 16
     with pytest.raises(EngineDead, match="answered 401"):
         evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
     server.faults = []
@@ -235,15 +237,13 @@ def test_a_sweep_of_turns_is_a_block_a_value_from_one_set_of_episodes(server: Co
 
 def scripted(answers: dict[str, str], default: str) -> Subject:
     """Return a subject that answers by what it has read, on ScriptedPolicy."""
-    from contextlib import asynccontextmanager
-
     chat = make_chat()
 
     def answer(read: str) -> str:
         return next((said for words, said in answers.items() if words in read), default)
 
     @asynccontextmanager
-    async def start(config: RunConfig) -> Any:
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
         policy = ScriptedPolicy(text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024)
         yield lambda env: Rollout(policy, chat, None, env.step_timeout_s)
 
@@ -269,6 +269,23 @@ def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
         lines = lines_of(tmp_path / name)
         said.append(sorted((of["task"], json.dumps(of["turns"])) for of in lines))
     assert said[0] == said[1]
+
+
+@pytest.mark.process
+def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_path: Path) -> None:
+    chat = make_chat()
+
+    @asynccontextmanager
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+        yield lambda env: Rollout(vllm_engine.policy, chat, None, env.step_timeout_s)
+
+    config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])
+    plan = make_plan(config, Choice(env_ids=("parity",), tasks=3, samples=(2,)), own_envs=False)
+    with Journal.open(tmp_path, {}) as journal:
+        vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal))
+        (block,) = blocks_of(plan, journal.lines)
+    assert (block["rows"][0]["episodes"], block["rows"][0]["broken"]) == (6, 0)
+    assert all(0 < turn.tokens <= 4 for line in journal.lines.values() for turn in line.turns)
 
 
 # The subject
