@@ -23,6 +23,8 @@ ALL = "all"
 SEED_BITS = 40
 """The rollout makes of an episode's seed one a turn, with 12 bits more; engines take 63."""
 DEFAULT_TURNS = 30
+STEP_TIMEOUT_S = 120.0
+"""Of environments that no recipe names: starting a JVM took 40 s on a busy machine, and nobody waits for a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple
     named = {env.id: env for env in config.envs}
 
     def section(env_id: str) -> EnvSection:
-        env = named.get(env_id, EnvSection(id=env_id))
+        env = named[env_id] if own_envs and env_id in named else EnvSection(id=env_id, step_timeout_s=STEP_TIMEOUT_S)
         return env.model_copy(update={"options": {**env.options, **choice.options}})
 
     if choice.table:

@@ -123,7 +123,9 @@ def _remote(asked: Asked) -> Subject:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")
     if asked.model is not None:
         raise ConfigError(f"the model {asked.model} and --endpoint were both given: evaluate one of them")
-    key = os.environ.get(asked.key_variable)
+    if "@" in asked.endpoint:
+        raise ConfigError(f"--endpoint holds a password, which would be written down: put it into {asked.key_variable}")
+    key = os.environ.get(asked.key_variable, "").strip()
     settings = EndpointSettings(asked.endpoint, asked.model_name, SecretStr(key) if key else None)
 
     @asynccontextmanager

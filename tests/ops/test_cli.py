@@ -47,6 +47,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "gone", "--env", "parity"], "neither a directory nor"),
         (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
         (["eval", "pocket", "--endpoint", "http://h/v1", "--model-name", "m"], "were both given"),
+        (["eval", "--endpoint", "http://me:pw@h/v1", "--model-name", "m"], "would be written down"),
         ([*REMOTE], "on what?"),
         ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
         ([*REMOTE, "--env", "parity", "--categories", "hard"], "has no category 'hard'"),
