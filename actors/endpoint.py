@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import ContextFull, EngineDead, PolicyFailure, WeightsRejected
-from horizonrl.common.types import MAX_TOKENS, PolicyVersion, VersionSpan
+from horizonrl.common.types import MAX_TOKENS, LongText, PolicyVersion, VersionSpan
 
 COUNTED = 0
 """An id that only counts a token; the places of messages begin at 1."""
@@ -46,7 +46,7 @@ class EndpointSettings:
 
 
 class _Message(BaseModel):
-    content: str
+    content: LongText
 
 
 class _Choice(BaseModel):
@@ -61,7 +61,12 @@ class Completion(BaseModel):
     """What we read of a reply; anything else in it is left alone."""
 
     choices: list[_Choice] = Field(min_length=1)
-    usage: _Usage = _Usage()
+    usage: _Usage | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Generated, thoughts included; 1 where the endpoint does not say."""
+        return max(1, self.usage.completion_tokens) if self.usage else 1
 
 
 class _Passing(PolicyFailure):
@@ -126,6 +131,9 @@ class Endpoint:
             raise _Passing(f"no answer from {address}: {type(error).__name__}: {error}") from None
         if answer.status == 200:
             return self._read(text)
+        if answer.status == 400 and "max_completion_tokens" in text and "max_tokens" in body:
+            self._limit_key = "max_completion_tokens"
+            raise _Passing(f"{self.description} wants max_completion_tokens", wait_s=0.0)
         raise self._refusal(answer.status, answer.headers.get("Retry-After"), text)
 
     def _read(self, text: str) -> Completion:
@@ -146,9 +154,6 @@ class Endpoint:
             return _Passing(told, _seconds(retry_after))
         if status == 400 and ("context_length" in text or "maximum context length" in text):
             return ContextFull(told)
-        if status == 400 and "max_completion_tokens" in text and self._limit_key == "max_tokens":
-            self._limit_key = "max_completion_tokens"
-            return _Passing(told, wait_s=0.0)
         return PolicyFailure(told)
 
     def _said(self, text: str) -> str:
@@ -191,7 +196,7 @@ class Conversation:
             self._at(ids), max_tokens, temperature=temperature, seed=None if seed is None else seed % SEEDS
         )
         said = self._append("assistant", completion.choices[0].message.content)
-        output = said + (COUNTED,) * (completion.usage.completion_tokens - 1)
+        output = said + (COUNTED,) * (completion.tokens - 1)
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 

@@ -17,7 +17,8 @@ Fault = tuple[int, dict[str, str], str]
 @dataclass
 class Completions:
     says: str = "even"
-    tokens: int = 3
+    tokens: int | None = 3
+    """What `usage` says; None leaves it empty."""
     faults: list[Fault | None] = field(default_factory=list)
     """For the next requests, one after the other; None answers well, and an empty list too."""
     delay_s: float = 0.0
@@ -33,7 +34,7 @@ class Completions:
             status, headers, text = fault
             return web.Response(status=status, headers=headers, text=text)
         message = {"role": "assistant", "content": self.says}
-        usage = {"prompt_tokens": 9, "completion_tokens": self.tokens}
+        usage = None if self.tokens is None else {"prompt_tokens": 9, "completion_tokens": self.tokens}
         return web.json_response({"id": "x", "choices": [{"index": 0, "message": message}], "usage": usage})
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -61,8 +62,9 @@ def test_an_episode_is_a_conversation_that_only_grows(server: Completions) -> No
 
 def test_tokens_are_what_the_endpoint_counts_and_at_least_one_a_turn(server: Completions) -> None:
     assert play(server).generated_tokens == 3 * 3
-    server.tokens = 0
-    assert play(server).generated_tokens == 3
+    for unsaid in (0, None):
+        server.tokens = unsaid
+        assert play(server).generated_tokens == 3
 
 
 def test_sampling_goes_along_and_each_turn_has_a_seed_of_its_own(server: Completions) -> None:
@@ -91,8 +93,9 @@ def test_what_passes_is_tried_again_within_the_episode(server: Completions, stat
         (200, {}, '{"choices": []}'),
         (200, {}, '{"choices": [{"message": {"content": null}}]}'),
         (200, {}, '{"error": "overloaded"}'),
+        (200, {}, json.dumps({"choices": [{"message": {"content": "x" * 300_000}}]})),
     ],
-    ids=str,
+    ids=lambda fault: str(fault)[:60],
 )
 def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(server: Completions, fault: Fault) -> None:
     server.faults = [None, *[fault] * ATTEMPTS]
@@ -156,6 +159,7 @@ def test_an_endpoint_that_wants_the_other_name_of_the_limit_gets_it(server: Comp
     server.faults = [refusal(400, "Unsupported parameter: use 'max_completion_tokens' instead")]
     assert play(server).stop is StopReason.TERMINATED
     assert ["max_tokens" in body for body in server.bodies] == [True, False, False, False]
+    assert server.bodies[1]["max_completion_tokens"] == 16
 
 
 def test_an_environment_that_breaks_is_told_as_such(server: Completions) -> None:
