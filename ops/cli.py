@@ -4,6 +4,7 @@ Heavy imports come after parsing, so that `--help` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -255,7 +256,11 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
         turns=tuple(arguments.turns),
         options=options,
     )
-    return evaluate(Asked(*given, tuple(arguments.recipe), own), choice, arguments.out)
+    code = evaluate(Asked(*given, tuple(arguments.recipe), own), choice, arguments.out)
+    if code == 130:  # an engine that is interrupted while it starts leaves threads that never end
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
