@@ -4,10 +4,11 @@ Heavy imports come after parsing, so that `--help` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horizonrl.common.errors import HorizonError
 
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     demos.add_argument("--out", type=Path, required=True, metavar="FILE")
     demos.add_argument("--count", type=int, metavar="N", help="the first N tasks; all by default")
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
+    _add_eval(commands.add_parser("eval", help="success of a model on held-out tasks, with intervals; resumable"))
     _add_bench(
         commands.add_parser(
             "bench", help="chaos, soak, fuzz, broker, envs, learning: what the system withstands, costs and learns"
@@ -101,6 +103,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
     return parser
+
+
+def _add_eval(command: argparse.ArgumentParser) -> None:
+    command.epilog = "Any key of the config: --section.key value; of the environments: --options.KEY value."
+    command.add_argument("model", nargs="?", help="a Hugging Face directory, a run, a checkpoint, or a known name")
+    command.add_argument("--endpoint", metavar="URL", help="an OpenAI-compatible one instead, such as http://HOST/v1")
+    command.add_argument("--model-name", metavar="NAME", help="the model as the endpoint calls it")
+    command.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help="where its key is, if any")
+    command.add_argument("--recipe", action="append", type=Path, default=[], metavar="FILE", help="sampling, envs")
+    command.add_argument("--table", action="store_true", help="the 27 tasks of the paper, on our counterparts")
+    command.add_argument("--env", nargs="+", default=(), metavar="ID", help="on these; those of the recipe by default")
+    command.add_argument("--split", choices=("train", "test", "all"), default="test")
+    command.add_argument("--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default")
+    command.add_argument("--tasks", type=int, metavar="N", help="of each category; all by default")
+    command.add_argument("--samples", nargs="+", type=int, default=(), metavar="K", help="episodes a task; pass@k")
+    command.add_argument("--turns", nargs="+", type=int, default=(), metavar="T", help="most turns; a block a value")
+    command.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="goes on with its own")
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
@@ -128,6 +147,18 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
+
+
+def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Part `--options.KEY value`, of environments, from the config's own overrides."""
+    from horizonrl.common.config import parse_overrides
+
+    own: list[str] = []
+    tokens, options = iter(overrides), list[str]()
+    for token in tokens:
+        place = options if token.startswith("--options.") else own
+        place.append(token if "=" in token else f"{token}={next(tokens, '')}")
+    return own, parse_overrides(options).get("options", {})
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -208,6 +239,30 @@ def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return write_demonstrations(config, arguments.out, arguments.count, arguments.env_id)
 
 
+def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.evaluation.plan import Choice
+    from horizonrl.ops.evaluation.run import evaluate
+    from horizonrl.ops.evaluation.subjects import Asked
+
+    own, options = split_options(overrides)
+    given = (arguments.model, arguments.endpoint, arguments.model_name, arguments.key_variable)
+    choice = Choice(
+        env_ids=tuple(arguments.env),
+        table=arguments.table,
+        split=arguments.split,
+        categories=tuple(arguments.categories),
+        tasks=arguments.tasks,
+        samples=tuple(arguments.samples),
+        turns=tuple(arguments.turns),
+        options=options,
+    )
+    code = evaluate(Asked(*given, tuple(arguments.recipe), own), choice, arguments.out)
+    if code == 130:  # an engine that is interrupted while it starts leaves threads that never end
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if arguments.bench == "fuzz":
         from horizonrl.ops.bench import fuzz
@@ -252,6 +307,7 @@ COMMANDS = {
     "lineage": _lineage,
     "envs": _envs,
     "demos": _demos,
+    "eval": _eval,
     "bench": _bench,
     "doctor": _doctor,
 }
