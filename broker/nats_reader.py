@@ -44,6 +44,8 @@ class NatsReader:
         self._consumer: str | None = None
         self._arrived = 0
         """Messages that have come from the present consumer."""
+        self._pulling = False
+        """Of a pull that was cancelled, the server has sent messages that nobody has read and that it will not repeat."""
         self._reconnects = 0
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
@@ -55,41 +57,51 @@ class NatsReader:
         return []
 
     async def _pull(self, limit: int) -> list[Message]:
-        if self._pulls is None or self._reconnects != self._link.counters.reconnects:
+        if self._pulls is None or self._pulling or self._reconnects != self._link.counters.reconnects:
             await self._begin()
         assert self._pulls is not None
+        self._pulling = True
         try:
             async with self._link.while_connected():
                 batch = await self._pulls.fetch(limit, SLICE_S)
         except TimeoutError:
+            self._pulling = False
             return []
         except nats.js.errors.APIError:
             await self._end()
             return []
         except nats.errors.ConnectionClosedError:
             raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
-        return await self._take(batch)
+        taken = await self._take(batch)
+        self._pulling = False
+        return taken
 
     async def _take(self, batch: list[Msg]) -> list[Message]:
-        """Return the messages that follow one another without a loss on the way."""
+        """Return the messages that follow one another without a loss on the way.
+
+        The place moves last, so that a caller whose time runs out in here has read nothing.
+        """
         taken: list[Message] = []
+        arrived, wanted = self._arrived, self._next
         for raw in batch:
-            if raw.metadata.sequence.consumer != self._arrived + 1:
+            if raw.metadata.sequence.consumer != arrived + 1:
                 await self._end()
+                arrived = 0
                 break
             message = to_message(raw, self._prefix)
-            if message.sequence != self._next:
-                await self._check_gap()
-            self._arrived += 1
-            self._next = message.sequence + 1
+            if message.sequence != wanted:
+                await self._check_gap(wanted)
+            arrived += 1
+            wanted = message.sequence + 1
             taken.append(message)
+        self._arrived, self._next = arrived, wanted
         return taken
 
     async def _begin(self) -> None:
         """Make a consumer at the reader's place."""
         await self._end()
         self._reconnects = self._link.counters.reconnects
-        await self._check_gap()
+        await self._check_gap(self._next)
         config = api.ConsumerConfig(
             deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=self._next,
@@ -102,8 +114,8 @@ class NatsReader:
         )
         self._consumer = config.name  # the client has chosen one
 
-    async def _check_gap(self) -> None:
-        """Raise LogGap unless the stream still holds, or is about to hold, the reader's next message.
+    async def _check_gap(self, wanted: int) -> None:
+        """Raise LogGap unless the stream still holds, or is about to hold, the message at `wanted`.
 
         A jump alone proves nothing: a filtered reader skips other subjects, and a subject may be purged by itself.
         """
@@ -113,7 +125,7 @@ class NatsReader:
             state = (await self._link.ask(lambda: self._js.stream_info(self._stream))).state
         except nats.js.errors.NotFoundError:
             raise LogGap(f"stream {self._stream} is gone: restore the broker's files or begin a new run") from None
-        check_gap(self._stream, self._next, state.first_seq, state.last_seq)
+        check_gap(self._stream, wanted, state.first_seq, state.last_seq)
 
     async def _end(self) -> None:
         """Let go of the consumer; the server removes it after CONSUMER_LIFE_S."""

@@ -30,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part `--section.key value` from the command's own words."""
+    """Part `--section.key value` from the command's own words; `--envs` is a list of sections, set as a whole."""
     words: list[str] = []
     overrides: list[str] = []
     tokens = iter(argv)
     for token in tokens:
         flag, equals, _ = token.partition("=")
-        if flag.startswith("--") and "." in flag:
+        if flag == "--envs" or (flag.startswith("--") and "." in flag):
             overrides.append(token)
             if not equals and (value := next(tokens, None)) is not None:
                 overrides.append(value)

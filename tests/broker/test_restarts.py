@@ -11,6 +11,7 @@ import pytest
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.nats_reader import NatsReader
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.broker.tickets import TicketQueue
@@ -139,5 +140,33 @@ def test_a_call_with_a_deadline_reports_a_broker_that_stays_away(tmp_path: Path)
                     await lease.delivery.extend()
                 assert await TicketQueue(transport).lease(0.2) is None
             assert not transport.connected
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_whose_time_runs_out_within_a_batch_gives_all_of_it_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path) as server, opened(server) as transport:
+            for number in range(3):
+                await transport.publish("groups.other", b"", message_id=f"other-{number}")
+                await transport.publish("groups.wanted", b"", message_id=f"wanted-{number}")
+            reader = await transport.reader(Stream.GROUPS, 0, "groups.wanted")
+            looked = NatsReader._check_gap
+            waiting = 0
+
+            async def slow(self: NatsReader, wanted: int) -> None:
+                nonlocal waiting
+                waiting += 1
+                if waiting == 3:  # within the batch, after its first message
+                    await asyncio.sleep(60)
+                await looked(self, wanted)
+
+            monkeypatch.setattr(NatsReader, "_check_gap", slow)
+            assert await reader.fetch(3, timeout_s=1.0) == []
+            read = [message.sequence for message in await reader.fetch(3, timeout_s=10.0)]
+            assert read == [2, 4, 6]
+            await reader.close()
 
     asyncio.run(scenario())

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ def test_overrides_are_parted_from_the_commands_own_words() -> None:
     words, overrides = split_overrides(["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"])
     assert words == ["train", "a.toml", "--watch", "b.toml"]
     assert overrides == ["--rl.lr", "1e-5", "--run.seed=3"]
+
+
+def test_the_environments_are_set_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--envs", '[{"id": "parity", "weight": 2}]']) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert [(env["id"], env["weight"]) for env in shown["envs"]] == [("parity", 2)]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
