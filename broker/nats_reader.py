@@ -45,7 +45,7 @@ class NatsReader:
         self._arrived = 0
         """Messages that have come from the present consumer."""
         self._pulling = False
-        """Of a pull that was cancelled, the server has sent messages that nobody has read and that it will not repeat."""
+        """Of a pull that was cancelled, the server has sent messages that nobody has read and it will not repeat."""
         self._reconnects = 0
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
@@ -65,8 +65,7 @@ class NatsReader:
             async with self._link.while_connected():
                 batch = await self._pulls.fetch(limit, SLICE_S)
         except TimeoutError:
-            self._pulling = False
-            return []
+            batch = []
         except nats.js.errors.APIError:
             await self._end()
             return []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead import bury
-from horizonrl.common.errors import BrokerError, LeaseLost, RecordError
+from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Kind, Ticket
 
@@ -164,6 +164,11 @@ class TicketQueue:
 
     async def _scan(self, subject: str) -> list[tuple[int, Ticket]]:
         """Return sequence and ticket of all that the stream holds under a subject, in the order of issue."""
+        while True:
+            with suppress(LogGap):  # what stood next has been purged meanwhile: begin again at what is left
+                return await self._scan_once(subject)
+
+    async def _scan_once(self, subject: str) -> list[tuple[int, Ticket]]:
         extent = await self._transport.extent(Stream.TICKETS)
         last = await self._transport.last(Stream.TICKETS, subject)
         found: list[tuple[int, Ticket]] = []
@@ -171,12 +176,14 @@ class TicketQueue:
             return found
         reached = extent.first_sequence - 1
         reader = await self._transport.reader(Stream.TICKETS, reached, subject)
-        while reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
-            reached = messages[-1].sequence
-            for message in messages:
-                with suppress(RecordError):
-                    found.append((message.sequence, decode(message.data, Ticket)))
-        await reader.close()
+        try:
+            while reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
+                reached = messages[-1].sequence
+                for message in messages:
+                    with suppress(RecordError):
+                        found.append((message.sequence, decode(message.data, Ticket)))
+        finally:
+            await reader.close()
         return found
 
 

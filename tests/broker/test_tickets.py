@@ -4,7 +4,7 @@ import pytest
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
-from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.types import Kind
@@ -263,5 +263,30 @@ def test_a_lease_may_be_held_for_an_instant(broker: Broker) -> None:
             for rest in range(300):  # the first extension is on its way when the work is done
                 async with lease.held():
                     await asyncio.sleep(rest * 1e-5)
+
+    asyncio.run(scenario())
+
+
+class Purging(MemoryTransport):
+    """A transport on which somebody purges the oldest ticket just before the first reading of the queue."""
+
+    purged = False
+
+    async def reader(self, stream: Stream, after: int, subject: str | None = None) -> MemoryReader:
+        reader = await super().reader(stream, after, subject)
+        if not self.purged:
+            self.purged = True
+            await self.purge(stream, below=2)
+        return reader
+
+
+def test_a_queue_that_is_purged_while_it_is_read_is_read_again() -> None:
+    async def scenario() -> None:
+        transport = Purging(MemoryServer(), "run")
+        queue = TicketQueue(transport)
+        for number in range(3):
+            await queue.issue(make_ticket(number))
+        assert sorted(await queue.standing()) == ["train-00000001", "train-00000002"]
+        assert transport.purged
 
     asyncio.run(scenario())
