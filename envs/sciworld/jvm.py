@@ -7,6 +7,7 @@ must not overlap, and each is seeded. The wrapper asks for five more things a st
 import asyncio
 import atexit
 import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Jvm:
         self._thread = ThreadPoolExecutor(1, "sciworld")
         self._gateway: JavaGateway | None = None
         self._process: Popen[bytes] | None = None
+        self._place: str | None = None
+        """Of the JVM, which writes a file (`object_type_ids.tsv`) to wherever it is started."""
         self.starts = 0
         """Tells the simulations of a dead JVM from those of the present one."""
         self.simulations = 0
@@ -84,7 +87,9 @@ class Jvm:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
-        self._process = self._gateway = None
+        if self._place is not None:
+            shutil.rmtree(self._place, ignore_errors=True)
+        self._process = self._gateway = self._place = None
 
     def _ask(self, ask: Callable[[JavaGateway], T]) -> T:
         if self._gateway is None or self._process is None or self._process.poll() is not None:
@@ -99,10 +104,12 @@ class Jvm:
 
     def _start(self) -> None:
         self.kill()
+        self._place = tempfile.mkdtemp(prefix="sciworld-")
         port, self._process = launch_gateway(
             classpath=str(Path(scienceworld.__file__).with_name("scienceworld.jar")),
             javaopts=list(JAVA_OPTIONS),
             die_on_exit=True,  # when our end of its standard input is closed, however we end
+            cwd=self._place,
             return_proc=True,
         )
         # What is kept in the JVM is let go of by hand: py4j asks the JVM whenever Python collects garbage, in whatever

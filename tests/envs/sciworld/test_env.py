@@ -1,6 +1,7 @@
 import asyncio
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ LIFESPAN = task_of("lifespan-longest-lived", "lifespan-shortest-lived")
 def no_jvm_outlives_the_tests() -> Iterator[None]:
     yield
     jvm.stop_all()
+    assert not Path("object_type_ids.tsv").exists(), "the JVM has written into the working directory"
 
 
 async def solve(environment: SciWorld, task_id: str) -> tuple[list[str], float, bool]:
