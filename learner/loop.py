@@ -7,6 +7,7 @@ loop has committed is one `Commit`: a checkpoint holds exactly that, and the log
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
+STARVED_AFTER = 10
+"""Batches' worth of groups that one step drops before it is said, and at every doubling; verl's DAPO gives up there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +219,33 @@ class LearnerLoop:
         standing = Standing(version=self._commit.step, phase=self._phase())
         wanted = self.config.groups_per_step(standing.phase)
         draft = self._collector.draft
+        starved = STARVED_AFTER * wanted
         while (missing := wanted - draft.count(standing.phase)) > 0:
             entry = await reader.next(QUIET_S)
             if entry is None:
                 log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
                 continue
             self._consume(entry, standing)
+            if len(draft.dropped) == starved:
+                self._warn_of_starvation(draft, wanted)
+                starved *= 2
             if not reader.ahead or draft.count(standing.phase) == wanted:
                 await self._announce_progress()
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
+
+    def _warn_of_starvation(self, draft: Draft, wanted: int) -> None:
+        """Say that hardly any group can be trained on: who solves every task, or none, samples on for ever."""
+        reasons = Counter(drop.reason.value for drop in draft.dropped)
+        episodes = [episode for group in draft.consumed for episode in group.valid_episodes]
+        log.warning(
+            "batch_starved",
+            step=self._commit.step,
+            missing=wanted - draft.count(self._phase()),
+            dropped=dict(reasons),
+            success_rate=sum(episode.success for episode in episodes) / max(1, len(episodes)),
+            hint="nothing is left to learn of these tasks, or the policy has collapsed: see the success rate; other "
+            "tasks, a larger rollout.group_size or an earlier checkpoint",
+        )
 
     async def _await_evaluations(self, reader: LogReader) -> None:
         """Consume until every evaluation has ended, the one after the last step too.

@@ -252,3 +252,16 @@ def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_fini
         await again.check()
 
     asyncio.run(scenario())
+
+
+def test_a_step_that_finds_hardly_a_group_to_train_on_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusals = itertools.count()
+    monkeypatch.setattr("horizonrl.learner.collector.teaches", lambda *_: next(refusals) >= 50)
+    asyncio.run(World(tmp_path).run())
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "batch_starved" in line]
+    assert len(warnings) == 2, "after ten batches' worth, and after twice as many"
+    assert "'zero_variance': 20" in warnings[0]
+    assert "'zero_variance': 40" in warnings[1]
+    assert "success_rate=" in warnings[0]
