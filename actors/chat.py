@@ -20,6 +20,21 @@ PADDING = "  "
 """Put around a sentinel to see whether the template strips that content."""
 
 
+class Chat(Protocol):
+    """What a rollout needs: a conversation as ids, that grows by what was generated and by observations."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]: ...
+
+    def open(self, system: str | None, observation: str) -> tuple[int, ...]: ...
+
+    def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]: ...
+
+    def decode(self, output_ids: Sequence[int]) -> str: ...
+
+    def encode_turn(self, text: str) -> tuple[int, ...]: ...
+
+
 class Tokenizer(Protocol):
     """What chat needs of a `transformers` tokenizer."""
 

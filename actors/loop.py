@@ -8,8 +8,9 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout import Rollout, broken, play
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
@@ -30,8 +31,6 @@ RETRY_DELAY_S = 2.0
 WEIGHTS_WAIT_S = 60.0
 UNFIT_LIMIT = 100
 """Tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
-CLOSE_S = 10.0
-"""Longest time that an environment may take to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,21 +214,7 @@ class ActorLoop:
         if env_id not in self.rollouts:
             known = ", ".join(self.rollouts)
             return broken(index, f"this actor plays {known}, not {env_id}: start its actors with the run's recipe")
-        try:
-            environment = self.make_environment(env_id)
-        except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
-            return broken(index, f"{type(error).__name__}: {error}")
-        try:
-            return await self.rollouts[env_id].episode(environment, ticket, index)
-        finally:
-            await self._close(env_id, environment)
-
-    async def _close(self, env_id: str, environment: Environment) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await environment.close()
-        except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
-            log.warning("environment_not_closed", env=env_id, error=repr(error))
+        return await play(partial(self.make_environment, env_id), self.rollouts[env_id], ticket, index)
 
     def _count_running(self, change: int) -> None:
         self._running += change
@@ -242,11 +227,6 @@ class ActorLoop:
             log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
         else:
             self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
-
-
-def broken(index: int, error: str) -> Episode:
-    """Return an episode that broke before its first turn."""
-    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=error[:1024])
 
 
 def _first_error(group: Group) -> str | None:

@@ -10,11 +10,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat import Chat
 from horizonrl.actors.policy import Generation, Policy
-from horizonrl.common.errors import EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
+from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
+from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
 from horizonrl.envs.api import Environment, Expert, Step
+
+log = get_logger()
+
+CLOSE_S = 10.0
+"""Longest time that an environment may take to close."""
 
 T = TypeVar("T")
 
@@ -52,7 +58,8 @@ class ExpertAgent:
     max_turn_tokens: int
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
-        output = self.encode(self.expert.act(observation))
+        # An expert may plan, or ask a simulator: the other episodes do not wait for it.
+        output = self.encode(await asyncio.to_thread(self.expert.act, observation))
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
                 f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
@@ -91,7 +98,7 @@ class Recording:
 @dataclass(frozen=True, slots=True)
 class Rollout:
     policy: Policy
-    chat: ChatTemplate
+    chat: Chat
     system_prompt: str | None
     step_timeout_s: float
 
@@ -109,6 +116,10 @@ class Rollout:
         except EnvironmentTimeout as error:
             return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
         except EpisodeUnfit as error:
+            return recording.finish(index, StopReason.UNFIT, str(error))
+        except ContextFull as error:
+            if recording.turns:
+                return recording.finish(index, StopReason.CONTEXT)
             return recording.finish(index, StopReason.UNFIT, str(error))
         except PolicyFailure as error:
             return recording.finish(index, StopReason.POLICY_ERROR, f"{type(error).__name__}: {error}")
@@ -194,6 +205,31 @@ class Rollout:
             raise EnvironmentTimeout(f"no answer within {self.step_timeout_s} s") from None
         finally:
             recording.environment_s += time.monotonic() - started
+
+
+async def play(make: Callable[[], Environment], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
+    """Make an environment, play one episode in it, and close it. Raises EngineDead and nothing else."""
+    try:
+        environment = make()
+    except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
+        return broken(index, f"{type(error).__name__}: {error}")
+    try:
+        return await rollout.episode(environment, ticket, index)
+    finally:
+        await _close(environment, ticket.task.env_id)
+
+
+def broken(index: int, error: str) -> Episode:
+    """Return an episode that broke before its first turn."""
+    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=error[:1024])
+
+
+async def _close(environment: Environment, env_id: str) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await environment.close()
+    except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
+        log.warning("environment_not_closed", env=env_id, error=repr(error))
 
 
 def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason | None:

@@ -4,6 +4,7 @@ Runs in the engine's process, mixed into vLLM's worker; the methods are called b
 K inputs of a layer, P probed columns.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,8 +28,13 @@ class WeightsExtension:
     """The worker's own."""
 
     def tie_to_parent(self) -> None:
-        """Let this process end when the actor does, even by SIGKILL, and even if it hangs: it has nothing to save."""
+        """Let this process end when the actor does, even by SIGKILL, and even if it hangs: it has nothing to save.
+
+        In a group of its own it does not end before: a terminal's Ctrl-C is the parent's to answer.
+        """
         die_with_parent(signal.SIGKILL)
+        if os.getpgrp() != os.getpid():  # else it leads one already
+            os.setpgid(0, 0)
 
     def load_frame(self, path: str) -> None:
         """Load a safetensors file of Hugging Face names. The engine is paused; on an error parameters may be lost."""

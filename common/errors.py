@@ -18,6 +18,7 @@ HorizonError
 │   └── EnvironmentTimeout (TimeoutError)
 ├── EpisodeUnfit (ValueError)           a first prompt or a demonstration is too long: no retry makes it fit
 ├── PolicyFailure (RuntimeError)        the inference engine failed this request
+│   ├── ContextFull                     the conversation leaves no room for another turn: a cut, not a failure
 │   ├── EngineDead                      the engine is gone; its process must be replaced
 │   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or matched to the config
@@ -78,6 +79,9 @@ class EpisodeUnfit(HorizonError, ValueError): ...
 
 
 class PolicyFailure(HorizonError, RuntimeError): ...
+
+
+class ContextFull(PolicyFailure): ...
 
 
 class EngineDead(PolicyFailure): ...

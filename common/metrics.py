@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 
 from horizonrl.common.types import DropReason, Kind, StopReason
 
-Role = Literal["controller", "actor", "learner", "every"]
+Role = Literal["controller", "actor", "learner", "server", "every"]
 
 PREFIX = "horizonrl_"
 CALL_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -22,6 +22,9 @@ STEP_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
+SERVED_CALLS = ("create", "reset", "step", "close", "observation", "detail")
+SERVED_REFUSALS = ("bad_request", "unknown_task", "unknown_episode", "no_episode", "full", "environment_failed",
+                   "environment_timeout")  # fmt: skip
 OTHER = "other"
 """Stands for a label value that nobody declared: a forged ticket must not make a new series."""
 
@@ -129,6 +132,18 @@ LEARNER = (
     Metric("histogram", "weights_publish_seconds", "Time to publish a version.", (), CALL_S),
     Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
 )
+SERVER = (
+    Metric("gauge", "served_episodes", "Episodes that the server holds.", ("env",)),
+    Metric("counter", "served_calls_total", "Calls of the protocol.", ("env", "call")),
+    Metric(
+        *("counter", "served_refusals_total", "Calls that were answered by an error.", ("env", "reason")),
+        reasons=SERVED_REFUSALS,
+    ),
+    Metric(
+        "histogram", "served_step_seconds", "Time of one step, waiting for its turn included.", ("env",), ENVIRONMENT_S
+    ),
+    Metric("gauge", "event_loop_lag_seconds", "Longest time by which the event loop was late since the last reading."),
+)
 EVERY = (
     Metric("gauge", "broker_connected", "1 while the broker connection is up."),
     Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
@@ -140,6 +155,7 @@ TABLE: dict[Role, tuple[Metric, ...]] = {
     "controller": CONTROLLER,
     "actor": ACTOR,
     "learner": LEARNER,
+    "server": SERVER,
     "every": EVERY,
 }
 METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
@@ -175,7 +191,7 @@ class Metrics:
     def __init__(self, role: Role | None = None, env_ids: Collection[str] | None = None) -> None:
         """Hold the metrics of `role` for the environments `env_ids`; None holds all, for any environment."""
         self.registry = CollectorRegistry()
-        declared = METRICS if role is None else TABLE[role] + EVERY
+        declared = METRICS if role is None else TABLE[role] + (EVERY if role != "server" else ())
         self._declared = {metric.name: metric for metric in declared}
         self._env_ids = env_ids
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
@@ -221,6 +237,7 @@ class Metrics:
         known: Mapping[str, Collection[str] | None] = {
             "env": self._env_ids,
             "kind": tuple(Kind),
+            "call": SERVED_CALLS,
             "reason": metric.reasons,
             "stop": tuple(StopReason),
         }

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +55,10 @@ class Service:
     """From SIGTERM or SIGINT to the end of the process, whatever hangs; None sets no limit."""
     stall_limit_s: float = 120.0
     """An event loop that has not run for so long is stalled, and the process ends."""
+    routes: Sequence[web.AbstractRouteDef] = ()
+    """What else is answered on the port."""
+    refresh: Callable[[], None] = lambda: None
+    """Called before each reading of the metrics."""
     ready: bool = False
     port: int = 0
 
@@ -71,7 +75,7 @@ class Service:
         except OSError as error:
             await runner.cleanup()
             raise ConfigError(
-                f"metrics.port {port} on {host} cannot be opened ({error.strerror}): "
+                f"port {port} on {host} (metrics.port of a role) cannot be opened ({error.strerror}): "
                 "choose another, or 0 for a free one"
             ) from None
         self.port = runner.addresses[0][1]
@@ -100,6 +104,7 @@ class Service:
             return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
         async def metrics(request: web.Request) -> web.Response:
+            self.refresh()
             if link is not None:
                 self.metrics.mirror_broker(link)
             body, content_type = self.metrics.exposition(request.headers.get("Accept", ""))
@@ -107,6 +112,7 @@ class Service:
 
         application = web.Application()
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+        application.add_routes(self.routes)
         return application
 
 

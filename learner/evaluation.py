@@ -16,7 +16,7 @@ import xxhash
 from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.statistics import mean, pass_at_k, wilson
-from horizonrl.common.types import PolicyVersion, Record
+from horizonrl.common.types import Episode, PolicyVersion, Record
 from horizonrl.learner.collector import EvalEnd
 from horizonrl.learner.curriculum import EvalTask
 
@@ -28,6 +28,18 @@ class Played(Record):
     episode_return: float
     turns: int
     truncated: bool
+    tokens: int = 0
+    """Generated."""
+
+    @classmethod
+    def of(cls, episode: Episode) -> "Played":
+        return cls(
+            success=episode.success,
+            episode_return=episode.episode_return,
+            turns=len(episode.turns),
+            truncated=episode.stop.truncated,
+            tokens=episode.generated_tokens,
+        )
 
 
 class Result(Record):
@@ -57,15 +69,7 @@ class Result(Record):
             oldest_version=group.oldest_version if group is not None and valid else None,
             newest_version=group.newest_version if group is not None and valid else None,
             broken=lost,
-            episodes=tuple(
-                Played(
-                    success=episode.success,
-                    episode_return=episode.episode_return,
-                    turns=len(episode.turns),
-                    truncated=episode.stop.truncated,
-                )
-                for episode in valid
-            ),
+            episodes=tuple(map(Played.of, valid)),
         )
 
 
@@ -135,7 +139,7 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
         "settled_step": settled_step,
         "oldest_version": min((of.oldest_version for _, of in results if of.oldest_version is not None), default=None),
         "newest_version": max((of.newest_version for _, of in results if of.newest_version is not None), default=None),
-        **_measures(results, config.eval.samples),
+        **measures(results, config.eval.samples),
         "environments": {env_id: _by_category(part, config.eval.samples) for env_id, part in by_env.items()},
         "ends": [[of.sequence, f"eval-{of.number:08d}", of.how] for _, of in results],
     }
@@ -161,13 +165,13 @@ def mirror_evaluation(metrics: Metrics, line: Mapping[str, Any]) -> None:
 
 def _by_category(results: Results, samples: int) -> dict[str, Any]:
     categories = _parted(results, lambda task: task.category)
-    return _measures(results, samples) | {
+    return measures(results, samples) | {
         "categories": {category: _success(part) for category, part in sorted(categories.items())}
     }
 
 
-def _measures(results: Results, samples: int) -> dict[str, Any]:
-    """Return what the valid episodes show; what none of them shows is None."""
+def measures(results: Results, samples: int) -> dict[str, Any]:
+    """Return what the valid episodes show, with pass@k up to `samples`; what none of them shows is None."""
     episodes = [episode for _, result in results for episode in result.episodes]
     return {
         **_success(results),
@@ -175,6 +179,7 @@ def _measures(results: Results, samples: int) -> dict[str, Any]:
         "dropped": sum(result.how not in ("evaluated", "void") for _, result in results),
         "return_mean": mean([episode.episode_return for episode in episodes]),
         "turns_mean": mean([episode.turns for episode in episodes]),
+        "tokens_mean": mean([episode.tokens for episode in episodes]),
         "truncated_share": mean([episode.truncated for episode in episodes]),
         "pass_at": {str(k): _pass_at(results, k) for k in range(1, samples + 1)},
     }

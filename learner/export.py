@@ -5,13 +5,13 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors.torch import save_file
+from typing import TYPE_CHECKING, Any
 
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 WEIGHTS_FILE = "weights.safetensors"
 """The policy in every checkpoint, next to what only the learner can read."""
@@ -23,8 +23,11 @@ _MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
 _NOT_COPIED = ("*.index.json", VERSION_FILE)
 
 
-def write_weights_file(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str:
     """Write tensors as bfloat16 safetensors, visible under `path` only when complete; return the file's digest."""
+    import torch  # an evaluation exports files and starts an engine: torch would bring threads before it
+    from safetensors.torch import save_file
+
     beside = path.with_name(f".{path.name}.incoming")
     save_file(
         {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, beside, metadata={"format": "pt"}

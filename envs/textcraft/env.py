@@ -11,6 +11,7 @@ from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
 from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.expert import TextCraftExpert
@@ -37,7 +38,7 @@ class TextCraft:
         distractors: Annotated[int, Field(ge=0, le=100)] = 10,
         format: ActionFormat = "react",
         style: Style = "full",
-        max_observation_chars: Annotated[int, Field(ge=64)] = 8_192,
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
         self._distractors = distractors
         self._format: ActionFormat = format
@@ -57,11 +58,7 @@ class TextCraft:
         if goal not in self._book.recipes_of or task_id != task_id_of(goal):
             raise ConfigError(f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'")
         text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
-        if len(text) > self._max_chars:
-            raise ConfigError(
-                f"the first observation of {task_id!r} has {len(text)} characters and max_observation_chars is "
-                f"{self._max_chars}: raise it, lower distractors ({self._distractors}) or take style 'compact'"
-            )
+        text = whole(text, task_id, self._max_chars)
         self._world = Crafting(self._book, goal)
         return Observation(text)
 
@@ -76,7 +73,7 @@ class TextCraft:
             case str(command):
                 observation = world.follow(command)
         done = world.crafted
-        return Step(self._bounded(observation), reward=float(done), terminated=done, success=done)
+        return Step(clip(observation, self._max_chars), reward=float(done), terminated=done, success=done)
 
     def expert(self) -> Expert:
         """Return an expert that plays on from wherever the episode stands."""
@@ -89,6 +86,3 @@ class TextCraft:
         if self._world is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._world
-
-    def _bounded(self, observation: str) -> str:
-        return observation if len(observation) <= self._max_chars else observation[: self._max_chars - 3] + "..."

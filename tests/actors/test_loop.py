@@ -163,7 +163,7 @@ def test_an_environment_that_does_not_close_holds_nobody_up(tmp_path: Path, monk
         loop.stopping.set()
         await running
 
-    monkeypatch.setattr("horizonrl.actors.loop.CLOSE_S", 0.01)
+    monkeypatch.setattr("horizonrl.actors.rollout.CLOSE_S", 0.01)
     asyncio.run(scenario())
 
 

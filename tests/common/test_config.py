@@ -6,7 +6,8 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Phase
 
-RECIPES = sorted((Path(__file__).parents[2] / "ops" / "recipes").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "ops" / "recipes"
+RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("scenarios/*.toml")])
 
 
 def recipe(tmp_path: Path, text: str, name: str = "recipe.toml") -> Path:

@@ -9,6 +9,8 @@ from horizonrl.common.config import RunConfig
 from horizonrl.ops.cli import main, split_overrides
 from horizonrl.ops.rundir import write_config
 
+REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
+
 
 def test_overrides_are_parted_from_the_commands_own_words() -> None:
     words, overrides = split_overrides(["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"])
@@ -48,6 +50,23 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
         (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
         (["demos", "--out", "x", "--count", "0"], "--count is 0"),
+        (["eval"], "which model?"),
+        (["eval", "gone", "--env", "parity"], "neither a directory nor"),
+        (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
+        (["eval", "pocket", "--endpoint", "http://h/v1", "--model-name", "m"], "were both given"),
+        (["eval", "--endpoint", "http://me:pw@h/v1", "--model-name", "m"], "would be written down"),
+        ([*REMOTE], "on what?"),
+        ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
+        ([*REMOTE, "--env", "parity", "--categories", "hard"], "has no category 'hard'"),
+        ([*REMOTE, "--env", "parity", "--options.x", "1"], "has no option 'x'"),
+        ([*REMOTE, "--env", "transcripts", "--options.path", "x"], "only replays what others did"),
+        ([*REMOTE, "--env", "parity", "--turns", "0"], "--turns is 0"),
+        ([*REMOTE, "--env", "parity", "--tasks", "0"], "--tasks is 0"),
+        ([*REMOTE, "--env", "parity", "--samples", "1", "999"], "--samples is 999"),
+        ([*REMOTE, "--env", "parity", "--samples", "2", "--eval.temperature", "0"], "at eval.temperature 0"),
+        ([*REMOTE, "--env", "parity", "--turns", "1", "2", "--horizon.announce", "true"], "one value of --turns"),
+        ([*REMOTE, "--table", "--env", "parity"], "--table has no environment 'parity'"),
+        ([*REMOTE, "--table", "--categories", "depth1"], "--table has its own categories"),
     ],
 )
 def test_asking_wrongly_is_one_clear_message(

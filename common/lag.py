@@ -1,0 +1,25 @@
+"""How late an event loop is: what a blocking call costs everything else that runs on it."""
+
+import asyncio
+
+TICK_S = 0.005
+
+
+class LoopLag:
+    """Looks at the running loop every 5 ms; `worst_s` is the longest that a tick came late since the last `take`."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+
+    async def watch(self) -> None:
+        """Look, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.worst_s = max(self.worst_s, loop.time() - due)
+
+    def take(self) -> float:
+        """Return the worst since the last call."""
+        worst, self.worst_s = self.worst_s, 0.0
+        return worst

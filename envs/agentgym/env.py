@@ -1,0 +1,168 @@
+"""The door to AgentGym's environment servers: an environment here that is played on a server there.
+
+`agentgym-webshop` and its fourteen siblings speak with AgentGym's own servers, `served` with `horizonrl envs serve`.
+Whatever the server or the way to it does wrong is an EnvironmentFailure: the episode is broken, and the run goes on.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Annotated, ClassVar
+
+from pydantic import Field, validate_call
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs import registry
+from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
+from horizonrl.envs.agentgym.tasks import numbered_tasks
+from horizonrl.envs.agentgym.wire import Wire
+from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
+from horizonrl.envs.bounds import Chars, clip
+from horizonrl.envs.formats import Unreadable
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Remote:
+    """One episode at a time on a server; it knows neither the tasks nor the rules."""
+
+    env_id: ClassVar[str]
+    dialect: ClassVar[Dialect]
+    version: str = "1"
+
+    def __init__(self, tasks: Sequence[TaskSpec], instructions: str, wire: Wire, max_chars: int) -> None:
+        self._tasks = {task.task_id for task in tasks}
+        self._instructions = instructions
+        self._wire = wire
+        self._max_chars = max_chars
+        self._playing = False
+        self._total = 0.0
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a task on the server."""
+        if task_id not in self._tasks:
+            raise ConfigError(f"{self.env_id} has no task {task_id!r} among its {len(self._tasks)}")
+        self._playing, self._total = False, 0.0
+        text = await self._wire.begin(task_id if self.dialect is SERVED else int(task_id))
+        instructions = self._instructions
+        if self.dialect.name == "wordle" and (words := await self._wire.vocabulary()):
+            instructions += "\nThe words: " + ", ".join(words)
+        self._playing = True
+        return Observation(clip("\n\n".join(filter(None, (instructions, text))), self._max_chars))
+
+    async def step(self, text: str) -> Step:
+        """Send what AgentGym's client would send of the reply, and answer what it would answer."""
+        if not self._playing:
+            raise EnvironmentFailure(f"{self.env_id}: no episode goes on: reset before the next step")
+        action = self.dialect.read(text)
+        if isinstance(action, Unreadable):
+            return Step(action.reason, reward=0.0, terminated=False)
+        self._playing = False  # unless the server answers
+        verdict = await self._wire.step(action)
+        reward = verdict.score - self._total if self.dialect.cumulative else verdict.score
+        self._total += reward
+        over = verdict.done or verdict.truncated
+        self._playing = not over
+        return Step(
+            clip(verdict.observation, self._max_chars),
+            reward=reward,
+            terminated=over and not verdict.truncated,
+            truncated=verdict.truncated,
+            success=verdict.success,
+            info={"score": verdict.score},
+        )
+
+    def expert(self) -> Expert:
+        """Raise: a server plays no demonstrations."""
+        raise EnvironmentFailure(
+            f"{self.env_id} has no expert: take demonstrations from transcripts or from the environment itself"
+        )
+
+    async def close(self) -> None:
+        """Free the server's environment."""
+        self._playing = False
+        await self._wire.close()
+
+
+class AgentGym(Remote):
+    """An environment of an AgentGym server.
+
+    url: the server's address, such as http://127.0.0.1:36001
+    instructions: the rules that the agent reads first, instead of ours; empty for none
+    train, test: a range of task numbers, or a file with a JSON list of them (docs/environments/agentgym.md)
+    timeout_s: the longest wait for an answer
+    max_observation_chars: bound of every observation
+    """
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        instructions: str | None = None,
+        train: str | None = None,
+        test: str | None = None,
+        timeout_s: Seconds = 300.0,
+        max_observation_chars: Chars = 32_768,
+    ) -> None:
+        tasks = numbered_tasks(self.dialect, train, test)
+        digest = sha256(" ".join(f"{task.split} {task.task_id}" for task in tasks).encode()).hexdigest()
+        self.version = f"{type(self).version} tasks:{digest[:16]}"
+        rules = self.dialect.rules if instructions is None else instructions
+        wire = Wire(self.dialect, _required(self.env_id, url), timeout_s)
+        super().__init__(tasks, rules, wire, max_observation_chars)
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, train: str | None = None, test: str | None = None) -> Sequence[TaskSpec]:
+        """Return a task for each number of the two splits."""
+        return numbered_tasks(cls.dialect, train, test)
+
+
+class Served(Remote):
+    """An environment of `horizonrl envs serve` that is installed here too: the tasks are its own, the steps are there.
+
+    env: the id of the environment
+    url: the server's address with its path, such as http://127.0.0.1:36001/textcraft
+    timeout_s: the longest wait for an answer
+    max_observation_chars: bound of every observation
+    """
+
+    env_id: ClassVar[str] = "served"
+    dialect: ClassVar[Dialect] = SERVED
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        env: str = "textcraft",
+        url: str | None = None,
+        timeout_s: Seconds = 300.0,
+        max_observation_chars: Chars = 32_768,
+    ) -> None:
+        self.version = f"{env} {registry.load(env).version}"
+        wire = Wire(SERVED, _required(self.env_id, url), timeout_s)
+        super().__init__(registry.tasks(env), "", wire, max_observation_chars)
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, env: str = "textcraft") -> Sequence[TaskSpec]:
+        """Return the environment's own tasks."""
+        return registry.tasks(env)
+
+
+def _required(env_id: str, url: str | None) -> str:
+    if not url or not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"{env_id} needs the address of its server and got {url!r}: set options.url, such as http://127.0.0.1:36001"
+        )
+    return url
+
+
+CLIENTS = SimpleNamespace(
+    **{
+        name: type(f"AgentGym_{name}", (AgentGym,), {"env_id": f"agentgym-{name}", "dialect": dialect})
+        for name, dialect in DIALECTS.items()
+    }
+)
+"""A class for each of the fifteen ids: what the entry points name."""

@@ -1,0 +1,179 @@
+"""One environment of one AgentGym server, over HTTP.
+
+What begins nothing twice is tried again: create, reset before a step, reading. A step is tried again only on a server
+that says it answers a repeated key with the first answer (ours does); otherwise its failure is the episode's.
+"""
+
+import asyncio
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import stamina
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+
+from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
+from horizonrl.common.logs import get_logger
+from horizonrl.envs.agentgym.dialects import Dialect, Verdict
+
+log = get_logger()
+
+KEY_HEADER = "Idempotency-Key"
+REPEATABLE_HEADER = "Idempotent-Steps"
+"""Set by a server that answers a step of a known key without taking it again."""
+KEEPALIVE_S = 3.0
+"""Shorter than the 5 s after which uvicorn closes an idle connection: a request on a closed one would be lost."""
+CLOSE_S = 10.0
+BUSY = (429, 502, 503, 504)
+
+
+class _Passing(EnvironmentFailure):
+    """May be gone at the next try: no connection, no capacity."""
+
+
+_repeat = stamina.AsyncRetryingCaller(attempts=5, timeout=None, wait_initial=0.1, wait_max=2.0).on(_Passing)
+
+_idle: defaultdict[str, list[int]] = defaultdict(list)
+"""Per server, environments without an episode: where a dialect has no /close, they would otherwise stay for ever."""
+
+
+class _Pool:
+    """The connections of an event loop: open while anybody holds them."""
+
+    _open: dict[asyncio.AbstractEventLoop, "_Pool"] = {}  # noqa: RUF012 - shared on purpose
+
+    def __init__(self) -> None:
+        self.http = ClientSession(connector=TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S))
+        self._holders = 0
+
+    @classmethod
+    def hold(cls) -> "_Pool":
+        loop = asyncio.get_running_loop()
+        if loop not in cls._open:
+            cls._open[loop] = cls()
+        pool = cls._open[loop]
+        pool._holders += 1
+        return pool
+
+    async def release(self) -> None:
+        self._holders -= 1
+        if not self._holders:
+            del self._open[asyncio.get_running_loop()]
+            await self.http.close()
+
+
+class Wire:
+    """Begins episodes and takes steps. After a failure or a cancelled call the server's environment is given up."""
+
+    def __init__(self, dialect: Dialect, url: str, timeout_s: float) -> None:
+        base = url.rstrip("/")
+        self._base = base if base.endswith(dialect.prefix) else base + dialect.prefix
+        self._dialect = dialect
+        self._timeout = ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
+        self._pool: _Pool | None = None
+        self._handle: int | None = None
+        self._sound = False
+        """The last call was answered: the server's environment is in the state that we think it is in."""
+        self._repeatable = False
+
+    async def begin(self, task: int | str) -> str:
+        """Begin a task and return its first observation."""
+        if self._handle is not None and not self._sound:
+            await self._give_up()
+        if self._handle is None and (idle := _idle[self._base]):
+            self._handle = idle.pop()
+        if self._handle is not None:
+            try:
+                return await self._reset(task)
+            except EnvironmentTimeout:
+                raise
+            except EnvironmentFailure:  # the server may have started anew since, or closed what was idle for long
+                await self._give_up()
+        self._handle = self._dialect.handle(await _repeat(self._post, "create", self._dialect.create_request()))
+        return await self._reset(task)
+
+    async def step(self, action: str) -> Verdict:
+        """Take one step."""
+        self._sound = False
+        body = {self._dialect.key: self._handle, self._dialect.action: action}
+        step = partial(self._post, "step", body, {KEY_HEADER: secrets.token_hex(8)})
+        repeatable = self._repeatable
+        try:
+            answer = await step()
+        except _Passing:
+            if not repeatable:
+                raise
+            answer = await _repeat(step)
+        verdict = self._dialect.verdict(answer)
+        self._sound = True
+        return verdict
+
+    async def vocabulary(self) -> list[str]:
+        """Return the words that Wordle's server accepts."""
+        words = await _repeat(self._get, "filtered_vocab")
+        return [str(word) for word in words] if isinstance(words, list) else []
+
+    async def close(self) -> None:
+        """Free the server's environment, or keep it for the next episode where the server cannot."""
+        try:
+            if self._handle is not None:
+                await self._give_up()
+        finally:
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                await pool.release()
+
+    async def _reset(self, task: int | str) -> str:
+        self._sound = False
+        dialect = self._dialect
+        body = {dialect.key: self._handle, dialect.task: task, **dialect.fields}
+        answer = await _repeat(self._post, "reset", body)
+        dialect.check_begun(answer)
+        text = dialect.first_text(await _repeat(self._get, "observation") if dialect.key == "env_idx" else answer)
+        self._sound = True
+        return text
+
+    async def _give_up(self) -> None:
+        handle, self._handle = self._handle, None
+        if self._dialect.closes:
+            try:
+                async with asyncio.timeout(min(CLOSE_S, self._timeout_s)):
+                    await self._post("close", {self._dialect.key: handle})
+            except (EnvironmentFailure, TimeoutError) as error:  # the episode is over; its server's memory is not ours
+                log.warning("served_environment_not_closed", url=self._base, reason=str(error))
+        elif self._sound and handle is not None:
+            _idle[self._base].append(handle)
+
+    async def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
+        return await self._request("POST", path, json=body, headers=headers)
+
+    async def _get(self, path: str) -> Any:
+        return await self._request("GET", path, params={self._dialect.key: self._handle})
+
+    async def _request(self, method: str, path: str, **options: Any) -> Any:
+        """Return an answer's JSON. Errors come as a status, as {"error": ...} and as `false`."""
+        if self._pool is None:
+            self._pool = _Pool.hold()
+        url = f"{self._base}/{path}"
+        try:
+            async with self._pool.http.request(method, url, timeout=self._timeout, **options) as response:
+                status, raw = response.status, await response.read()
+        except TimeoutError:
+            raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
+        except (ClientError, OSError) as error:
+            raise _Passing(f"{url} is out of reach ({error!r}): is the server running?") from None
+        self._repeatable = REPEATABLE_HEADER in response.headers
+        if status != 200:
+            kind = _Passing if status in BUSY else EnvironmentFailure
+            raise kind(f"{url} answered {status}: {raw[:200].decode(errors='replace')}")
+        try:
+            answer = json.loads(raw)
+        except ValueError:
+            raise EnvironmentFailure(f"{url} answered no JSON: {raw[:200].decode(errors='replace')}") from None
+        if answer is False or (isinstance(answer, dict) and "error" in answer):
+            raise EnvironmentFailure(f"{url} answered {str(answer)[:200]}")
+        return answer

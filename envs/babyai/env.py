@@ -1,0 +1,114 @@
+"""BabyAI: missions in a grid of rooms, played in words. The reward is 1 - 0.9 * steps / most steps, else 0.
+
+The levels are minigrid's, the tasks AgentGym's, the text layer is our own (docs/environments/babyai.md says where it
+differs). A step takes under 2 ms; a reset draws levels until one can be solved, for up to 100 ms, so it has a thread.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+from pydantic import validate_call
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.babyai.expert import BabyAIExpert
+from horizonrl.envs.babyai.levels import MINIGRID, Levels, load_tasks
+from horizonrl.envs.babyai.prompt import Style, first_observation, listing, observation
+from horizonrl.envs.babyai.world import COMMANDS, GridWorld, Outcome
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
+from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+
+MAX_ACTION_CHARS = 100
+"""The longest action that a view offers has under 60."""
+
+_GENERATOR = ThreadPoolExecutor(1, "babyai")
+"""One thread for all instances: several would keep the event loop from the interpreter for longer than they take."""
+
+
+class BabyAI:
+    """One mission at a time.
+
+    format: how the agent names its action (envs/formats.py)
+    levels: `agentgym` for the 18 that AgentGym trains and tests on, `all` for all 40
+    style: `full` explains all and lists the actions, `compact` is for small models, `compat` has AgentGym's words
+    max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
+    """
+
+    env_id: ClassVar[str] = "babyai"
+    version: ClassVar[str] = f"1 minigrid=={MINIGRID}"
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        format: ActionFormat = "react",
+        levels: Levels = "agentgym",
+        style: Style = "full",
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
+    ) -> None:
+        self._format: ActionFormat = format
+        self._style: Style = style
+        self._max_chars = max_observation_chars
+        self._known = frozenset(task.task_id for task in load_tasks(levels))
+        self._world: GridWorld | None = None
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, levels: Levels = "agentgym") -> Sequence[TaskSpec]:
+        """Return the tasks by number: 810 to train on and 90 to test of AgentGym's levels, 1,800 and 200 of all."""
+        return load_tasks(levels)
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a mission."""
+        if task_id not in self._known:
+            raise ConfigError(f"babyai has no task {task_id!r} among these levels: a task is a number, such as '1804'")
+        world = await asyncio.get_running_loop().run_in_executor(_GENERATOR, GridWorld, task_id)
+        text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
+        self._world = world
+        return Observation(text)
+
+    async def step(self, text: str) -> Step:
+        """Take the one action that the text names."""
+        world = self._begun()
+        if world.over:
+            raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
+        outcome, answer = Outcome(), ""
+        match read_action(text, self._format, COMMANDS):
+            case Unreadable(reason):
+                answer = reason
+            case str(said):
+                action = _plain(said)
+                if action in world.view.actions:
+                    outcome = world.act(action)
+                elif action.startswith("check"):
+                    answer = listing(world)
+                else:
+                    answer = world.view.why_not(action)
+        return Step(
+            clip(observation(world, answer, self._style), self._max_chars),
+            reward=outcome.reward,
+            terminated=outcome.terminated,
+            truncated=outcome.truncated,
+            success=outcome.terminated and outcome.reward > 0,
+            info={"steps": world.steps},
+        )
+
+    def expert(self) -> BabyAIExpert:
+        """Return an expert that plays on from wherever the episode stands."""
+        return BabyAIExpert(self._begun(), self._format)
+
+    async def close(self) -> None:
+        self._world = None
+
+    def _begun(self) -> GridWorld:
+        if self._world is None:
+            raise EnvironmentFailure("no episode has begun: reset before step and expert")
+        return self._world
+
+
+def _plain(said: str) -> str:
+    """Return an action in the view's words."""
+    words = " ".join(said[:MAX_ACTION_CHARS].lower().split()).strip(" .!`'\"*[]()<>")
+    return words.replace("pick up ", "pickup ", 1)

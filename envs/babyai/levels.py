@@ -1,0 +1,75 @@
+"""The 40 levels and their tasks, by AgentGym's rule: task N is of level `N % 40`, from 0, and seed `N // 40`.
+
+A task is the same for as long as minigrid generates the same levels, so its version is pinned.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Literal
+
+import gymnasium
+import minigrid
+from minigrid.envs.babyai.core import roomgrid_level
+from minigrid.envs.babyai.core.roomgrid_level import RoomGridLevel
+
+from horizonrl.common.errors import MissingDependency
+from horizonrl.envs.api import TaskSpec
+
+MINIGRID = "3.2.0"
+
+Levels = Literal["agentgym", "all"]
+
+LEVELS = (
+    *(("GoToRedBallGrey-v0", "GoTo"), ("GoToRedBall-v0", "GoTo"), ("GoToRedBallNoDists-v0", "GoTo")),
+    *(("GoToObjS6-v1", "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo")),
+    *(("GoToImpUnlock-v0", "GoTo"), ("GoToSeqS5R2-v0", "GoTo"), ("GoToRedBlueBall-v0", "GoTo")),
+    *(("GoToDoor-v0", "GoTo"), ("GoToObjDoor-v0", "GoTo"), ("Open-v0", "Open"), ("OpenRedDoor-v0", "Open")),
+    *(("OpenDoorLoc-v0", "Open"), ("OpenRedBlueDoorsDebug-v0", "Open"), ("OpenDoorsOrderN4Debug-v0", "Open")),
+    *(("Pickup-v0", "PickupMaze"), ("UnblockPickup-v0", "PickupMaze"), ("PickupLoc-v0", "Pickup")),
+    *(("PickupDistDebug-v0", "Pickup"), ("PickupAbove-v0", "Pickup"), ("PutNextLocalS6N4-v0", "PutNext")),
+    *(("PutNextS7N4Carrying-v0", "PutNext"), ("Unlock-v0", "Unlock"), ("UnlockLocalDist-v0", "Unlock")),
+    *(("KeyInBox-v0", "Unlock"), ("UnlockPickupDist-v0", "Unlock"), ("BlockedUnlockPickup-v0", "Unlock")),
+    *(("UnlockToUnlock-v0", "Unlock"), ("ActionObjDoor-v0", "AOD"), ("FindObjS7-v0", "FindObj")),
+    *(("KeyCorridorS6R3-v0", "KeyCorridor"), ("OneRoomS20-v0", "Room"), ("MoveTwoAcrossS8N9-v0", "PutNext")),
+    *(("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth")),
+    *(("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss")),
+)
+"""The name in minigrid and the family, in AgentGym's order. AgentGym has GoToObjS6-v0, which 3.2.0 has replaced."""
+AGENTGYM = ("GoTo", "Pickup", "AOD", "FindObj", "Room", "SynthLoc")
+"""The families that AgentGym trains and tests on: 18 of the levels."""
+SEEDS = 50
+TEST_SEEDS = 5
+"""The last ones: 18 levels of 45 and of 5 seeds are AgentGym's 810 and 90."""
+LEFT_OUT = {
+    **dict.fromkeys(range(15, SEEDS * 40, 40), "a mission of two doors is lost by opening the first (level 16)"),
+    **dict.fromkeys((246, 566, 1406), "the key is in the room that it opens (level 7)"),
+    1459: "can only be won by destroying a box (level 20)",
+    **dict.fromkeys((154, 994), "the expert finds no room to put things aside (level 35)"),
+}
+"""Tasks that are not listed, with the reason. All but the first reason concern tasks to train on."""
+
+if minigrid.__version__ != MINIGRID:
+    raise MissingDependency(
+        f"minigrid is {minigrid.__version__}, and the tasks are levels of {MINIGRID}: pip install minigrid=={MINIGRID}"
+    )
+vars(roomgrid_level)["print"] = lambda *words: None  # Of each level that it draws again it tells the standard output.
+
+
+@cache
+def load_tasks(levels: Levels) -> Sequence[TaskSpec]:
+    """Return the tasks of AgentGym's families, or of all levels, by their number."""
+    return tuple(
+        TaskSpec(str(number), "test" if seed >= SEEDS - TEST_SEEDS else "train", family)
+        for seed in range(SEEDS)
+        for number, (_, family) in enumerate(LEVELS, seed * len(LEVELS))
+        if (levels == "all" or family in AGENTGYM) and number not in LEFT_OUT
+    )
+
+
+def generate(task_id: str) -> RoomGridLevel:
+    """Return the level of a task, begun. Takes 1 to 100 ms: it is drawn until it can be solved."""
+    seed, at = divmod(int(task_id), len(LEVELS))
+    level = gymnasium.make(f"BabyAI-{LEVELS[at][0]}", disable_env_checker=True).unwrapped
+    assert isinstance(level, RoomGridLevel), "every BabyAI level is one"
+    level.reset(seed=seed)
+    return level

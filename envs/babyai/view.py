@@ -1,0 +1,192 @@
+"""What the agent sees and can do: the text layer's model, made from what minigrid shows by one breadth-first search.
+
+All is told from where the agent stands: a cell is so many steps ahead and so many to the right. Knows nothing of the
+grid beyond, of wording, or of missions.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from minigrid.core.actions import Actions
+from minigrid.core.grid import Grid
+from minigrid.core.world_object import Door
+
+Cell = tuple[int, int]
+"""Steps ahead, steps to the right."""
+Pose = tuple[int, int, int]
+"""A cell and a heading in quarter turns to the right."""
+Moves = tuple[int, ...]
+"""Actions of minigrid."""
+
+SIZE = 7
+"""Cells ahead, and across, that the agent sees."""
+HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+START: Pose = (0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    kind: str
+    """`door`, `key`, `ball`, `box` or `wall`."""
+    colour: str
+    state: str
+    """Of a door: `open`, `closed` or `locked`."""
+    cell: Cell
+    number: int = 0
+    """Tells things of one name apart, the nearest first."""
+
+    @property
+    def kind_name(self) -> str:
+        return " ".join(filter(None, (self.colour, self.state, self.kind)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind_name} {self.number}"
+
+
+@dataclass(frozen=True)
+class View:
+    things: Sequence[Thing]
+    """All but the walls, the nearest first."""
+    barrier: Thing | None
+    """The first wall or box straight ahead."""
+    carrying: Thing | None
+    blocked: Mapping[Cell, Thing]
+    """The cells in sight that cannot be walked on."""
+
+    @cached_property
+    def actions(self) -> Mapping[str, Moves]:
+        """What the agent can do, and how; in AgentGym's order."""
+        ahead = self.blocked.get((1, 0))
+        found: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
+        if ahead is None:
+            found["move forward"] = (Actions.forward,)
+        if self.carrying is None:
+            for thing in self.things:
+                if thing.kind != "door" and (way := self._way_before(thing)) is not None:
+                    found[f"pickup {thing.name}"] = (*way, Actions.pickup)
+        elif ahead is None and not any(thing.cell == (1, 0) for thing in self.things):
+            found["drop"] = (Actions.drop,)
+        for door in self.things:
+            if door.state == "open" and (way := self._ways.to(door.cell)) is not None:
+                found[f"go through {door.name}"] = way
+            elif self.can_open(door) and (way := self._way_before(door)) is not None:
+                found[f"toggle and go through {door.name}"] = (*way, Actions.toggle, Actions.forward)
+        if any(thing.cell == (1, 0) and (thing.kind == "box" or self.can_toggle(thing)) for thing in self.things):
+            found["toggle"] = (Actions.toggle,)
+        for thing in self.things:
+            if (way := self._way_before(thing)) is not None:
+                found[f"go to {thing.name}"] = way or (Actions.done,)  # Does nothing, but the mission looks again.
+        return found
+
+    def can_toggle(self, thing: Thing) -> bool:
+        return thing.state == "open" or self.can_open(thing)
+
+    def can_open(self, door: Thing) -> bool:
+        key = self.carrying
+        has_key = key is not None and (key.kind, key.colour) == ("key", door.colour)
+        return door.state == "closed" or (door.state == "locked" and has_key)
+
+    def why_not(self, action: str) -> str:
+        """Return why an action is not among those that can be taken."""
+        verb, thing = next(
+            ((action.removesuffix(thing.name).strip(), thing) for thing in self.things if action.endswith(thing.name)),
+            (action, None),
+        )
+        match verb:
+            case "move forward":
+                return "There is a barrier in front of you, you can't move forward."
+            case "drop" if self.carrying is None:
+                return "You cannot drop the object, as you are not carrying anything."
+            case "drop":
+                return "You cannot drop the object, as there is already an object in front of you."
+            case "toggle":
+                return "You cannot toggle, as there is no door in front of you that you can open."
+            case "pickup" if self.carrying is not None:
+                return "You cannot pick up anything, as you are already carrying something."
+            case "go through" if thing and thing.state == "closed":
+                return f"You cannot go through {thing.name}, as it is closed. You should toggle it first."
+            case "go through" | "toggle and go through" if thing and thing.state == "locked":
+                return f"You cannot {verb} {thing.name}, as you are not carrying a key of its color."
+            case "go to" | "pickup" | "go through" | "toggle and go through" if thing:
+                return f"You cannot {verb} {thing.name}, as there is no path leading to it."
+        return "The action is not recognized. Please check valid actions."
+
+    def _way_before(self, thing: Thing) -> Moves | None:
+        """Return the shortest way to a place from where the thing is straight ahead."""
+        return self._ways.facing(thing.cell)
+
+    @cached_property
+    def _ways(self) -> "Ways":
+        return Ways(self.blocked)
+
+
+class Ways:
+    """The shortest ways from where the agent stands, over cells that are free or out of sight, to all cells at once."""
+
+    def __init__(self, blocked: Mapping[Cell, Thing]) -> None:
+        self._came: dict[Pose, tuple[Pose, int]] = {}
+        self._at: dict[Cell, Pose] = {}
+        self._before: dict[Cell, Pose] = {}
+        queue = deque([START])
+        while queue:
+            ahead, right, heading = pose = queue.popleft()
+            step = HEADINGS[heading]
+            front = (ahead + step[0], right + step[1])
+            self._at.setdefault((ahead, right), pose)
+            self._before.setdefault(front, pose)
+            for action, after in (
+                (Actions.forward, (*front, heading)),
+                (Actions.left, (ahead, right, (heading - 1) % 4)),
+                (Actions.right, (ahead, right, (heading + 1) % 4)),
+            ):
+                if after not in self._came and after != START and after[:2] not in blocked and _in_sight(after):
+                    self._came[after] = (pose, action)
+                    queue.append(after)
+
+    def to(self, cell: Cell) -> Moves | None:
+        return self._way(self._at.get(cell))
+
+    def facing(self, cell: Cell) -> Moves | None:
+        return self._way(self._before.get(cell))
+
+    def _way(self, pose: Pose | None) -> Moves | None:
+        if pose is None:
+            return None
+        moves = []
+        while pose != START:
+            pose, action = self._came[pose]
+            moves.append(action)
+        return tuple(reversed(moves))
+
+
+def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> View:
+    """Return the view of minigrid's: columns from left to right, rows from far to near."""
+    seen = sorted(_things(grid, in_sight), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
+    counts: dict[str, int] = {}
+    things = []
+    for thing in seen:
+        if thing.kind != "wall":
+            counts[thing.kind_name] = number = counts.get(thing.kind_name, 0) + 1
+            things.append(Thing(thing.kind, thing.colour, thing.state, thing.cell, number))
+    barrier = next((thing for thing in seen if thing.cell[1] == 0 and thing.kind in ("wall", "box")), None)
+    return View(things, barrier, carrying, {thing.cell: thing for thing in seen if thing.state != "open"})
+
+
+def _things(grid: Grid, in_sight: npt.NDArray[np.bool_]) -> Iterator[Thing]:
+    """Yield what is in sight; a level of BabyAI has doors, keys, balls, boxes and walls."""
+    for at, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
+        ahead, right = SIZE - 1 - at // SIZE, at % SIZE - SIZE // 2
+        if thing and seen and (ahead, right) != (0, 0):  # There stands what is carried.
+            state = ""
+            if isinstance(thing, Door):
+                state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"
+            yield Thing(thing.type, thing.color, state, (ahead, right))
+
+
+def _in_sight(pose: Pose) -> bool:
+    return 0 <= pose[0] < SIZE and abs(pose[1]) <= SIZE // 2

@@ -1,0 +1,77 @@
+"""One episode's grid: takes the actions that the view offers, and knows when the mission is over."""
+
+from dataclasses import dataclass
+
+from minigrid.core.actions import Actions
+
+from horizonrl.envs.babyai.levels import generate
+from horizonrl.envs.babyai.view import Moves, Thing, View, see
+from horizonrl.envs.formats import Command
+
+COMMANDS = (
+    Command("turn_left", "turn left", "turn to the left"),
+    Command("turn_right", "turn right", "turn to the right"),
+    Command("move_forward", "move forward", "take one step"),
+    Command("go_to", "go to {object}", "walk up to an object or a door in sight, such as red ball 1"),
+    Command("pickup", "pickup {object}", "walk up to an object and pick it up; you can carry one"),
+    Command("go_through", "go through {door}", "walk into an open door, such as red open door 1"),
+    Command(
+        "toggle_and_go_through",
+        "toggle and go through {door}",
+        "walk up to a closed door, open it and walk into it; a locked one needs a key of its color",
+    ),
+    Command("toggle", "toggle", "open or close the door, or open the box, right in front of you"),
+    Command("drop", "drop", "put down what you carry, in front of you"),
+    Command("check", "check available actions", "list what you can do now"),
+)
+CHECK = "check available actions"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+
+
+class GridWorld:
+    """A level of minigrid seen through text actions; each is a few of minigrid's own, and the mission counts those."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self.level = generate(task_id)
+        self.level.gen_obs = lambda: None  # An image after each step takes longer than the step, and is not looked at.
+        self.view = self._look()
+        self.over = False
+
+    @property
+    def mission(self) -> str:
+        return str(self.level.mission)
+
+    @property
+    def steps(self) -> int:
+        """minigrid's steps so far, of `level.max_steps`."""
+        return int(self.level.step_count)
+
+    def act(self, action: str) -> Outcome:
+        """Take one of the view's actions: its moves, until one is in vain or the mission is over."""
+        outcome = self._move(self.view.actions[action])
+        self.view = self._look()
+        self.over = outcome.terminated or outcome.truncated
+        return outcome
+
+    def _move(self, moves: Moves) -> Outcome:
+        for move in moves:
+            stood = tuple(self.level.agent_pos)
+            _, reward, terminated, truncated, _ = self.level.step(Actions(move))
+            if terminated or truncated:
+                return Outcome(float(reward), terminated, truncated and not terminated)
+            if move == Actions.forward and tuple(self.level.agent_pos) == stood:
+                break  # The way led through a cell out of sight that cannot be walked on.
+        return Outcome()
+
+    def _look(self) -> View:
+        carried = self.level.carrying
+        carrying = Thing(carried.type, carried.color, "", (0, 0)) if carried else None
+        grid, in_sight = self.level.gen_obs_grid()
+        return see(grid, in_sight, carrying)

@@ -1,0 +1,138 @@
+"""Deep search: answer a question that no single page answers, by searching. The reward is 1 for a right answer, else 0.
+
+The world, its pages and its questions are made up, so that no model knows an answer before it has searched for it.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, validate_call
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip
+from horizonrl.envs.deepsearch.index import Index, Page
+from horizonrl.envs.deepsearch.library import Questions, load, load_questions
+from horizonrl.envs.deepsearch.questions import Question, normalize
+from horizonrl.envs.formats import ActionFormat, Command, Unreadable
+from horizonrl.envs.game import GameEnvironment, Move, Style, unmoved
+
+COMMANDS = (
+    Command("search", "<search>{query}</search>", "find pages"),
+    Command("answer", "<answer>{text}</answer>", "answer the question in a few words, without a sentence around them"),
+)
+PAGE_CHARS = {"full": 1_000, "compact": 200}
+"""How much of a page a result shows."""
+RESULTS = {"full": 3, "compact": 1}
+
+_TAG = re.compile(r"<(search|answer)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+
+
+class Inquiry:
+    """One question, until it is answered."""
+
+    def __init__(self, question: Question, index: Index, shown: tuple[int, int], single_answer: bool) -> None:
+        self._question = question
+        self._index = index
+        self._results, self._page_chars = shown
+        self._single_answer = single_answer
+        self._searched: dict[str, None] = {}
+
+    def follow(self, action: str) -> Step:
+        """Search, or judge an answer."""
+        match _TAG.search(action):
+            case None:
+                return unmoved("Write <search>words</search> or <answer>text</answer>.")
+            case re.Match() as tag if tag[1].lower() == "search":
+                return unmoved(self._search(tag[2].strip()))
+            case re.Match() as tag:
+                return self._judge(tag[2])
+
+    def _search(self, query: str) -> str:
+        self._searched[query] = None
+        pages = self._index.search(query, self._results)
+        return "\n".join(self._shown(*found) for found in enumerate(pages, 1)) or f"Nothing found for {clip(query)!r}."
+
+    def _shown(self, number: int, page: Page) -> str:
+        text = clip(page.text, self._page_chars)
+        return text if self._results == 1 else f"{number}. {page.title}: {text}"
+
+    def _judge(self, answer: str) -> Step:
+        right = normalize(answer) in map(normalize, self._question.answers)
+        if not right and not self._single_answer:
+            return unmoved("That is not the answer. Search on, or answer again.")
+        return Step("Right." if right else "Wrong.", reward=float(right), terminated=True, success=right)
+
+    def advise(self) -> Move:
+        """Look up what is on the way to the answer and was not looked up yet, then answer."""
+        for name in self._question.searches:
+            if name not in self._searched:
+                return Move(f"<search>{name}</search>", f"I have to look up {name}.")
+        return Move(f"<answer>{self._question.answers[0]}</answer>", "Now I know the answer.")
+
+
+class DeepSearch(GameEnvironment[Inquiry]):
+    """One question at a time.
+
+    corpus, questions: your own pages and questions, two JSONL files (envs/deepsearch/library.py); both or none
+    single_answer: whether the first answer ends the episode; else a wrong one may be followed by others
+    results: pages that a search shows; 3, in the compact style 1
+    format: how the agent names its action (envs/formats.py); of a plain reply the first tag counts, wherever it is
+    style: `compact` has short pages, for small models and short contexts
+    max_observation_chars: bound of every observation
+    """
+
+    env_id: ClassVar[str] = "deepsearch"
+    version: str = "1"
+    commands: ClassVar[Sequence[Command]] = COMMANDS
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        corpus: Path | None = None,
+        questions: Path | None = None,
+        single_answer: bool = True,
+        results: Annotated[int, Field(ge=1, le=20)] | None = None,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
+    ) -> None:
+        super().__init__(format, style, max_observation_chars)
+        if (corpus is None) != (questions is None):
+            raise ConfigError("deepsearch: corpus and questions go together; give both files or none")
+        self._corpus, self._questions = corpus, questions
+        self._single_answer = single_answer
+        self._shown = (results or RESULTS[style], PAGE_CHARS[style])
+        self._loaded: tuple[Index, Questions] | None = None
+        if questions:
+            self.version = f"{self.version} sha256:{load_questions(questions).digest[:16]}"
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, questions: Path | None = None) -> Sequence[TaskSpec]:
+        """Return a task for each of our 4,200 questions, or of a file's."""
+        return [question.spec for question in load_questions(questions).by_id.values()]
+
+    def prepare(self) -> None:
+        """Build the index and the questions, once in a program."""
+        self._loaded = load(self._corpus, self._questions, self._style)
+
+    def begin(self, task_id: str) -> tuple[str, Inquiry]:
+        """Return the question under the rules."""
+        index, questions = self._loaded or load(self._corpus, self._questions, self._style)
+        if (question := questions.by_id.get(task_id)) is None:
+            raise self.unknown(task_id)
+        rules = "" if self._style == "compact" else "Answer a question. No single page may hold what you need.\n"
+        again = (
+            "" if self._single_answer or self._style == "compact" else "\nYou may answer again after a wrong answer."
+        )
+        text = f"{rules}{self.manual()}{again}\nQuestion: {question.text}"
+        return text, Inquiry(question, index, self._shown, self._single_answer)
+
+    def read(self, text: str) -> str | Unreadable:
+        """Return the action that a reply names; of a plain reply, its first tag."""
+        tag = _TAG.search(text) if self._format == "plain" else None
+        return super().read(" ".join(tag[0].split()) if tag else text)

@@ -1,0 +1,58 @@
+"""An index over pages: BM25 by tantivy, titles three times the weight of texts. The same query, the same pages."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tantivy
+
+MAX_QUERY_CHARS = 300
+_NO_WORD = re.compile(r"[\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    title: str
+    text: str
+    alias: str = ""
+    """Another title that finds the page."""
+
+
+class Index:
+    """Built once, in memory; searching takes microseconds and may be done from any thread."""
+
+    def __init__(self, pages: Sequence[Page]) -> None:
+        schema = tantivy.SchemaBuilder()
+        for name in ("title", "text"):
+            schema.add_text_field(name, tokenizer_name="en_stem")
+        schema.add_integer_field("number", stored=True)
+        self._pages = pages
+        self._titled = {
+            _plain(title): at for at, page in enumerate(pages) for title in (page.title, page.alias) if title
+        }
+        self._index = tantivy.Index(schema.build())
+        writer = self._index.writer(15_000_000, num_threads=1)  # One thread, so that the segments are always the same.
+        for number, page in enumerate(pages):
+            title = f"{page.title} {page.alias}"
+            writer.add_document(tantivy.Document(title=title, text=page.text, number=number))
+        writer.commit()
+        writer.wait_merging_threads()
+        self._index.reload()
+        self._searcher = self._index.searcher()
+
+    def search(self, query: str, results: int) -> list[Page]:
+        """Return the best pages, best first; of equal ones the earlier first. Signs in a query mean nothing.
+
+        The page whose title is the query stands before all others.
+        """
+        words = _plain(query[:MAX_QUERY_CHARS])
+        parsed, _ = self._index.parse_query_lenient(words, ["title", "text"], field_boosts={"title": 3.0})
+        hits = self._searcher.search(parsed, results).hits
+        found = sorted((-score, self._searcher.doc(address)["number"][0]) for score, address in hits)
+        titled = [self._titled[words]] if words in self._titled else []
+        numbers = dict.fromkeys([*titled, *(number for _, number in found)])
+        return [self._pages[number] for number in numbers][:results]
+
+
+def _plain(text: str) -> str:
+    return _NO_WORD.sub(" ", text.lower()).strip()

@@ -1,0 +1,213 @@
+"""The fictional world: entities, and the typed facts that hold between them. Built from one generator, always the same.
+
+A relation is a function: of each entity it has one value, another entity's name, a year or a word. A chain of relations
+from one entity therefore has one end, and what a chain says can be read off the pages, one page a relation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal
+
+from horizonrl.envs.game import words
+
+Kind = Literal["person", "city", "country", "firm", "university", "film", "book", "festival"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One kind of fact, in the words of the pages and of the questions; `{}` stands for the entity, `{value}` for it.
+
+    `noun` names the value in a longer question and is empty for years and words, which lead nowhere.
+    """
+
+    name: str
+    of: Kind
+    ask: str
+    noun: str
+    says: str
+
+
+RELATIONS = {
+    relation.name: relation
+    for relation in (
+        Relation("birthplace", "person", "Where was {} born?", "the city where {} was born", "was born in {value}"),
+        Relation("birth year", "person", "In which year was {} born?", "", "was born in the year {value}"),
+        Relation(
+            "father", "person", "Who is the father of {}?", "the father of {}", "is a child of the father {value}"
+        ),
+        Relation("mother", "person", "Who is the mother of {}?", "the mother of {}", "has the mother {value}"),
+        Relation("occupation", "person", "What is the occupation of {}?", "", "works as a {value}"),
+        Relation(
+            "studies", "person", "Where did {} study?", "the university where {} studied", "studied at the {value}"
+        ),
+        Relation("country", "city", "In which country is {}?", "the country where {} lies", "lies in {value}"),
+        Relation("river", "city", "Which river runs through {}?", "", "stands on the river {value}"),
+        Relation("mayor", "city", "Who is the mayor of {}?", "the mayor of {}", "has the mayor {value}"),
+        Relation("capital", "country", "What is the capital of {}?", "the capital of {}", "has the capital {value}"),
+        Relation("currency", "country", "What is the currency of {}?", "", "pays with the {value}"),
+        Relation("founder", "firm", "Who founded {}?", "the founder of {}", "was founded by {value}"),
+        Relation(
+            "seat",
+            "firm",
+            "In which city is the seat of {}?",
+            "the city where {} has its seat",
+            "has its seat in {value}",
+        ),
+        Relation("founding year", "firm", "In which year was {} founded?", "", "was founded in the year {value}"),
+        Relation("rector", "university", "Who is the rector of {}?", "the rector of {}", "has the rector {value}"),
+        Relation("university seat", "university", "Where is {}?", "the city of {}", "stands in {value}"),
+        Relation("director", "film", "Who directed {}?", "the director of {}", "was directed by {value}"),
+        Relation("source", "film", "Which book is {} based on?", "the book that {} is based on", "is based on {value}"),
+        Relation("release year", "film", "In which year did {} come out?", "", "came out in the year {value}"),
+        Relation("author", "book", "Who wrote {}?", "the author of {}", "was written by {value}"),
+        Relation(
+            "publication year", "book", "In which year was {} published?", "", "was published in the year {value}"
+        ),
+        Relation("host city", "festival", "Where is {} held?", "the city where {} is held", "is held in {value}"),
+        Relation("patron", "festival", "Who is the patron of {}?", "the patron of {}", "has the patron {value}"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    name: str
+    kind: Kind
+    alias: str
+    """Another name, or nothing; no two entities share a name of either sort."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """By relation; in the order in which a page tells them."""
+
+
+World = dict[str, Entity]
+"""The entities by name."""
+
+_ONSETS = words("b br d dr f fl g gr h j k kl l m n p pr r s st t tr v w z")
+_CODAS = ("", "", "l", "m", "n", "r", "s", "th")
+_INDUSTRIES = words("Shipyards Mills Foundry Breweries Press Glassworks Tramways Textiles Mines Instruments")
+_OCCUPATIONS = words("painter botanist surveyor composer chemist printer lawyer sculptor geologist poet weaver baker")
+_ADJECTIVES = words("Silent Crimson Broken Distant Hollow Gilded Bitter Northern Frozen Hidden Last Burning Pale Iron")
+_NOUNS = words("Harbour Orchard Lantern Mirror Winter Bridge Garden Voyage Letter Tower River Crown Station Shadow")
+_EPITHETS = words("Elder Bold Grey Quiet Wise Tall Younger Stern Swift Just")
+
+
+def build_world(seed: int = 0, people: int = 900) -> World:
+    """Build the world: 24 countries, 120 cities, three generations of people, and what they lead and make."""
+    maker = _Maker(Random(seed))
+    for _ in range(24):
+        maker.add_country(cities=5)
+    couples: list[tuple[str, str]] = []
+    for generation in range(3):
+        born = [maker.add_person(generation, couples, sex=at % 2) for at in range(people // 3)]
+        couples = list(zip(born[::2], born[1::2], strict=True))
+    for _ in range(200):
+        maker.add_firm()
+    for _ in range(300):
+        maker.add_book()
+    for _ in range(300):
+        maker.add_film()
+    for _ in range(100):
+        maker.add_festival()
+    maker.appoint()
+    return maker.world
+
+
+class _Maker:
+    """Draws one entity after the other; a name is drawn until it is new."""
+
+    def __init__(self, draw: Random) -> None:
+        self._draw = draw
+        self._taken: dict[str, None] = {}
+        self._given = [[self._word(2) for _ in range(30)] for _ in range(2)]
+        self._surnames = [self._word(2) for _ in range(160)]
+        self._of: dict[Kind, list[str]] = {}
+        self.world: World = {}
+
+    def add_country(self, cities: int) -> None:
+        country = self._add("country", lambda: self._word(2) + self._draw.choice(("ia", "land", "mark")))
+        towns = [self._add_city(country.name) for _ in range(cities)]
+        country.facts.update({"capital": towns[0], "currency": self._new(lambda: self._word(1).lower() + "al")})
+        for town in towns[:2]:
+            self._add_university(town)
+
+    def _add_university(self, town: str) -> None:
+        university = self._add("university", lambda: f"University of {town}")
+        university.facts["university seat"] = town
+
+    def _add_city(self, country: str) -> str:
+        def name() -> str:
+            return self._word(1) + self._draw.choice(("ton", "ford", "burg", "mere", "dale"))
+
+        city = self._add("city", name, alias=lambda: f"Old {name()}")
+        city.facts.update({"country": country, "river": self._new(lambda: self._word(2))})
+        return city.name
+
+    def add_person(self, generation: int, couples: list[tuple[str, str]], sex: int) -> str:
+        """Add a child of one of the couples, or of nobody we know."""
+        parents = self._draw.choice(couples) if couples else ()
+        surname = parents[0].split()[-1] if parents else self._draw.choice(self._surnames)
+        person = self._add(
+            "person",
+            lambda: f"{self._draw.choice(self._given[sex])} {surname}",
+            alias=lambda: f"{self._draw.choice(self._given[sex])} the {self._draw.choice(_EPITHETS)}",
+        )
+        person.facts["birthplace"] = self._any("city")
+        person.facts["birth year"] = str(1850 + 35 * generation + self._draw.randrange(25))
+        person.facts.update(zip(("father", "mother"), parents, strict=False))
+        person.facts.update({"occupation": self._draw.choice(_OCCUPATIONS), "studies": self._any("university")})
+        return person.name
+
+    def add_firm(self) -> None:
+        founder = self._any("person")
+        firm = self._add(
+            "firm",
+            lambda: f"{founder.split()[-1]} & {self._word(1)} {self._draw.choice(_INDUSTRIES)}",
+            alias=lambda: f"{self._word(2)} Company",
+        )
+        firm.facts.update({"founder": founder, "seat": self._any("city"), "founding year": self._year()})
+
+    def add_book(self) -> None:
+        book = self._add("book", self._title)
+        book.facts.update({"author": self._any("person"), "publication year": self._year()})
+
+    def add_film(self) -> None:
+        film = self._add("film", self._title)
+        film.facts.update({"director": self._any("person"), "source": self._any("book"), "release year": self._year()})
+
+    def add_festival(self) -> None:
+        city = self._any("city")
+        festival = self._add("festival", lambda: f"{city} {self._draw.choice(_NOUNS)} Festival")
+        festival.facts.update({"host city": city, "patron": self._any("person")})
+
+    def appoint(self) -> None:
+        """Give every city its mayor and every university its rector."""
+        for entity in self.world.values():
+            if entity.kind in ("city", "university"):
+                entity.facts["mayor" if entity.kind == "city" else "rector"] = self._any("person")
+
+    def _add(self, kind: Kind, name: Callable[[], str], alias: Callable[[], str] | None = None) -> Entity:
+        known = alias is not None and self._draw.random() < 0.5
+        entity = Entity(self._new(name), kind, self._new(alias) if alias and known else "")
+        self.world[entity.name] = entity
+        self._of.setdefault(kind, []).append(entity.name)
+        return entity
+
+    def _new(self, name: Callable[[], str]) -> str:
+        while (new := name()) in self._taken:
+            pass
+        self._taken[new] = None
+        return new
+
+    def _any(self, kind: Kind) -> str:
+        return self._draw.choice(self._of[kind])
+
+    def _year(self) -> str:
+        return str(self._draw.randrange(1880, 1980))
+
+    def _title(self) -> str:
+        return f"The {self._draw.choice(_ADJECTIVES)} {self._draw.choice(_NOUNS)} of {self._word(2)}"
+
+    def _word(self, syllables: int) -> str:
+        parts = (self._draw.choice(_ONSETS) + self._draw.choice("aeiou") for _ in range(syllables))
+        return ("".join(parts) + self._draw.choice(_CODAS)).capitalize()

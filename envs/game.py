@@ -1,0 +1,168 @@
+"""An environment around a game: all that environments share whose world answers one line of words at once.
+
+A `Game` is one task being played: it follows an action and advises an expert. It knows nothing of formats, bounds or
+the end of an episode; `GameEnvironment` knows these, and nothing of the rules.
+"""
+
+import asyncio
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from random import Random
+from typing import ClassVar, Generic, Literal, Protocol, TypeVar
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import clip, whole
+from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
+
+Style = Literal["full", "compact"]
+MAX_ACTION_CHARS = 2_000
+"""Longer actions are refused before a game reads them: what a game does with one stays in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What an expert does next, and why."""
+
+    action: str
+    thought: str
+
+
+class Game(Protocol):
+    """One task as it is played."""
+
+    def follow(self, action: str) -> Step:
+        """Answer one line of words, of at most MAX_ACTION_CHARS."""
+
+    def advise(self) -> Move:
+        """Return the next move of an expert from here. It may take more moves than needed, but it gets there."""
+
+
+G = TypeVar("G", bound=Game)
+
+
+class Advised:
+    """The expert: follows the game's own advice; the observation's words are not read."""
+
+    def __init__(self, game: Game, action_format: ActionFormat, commands: Sequence[Command]) -> None:
+        self._game, self._format, self._commands = game, action_format, commands
+
+    def act(self, observation: str) -> str:
+        """Return the reply that takes the advised move."""
+        move = self._game.advise()
+        return write_action(move.action, move.thought, self._format, self._commands)
+
+
+class GameEnvironment(ABC, Generic[G]):
+    """One game at a time. A subclass names its id, its version and its commands, lists its tasks and begins a game."""
+
+    env_id: ClassVar[str]
+    version: str
+    commands: ClassVar[Sequence[Command]]
+
+    def __init__(self, format: ActionFormat, style: Style, max_observation_chars: int) -> None:
+        self._format: ActionFormat = format
+        self._style: Style = style
+        self._max_chars = max_observation_chars
+        self._prepared = False
+        self._game: G | None = None
+        self._over = False
+
+    def prepare(self) -> None:
+        """Load or build what takes more than some milliseconds. Called in a thread before the first task."""
+
+    @abstractmethod
+    def begin(self, task_id: str) -> tuple[str, G]:
+        """Return the first observation and the game. Raises ConfigError for a task that does not exist."""
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a task."""
+        if not self._prepared:
+            await asyncio.to_thread(self.prepare)
+            self._prepared = True
+        text, game = self.begin(task_id)
+        text = whole(text, task_id, self._max_chars)
+        self._game, self._over = game, False
+        return Observation(text)
+
+    async def step(self, text: str) -> Step:
+        """Follow the one action that the text names."""
+        game = self._begun()
+        if self._over:
+            raise EnvironmentFailure("the episode is over: reset before the next step")
+        action = self.read(text)
+        step = unmoved(action.reason) if isinstance(action, Unreadable) else game.follow(action)
+        self._over = step.terminated or step.truncated
+        return replace(step, observation=clip(step.observation, self._max_chars))
+
+    def read(self, text: str) -> str | Unreadable:
+        """Return the action that a reply names."""
+        action = read_action(text, self._format, self.commands)
+        if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
+            return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
+        return action
+
+    def expert(self) -> Advised:
+        """Return an expert that plays on from wherever the episode stands."""
+        return Advised(self._begun(), self._format, self.commands)
+
+    async def close(self) -> None:
+        self._game = None
+
+    def manual(self) -> str:
+        """Return the commands and how to reply, for the first observation."""
+        if self._style == "compact":
+            reply = {"plain": "", "react": "\nReply in two lines:\nThought: why\nAction: command"}
+            short = f"Commands: {' | '.join(spelled(command) for command in self.commands)}"
+            return short + reply.get(self._format, "\n" + explain(self._format, self.commands))
+        listed = "".join(f"{spelled(command)}: {command.meaning}\n" for command in self.commands)
+        named = "" if self._format in ("function", "code") else f"Each turn you give one command:\n{listed}"
+        return named + explain(self._format, self.commands)
+
+    def unknown(self, task_id: str) -> ConfigError:
+        return ConfigError(f"{self.env_id} has no task {task_id[:80]!r}: `registry.tasks({self.env_id!r})` lists them")
+
+    def _begun(self) -> G:
+        if self._game is None:
+            raise EnvironmentFailure("no episode has begun: reset before step and expert")
+        return self._game
+
+
+def unmoved(observation: str) -> Step:
+    """Return the answer to what changes nothing and earns nothing."""
+    return Step(observation, reward=0.0, terminated=False)
+
+
+def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
+    """Return the name of the first command that an action has the words of, with its arguments."""
+    for command in commands:
+        if found := command.pattern.fullmatch(action):
+            return command.name, found.groupdict()
+    return None
+
+
+def spelled(command: Command) -> str:
+    """Return a command's words as an agent reads them: without the braces around its arguments."""
+    return re.sub(r"\{(\w+)\}", r"\1", command.words)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a list that is written as a text."""
+    return tuple(text.split())
+
+
+def drawn(name: str) -> Random:
+    """Return a generator of its own for a name, the same on every machine."""
+    return Random(int.from_bytes(sha256(name.encode()).digest()))
+
+
+def split_tasks(category_of: Mapping[str, str], test: int) -> tuple[TaskSpec, ...]:
+    """Return tasks in the order of their ids; the `test` ids whose sha256 comes first are the test split."""
+    held_out = frozenset(sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test])
+    return tuple(
+        TaskSpec(task_id, "test" if task_id in held_out else "train", category)
+        for task_id, category in category_of.items()
+    )

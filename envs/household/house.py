@@ -1,0 +1,140 @@
+"""A room, what stands and lies in it, and what the commands do. Texts and verbs are shaped like ALFWorld's.
+
+A place is a piece of furniture such as `cabinet 2`; a thing lies in or on a place, or is carried, one at a time. A
+command that cannot be followed changes nothing: nothing happens.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from horizonrl.envs.formats import Command
+from horizonrl.envs.game import match_command, words
+
+COMMANDS = (
+    Command("go_to", "go to {place}", "go to a place and see what is there"),
+    Command("take", "take {thing} from {place}", "pick up a thing; you carry one at a time"),
+    Command("put", "put {thing} in/on {place}", "put down what you carry"),
+    Command("open", "open {place}", "open the place where you are"),
+    Command("close", "close {place}", "close the place where you are"),
+    Command("toggle", "toggle {thing}", "switch a lamp that is where you are on or off"),
+    Command("clean", "clean {thing} with {place}", "clean what you carry at a sinkbasin"),
+    Command("heat", "heat {thing} with {place}", "heat what you carry at a microwave"),
+    Command("cool", "cool {thing} with {place}", "cool what you carry at a fridge"),
+    Command("examine", "examine {thing}", "look at a thing or a place"),
+    Command("inventory", "inventory", "see what you carry"),
+)
+CLOSED = words("cabinet drawer fridge microwave safe")
+"""The kinds of places that have a door, shut at first."""
+LAMP = "desklamp 1"
+NOTHING = "Nothing happens."
+
+_MADE = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}
+"""By verb: the kind of place it takes, and the state that it leaves."""
+
+
+@dataclass(slots=True)
+class Place:
+    name: str
+    is_open: bool
+    things: list[str] = field(default_factory=list)
+    seen: bool = False
+    """Whether the agent has seen what is there."""
+
+    @property
+    def has_door(self) -> bool:
+        return kind_of(self.name) in CLOSED
+
+    def told(self) -> str:
+        """Return what can be seen there."""
+        if not self.is_open:
+            return f"The {self.name} is closed."
+        self.seen = True
+        return f"{'In' if self.has_door else 'On'} the {self.name}, you see {listed(self.things)}."
+
+
+class House:
+    """The state of one episode."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = {place.name: place for place in places}
+        self.here: Place | None = None
+        self.carried: str | None = None
+        self.states: dict[str, str] = {}
+        """Of things that are clean, hot or cool."""
+        self.lamp_on = False
+
+    def obey(self, action: str) -> str:
+        """Follow a command and return what the agent sees."""
+        plain = re.sub(r" (in/on|in|on) ", " in/on ", " ".join(action.lower().split()).strip(" ."))
+        plain = re.sub(r"^use ", "toggle ", plain)
+        match match_command(plain, COMMANDS):
+            case ("go_to", {"place": place}) if place in self.places:
+                self.here = self.places[place]
+                return f"You arrive at the {place}. {self.here.told()}"
+            case ("take", {"thing": thing, "place": place}):
+                return self._take(thing, place)
+            case ("put", {"thing": thing, "place": place}):
+                return self._put(thing, place)
+            case (("open" | "close") as verb, {"place": place}):
+                return self._turn(verb, place)
+            case (("clean" | "heat" | "cool") as verb, {"thing": thing, "place": place}):
+                return self._make(verb, thing, place)
+            case ("toggle", {"thing": thing}) if thing == LAMP and self.here and LAMP in self.here.things:
+                self.lamp_on = not self.lamp_on
+                return f"You turn {'on' if self.lamp_on else 'off'} the {LAMP}."
+            case ("examine", {"thing": thing}):
+                return self._examine(thing)
+            case ("inventory", _):
+                return f"You carry {listed([self.carried] if self.carried else [])}."
+        return NOTHING
+
+    def _take(self, thing: str, place: str) -> str:
+        here = self._at(place)
+        if here is None or not here.is_open or self.carried or thing not in here.things or thing == LAMP:
+            return NOTHING
+        here.things.remove(thing)
+        self.carried = thing
+        return f"You take the {thing} from the {place}."
+
+    def _put(self, thing: str, place: str) -> str:
+        here = self._at(place)
+        if here is None or not here.is_open or self.carried != thing:
+            return NOTHING
+        here.things.append(thing)
+        self.carried = None
+        return f"You put the {thing} in/on the {place}."
+
+    def _turn(self, verb: str, place: str) -> str:
+        here = self._at(place)
+        if here is None or not here.has_door or here.is_open is (verb == "open"):
+            return NOTHING
+        here.is_open = verb == "open"
+        return f"You {verb} the {place}. {here.told()}"
+
+    def _make(self, verb: str, thing: str, place: str) -> str:
+        kind, state = _MADE[verb]
+        if self._at(place) is None or kind_of(place) != kind or self.carried != thing:
+            return NOTHING
+        self.states[thing] = state
+        return f"You {verb} the {thing} using the {place}."
+
+    def _examine(self, name: str) -> str:
+        if here := self._at(name):
+            return here.told()
+        near = self.here is not None and self.here.is_open and name in self.here.things
+        if not near and name != self.carried:
+            return NOTHING
+        return f"There is nothing special about the {name}; it is {self.states.get(name, 'as it was')}."
+
+    def _at(self, place: str) -> Place | None:
+        return self.here if self.here and self.here.name == place else None
+
+
+def kind_of(name: str) -> str:
+    """Return `mug` for `mug 2`."""
+    return name.rpartition(" ")[0]
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(f"a {name}" for name in names) or "nothing"

@@ -1,0 +1,144 @@
+"""Maze: walk to the goal within 50 steps. The reward is 1 at the goal, else 0.
+
+The agent is told where it stands, where the goal is and on which sides there are walls.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import ClassVar
+
+from pydantic import validate_call
+
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars
+from horizonrl.envs.formats import ActionFormat, Command
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks
+
+COMMANDS = (Command("move", "move {direction}", "one cell up, down, left or right; row 0 is at the top"),)
+STEPS = 50
+TRAIN, TEST = 215, 25
+SIZES = {"small": 4, "medium": 6, "large": 8}
+"""Cells on a side, by category."""
+LONGEST_WAY = 30
+
+Cell = tuple[int, int]
+"""Column and row."""
+SIDES: dict[str, Cell] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+
+
+class Maze:
+    """Cells, and which of them are joined: there is one way between any two."""
+
+    def __init__(self, size: int, draw: Random) -> None:
+        self.ways: dict[Cell, dict[str, Cell]] = {(0, 0): {}}
+        trail = [(0, 0)]
+        while trail:  # A walk that digs into what is new and turns back where nothing is.
+            here = trail[-1]
+            new = {side: cell for side, cell in neighbours(here, size).items() if cell not in self.ways}
+            if not new:
+                trail.pop()
+                continue
+            side = draw.choice(list(new))
+            self.ways[here][side] = new[side]
+            self.ways[new[side]] = {_OPPOSITE[side]: here}
+            trail.append(new[side])
+
+    def steps_to(self, goal: Cell) -> dict[Cell, int]:
+        """Return the number of steps to the goal from every cell."""
+        steps, edge = {goal: 0}, [goal]
+        for cell in edge:
+            for other in self.ways[cell].values():
+                if other not in steps:
+                    steps[other] = steps[cell] + 1
+                    edge.append(other)
+        return steps
+
+
+class Walk:
+    """One way through a maze, until the goal or the 50th step."""
+
+    def __init__(self, maze: Maze, start: Cell, goal: Cell) -> None:
+        self._maze = maze
+        self._here = start
+        self._goal = goal
+        self._steps = 0
+
+    def follow(self, action: str) -> Step:
+        """Take a step; one against a wall, or one that is none, is counted too."""
+        self._steps += 1
+        side = action.lower().removeprefix("move ").strip(" .")
+        ways = self._maze.ways[self._here]
+        said = "" if side in ways else "There is a wall. " if side in SIDES else "Move up, down, left or right. "
+        self._here = ways.get(side, self._here)
+        if self._here == self._goal:
+            return Step("You are at the goal.", reward=1.0, terminated=True, success=True)
+        return Step(said + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
+
+    def look(self) -> str:
+        """Return what the agent sees."""
+        walls = ", ".join(side for side in SIDES if side not in self._maze.ways[self._here])
+        (column, row), (to_column, to_row) = self._here, self._goal
+        return (
+            f"You are at column {column}, row {row}. The goal is at column {to_column}, row {to_row}. "
+            f"Walls: {walls or 'none'}."
+        )
+
+    def advise(self) -> Move:
+        """Take the shortest way."""
+        steps, ways = self._maze.steps_to(self._goal), self._maze.ways[self._here]
+        side = min(ways, key=lambda side: steps[ways[side]])
+        return Move(f"move {side}", f"The way to the goal leads {side}.")
+
+
+class MazeWalk(GameEnvironment[Walk]):
+    """One maze at a time.
+
+    format: how the agent names its action (envs/formats.py)
+    style: `compact` has no sentence about the task
+    max_observation_chars: bound of every observation
+    """
+
+    env_id: ClassVar[str] = "maze"
+    version: str = "1"
+    commands: ClassVar[Sequence[Command]] = COMMANDS
+
+    @validate_call
+    def __init__(
+        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 2_048
+    ) -> None:
+        super().__init__(format, style, max_observation_chars)
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        """Return the 240 mazes, the sizes in turn."""
+        return split_tasks(_sizes(), TEST)
+
+    def begin(self, task_id: str) -> tuple[str, Walk]:
+        """Return where the agent stands."""
+        if (category := _sizes().get(task_id)) is None:
+            raise self.unknown(task_id)
+        draw, size = drawn(task_id), SIZES[category]
+        maze = Maze(size, draw)
+        goal = draw.choice(sorted(maze.ways))
+        steps = maze.steps_to(goal)
+        farthest = min(LONGEST_WAY, max(steps.values()))
+        start = draw.choice([cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest])
+        walk = Walk(maze, start, goal)
+        rules = f"Walk through a maze to the goal, in {STEPS} steps at most.\n" if self._style == "full" else ""
+        return f"{rules}{self.manual()}\n{walk.look()}", walk
+
+
+_OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
+
+
+def neighbours(cell: Cell, size: int) -> dict[str, Cell]:
+    """Return the cells around a cell, by side."""
+    around = {side: (cell[0] + dx, cell[1] + dy) for side, (dx, dy) in SIDES.items()}
+    return {side: (x, y) for side, (x, y) in around.items() if 0 <= x < size and 0 <= y < size}
+
+
+@cache
+def _sizes() -> dict[str, str]:
+    categories = list(SIZES)
+    return {f"maze-{number:03d}": categories[number % len(categories)] for number in range(TRAIN + TEST)}

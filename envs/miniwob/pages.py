@@ -1,0 +1,91 @@
+"""The pages that are played, and their tasks: a page under a seed. An id is `PAGE-SEED`, a category a page."""
+
+import importlib.util
+import shutil
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.envs.api import TaskSpec
+
+PACKAGE = "miniwob==1.1.0"
+CURE = f"pip install 'horizonrl[browser]' ({PACKAGE} and playwright), and a chromium (Debian: apt install chromium)"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+PAGES = (
+    "choose-list",
+    "click-button",
+    "click-button-sequence",
+    "click-checkboxes",
+    "click-checkboxes-large",
+    "click-collapsible-2-nodelay",
+    "click-collapsible-nodelay",
+    "click-dialog",
+    "click-dialog-2",
+    "click-link",
+    "click-option",
+    "click-scroll-list",
+    "click-tab",
+    "click-tab-2-easy",
+    "click-test",
+    "click-test-2",
+    "click-widget",
+    "enter-password",
+    "enter-text",
+    "enter-text-2",
+    "enter-text-dynamic",
+    "find-word",
+    "focus-text",
+    "focus-text-2",
+    "guess-number",
+    "login-user",
+    "login-user-popup",
+    "odd-or-even",
+    "read-table",
+    "simple-algebra",
+    "simple-arithmetic",
+    "unicode-test",
+)
+"""Those whose solution follows from what the agent reads: no drawing, no dragging, nothing that waits for a clock."""
+SEEDS = 25
+TEST_SEEDS = 5
+"""Of a page, in the test split: those whose hash comes first."""
+
+
+@cache
+def load_tasks() -> tuple[TaskSpec, ...]:
+    """Return every task, a page after another."""
+    listed = []
+    for page in PAGES:
+        ids = [f"{page}-{seed}" for seed in range(SEEDS)]
+        test = sorted(ids, key=lambda task_id: sha256(task_id.encode()).digest())[:TEST_SEEDS]
+        listed += [TaskSpec(task_id, "test" if task_id in test else "train", page) for task_id in ids]
+    return tuple(listed)
+
+
+def page_of(task_id: str) -> str:
+    """Return the page of a task. Raises ConfigError for a task that does not exist."""
+    page, _, seed = task_id.rpartition("-")
+    if page not in PAGES or seed not in map(str, range(SEEDS)):
+        raise ConfigError(f"miniwob has no task {task_id!r}: a task is a page and a seed, such as 'click-test-0'")
+    return page
+
+
+def find_chromium() -> str:
+    """Return the browser on the path. Raises MissingDependency when it or what drives it is not installed."""
+    if importlib.util.find_spec("playwright") is None:
+        raise MissingDependency(f"miniwob needs playwright, which is not installed: {CURE}")
+    for name in BROWSERS:
+        if found := shutil.which(name):
+            return found
+    raise MissingDependency(f"miniwob needs a browser, and none of {', '.join(BROWSERS)} is on the path: {CURE}")
+
+
+def find_pages() -> Path:
+    """Return the folder of the installed pages without importing their package."""
+    spec = importlib.util.find_spec("miniwob")
+    for location in (spec and spec.submodule_search_locations) or ():
+        if (folder := Path(location) / "html" / "miniwob").is_dir():
+            return folder
+    raise MissingDependency(f"the pages of MiniWoB++ are not installed: {CURE}")

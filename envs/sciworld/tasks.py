@@ -1,0 +1,60 @@
+"""The tasks, by AgentGym's numbers: it counts the variations of 23 of ScienceWorld's 30 tasks one after the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+
+from horizonrl.envs.api import Split, TaskSpec
+
+VARIATIONS = (
+    *(("boil", 30, "Other"), ("melt", 30, "Other"), ("freeze", 30, "Other")),
+    ("change-the-state-of-matter-of", 30, "Other"),
+    ("use-thermometer", 540, "Measure"),
+    ("measure-melting-point-known-substance", 436, "Measure"),
+    ("measure-melting-point-unknown-substance", 300, "Measure"),
+    ("power-component", 20, "Other"),
+    ("power-component-renewable-vs-nonrenewable-energy", 20, "Other"),
+    *(("test-conductivity", 900, "Test-Cond"), ("test-conductivity-of-unknown-substances", 600, "Test-Cond")),
+    *(("find-living-thing", 300, "Find"), ("find-non-living-thing", 300, "Find")),
+    *(("find-plant", 300, "Find"), ("find-animal", 300, "Find"), ("chemistry-mix", 32, "Chem-Mix")),
+    ("chemistry-mix-paint-secondary-color", 36, "Chem-Mix"),
+    ("chemistry-mix-paint-tertiary-color", 36, "Chem-Mix"),
+    *(("lifespan-longest-lived", 125, "Lifespan"), ("lifespan-shortest-lived", 125, "Lifespan")),
+    ("lifespan-longest-lived-then-shortest-lived", 125, "Lifespan"),
+    *(("identify-life-stages-1", 14, "Other"), ("identify-life-stages-2", 10, "Other")),
+)
+"""Name, variations and family, in AgentGym's order. AgentGym-RL reports five families; the others are `Other`."""
+TEST_TASKS, TRAIN_TASKS = 200, 2_120
+"""AgentGym's counts. Its choice is not in its repository: ours is by a hash of the number."""
+LEFT_OUT = (80, 2039)
+"""Tasks that the simulator's own solution does not solve, of the first 322 by that hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class SciWorldTask:
+    spec: TaskSpec
+    name: str
+    variation: int
+
+
+@cache
+def load_tasks() -> Mapping[str, SciWorldTask]:
+    """Return every task by its id, in the order of the numbers."""
+    listed = [(name, at, family) for name, count, family in VARIATIONS for at in range(count)]
+    drawn = sorted(
+        (number for number in range(len(listed)) if number not in LEFT_OUT),
+        key=lambda number: sha256(f"sciworld {number}".encode()).digest(),
+    )[: TEST_TASKS + TRAIN_TASKS]
+    split: dict[int, Split] = {number: "test" if at < TEST_TASKS else "train" for at, number in enumerate(drawn)}
+    tasks = {}
+    for number in sorted(drawn):
+        name, variation, family = listed[number]
+        tasks[str(number)] = SciWorldTask(TaskSpec(str(number), split[number], family), name, variation)
+    return tasks
+
+
+@cache
+def list_tasks() -> Sequence[TaskSpec]:
+    """Return every task as the registry lists it."""
+    return tuple(task.spec for task in load_tasks().values())

@@ -1,0 +1,168 @@
+"""The episodes that a server holds of one environment: who may call what, one call at a time, and for how long.
+
+Knows nothing of HTTP. What it refuses is a Refusal with a code; what breaks in the environment is one as well.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from horizonrl.common.errors import ConfigError, HorizonError
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.serving.hosts import Host
+
+log = get_logger()
+
+CALL_S = 120.0
+"""Longest reset or step: what takes longer hangs, and its episode is broken."""
+CLOSE_S = 10.0
+STATUS = {"bad_request": 400, "unknown_task": 400, "unknown_episode": 404, "no_episode": 409, "full": 429,
+          "environment_failed": 500, "environment_timeout": 504}  # fmt: skip
+"""The codes of refusals, and the status that tells of them."""
+
+
+class Refusal(HorizonError):
+    """A call that is not answered; `code` says why to programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that was taken, and the sum of the episode's rewards with it."""
+
+    step: Step
+    total: float
+
+
+@dataclass
+class _Episode:
+    used_at: float
+    task_id: str
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    observation: str = ""
+    going: bool = False
+    """It has begun and is not over."""
+    total: float = 0.0
+    last_key: str | None = None
+    last: Taken | None = None
+
+
+class Episodes:
+    """Creates, plays and closes episodes. Ids are random 53-bit numbers: nobody guesses another's."""
+
+    def __init__(self, env_id: str, host: Host, tasks: Sequence[TaskSpec], capacity: int, metrics: Metrics) -> None:
+        self.env_id = env_id
+        self._host = host
+        self._ids = [task.task_id for task in tasks]
+        self._known = set(self._ids)
+        self._capacity = capacity
+        self.metrics = metrics
+        self._episodes: dict[int, _Episode] = {}
+
+    def create(self) -> int:
+        """Return the id of a new episode, that no task is begun in."""
+        if len(self._episodes) >= self._capacity:
+            raise Refusal("full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait")
+        episode_id = secrets.randbits(53)
+        self._episodes[episode_id] = _Episode(time.monotonic(), self._ids[0])
+        self._count()
+        return episode_id
+
+    async def reset(self, episode_id: int, task: int | str | None) -> str:
+        """Begin a task, by its id or its place in the list; None begins the last one again."""
+        episode = self._find(episode_id)
+        task_id = episode.task_id if task is None else self._task_id(task)
+        async with episode.lock:
+            episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
+            async with _attributed():
+                episode.observation = await self._host.reset(episode_id, task_id)
+            episode.going = True
+            return episode.observation
+
+    async def step(self, episode_id: int, text: str, key: str | None = None) -> Taken:
+        """Take a step; the same key again is answered by the first answer."""
+        episode = self._find(episode_id)
+        started = time.monotonic()
+        async with episode.lock:
+            if key is not None and key == episode.last_key and episode.last is not None:
+                return episode.last
+            if not episode.going:
+                raise Refusal("no_episode", "no episode goes on: reset before the next step")
+            episode.going = False  # unless the environment answers
+            async with _attributed():
+                step = await self._host.step(episode_id, text)
+            episode.observation, episode.total = step.observation, episode.total + step.reward
+            episode.going = not (step.terminated or step.truncated)
+            episode.last_key, episode.last = key, Taken(step, episode.total)
+            self.metrics.observe("served_step_seconds", time.monotonic() - started, env=self.env_id)
+            return episode.last
+
+    def observation(self, episode_id: int) -> str:
+        """Return the last observation."""
+        return self._find(episode_id).observation
+
+    async def close(self, episode_id: int) -> None:
+        """Free an episode; harmless when there is none."""
+        episode = self._episodes.pop(episode_id, None)
+        if episode is None:
+            return
+        self._count()
+        try:
+            async with asyncio.timeout(CLOSE_S), episode.lock:
+                await self._host.close(episode_id)
+        except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
+            log.warning("environment_not_closed", env=self.env_id, error=repr(error))
+
+    async def reap(self, ttl_s: float) -> None:
+        """Close episodes that nobody has called for `ttl_s`, for ever."""
+        while True:
+            await asyncio.sleep(ttl_s / 10)
+            limit = time.monotonic() - ttl_s
+            for episode_id, episode in list(self._episodes.items()):
+                if episode.used_at < limit and not episode.lock.locked():
+                    log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
+                    await self.close(episode_id)
+
+    async def stop(self) -> None:
+        await self._host.stop()
+
+    def _find(self, episode_id: int) -> _Episode:
+        episode = self._episodes.get(episode_id)
+        if episode is None:
+            raise Refusal("unknown_episode", f"no episode {episode_id}: it was closed, has expired or never was")
+        episode.used_at = time.monotonic()
+        return episode
+
+    def _task_id(self, task: int | str) -> str:
+        if isinstance(task, int) and 0 <= task < len(self._ids):
+            return self._ids[task]
+        if task in self._known and isinstance(task, str):
+            return task
+        raise Refusal("unknown_task", f"{self.env_id} has no task {task!r}: a task is 0 to {len(self._ids) - 1}")
+
+    def _count(self) -> None:
+        self.metrics.set("served_episodes", len(self._episodes), env=self.env_id)
+
+
+@asynccontextmanager
+async def _attributed() -> AsyncIterator[None]:
+    """Give the environment its deadline, and turn whatever it raises into a Refusal that says whose fault it is."""
+    try:
+        async with asyncio.timeout(CALL_S):
+            yield
+    except TimeoutError as error:
+        raise Refusal(
+            "environment_timeout", str(error) or f"the environment gave no answer within {CALL_S:g} s"
+        ) from None
+    except ConfigError as error:
+        raise Refusal("bad_request", str(error)) from None
+    except Exception as error:  # an environment is anybody's code: its failure is the episode's
+        raise Refusal("environment_failed", f"{type(error).__name__}: {error}") from error

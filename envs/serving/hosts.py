@@ -1,0 +1,169 @@
+"""Where the environments of a server live: in its own process, or in worker processes of their own.
+
+A host keeps one environment for each episode id. Who calls it sees to it that an episode has one call at a time.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
+from horizonrl.envs import registry
+from horizonrl.envs.api import Environment, Step
+
+LINE_BYTES = 1 << 24
+"""Longest line between the server and a worker: an observation or a reply."""
+ERRORS = {kind.__name__: kind for kind in (ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency)}
+
+
+class Host(Protocol):
+    """Holds the environments of one id."""
+
+    async def reset(self, episode: int, task_id: str) -> str:
+        """Begin a task and return the first observation; the environment is made when its episode has none."""
+
+    async def step(self, episode: int, text: str) -> Step:
+        """Take a step."""
+
+    async def close(self, episode: int) -> None:
+        """Free the episode's environment; harmless when it has none."""
+
+    async def stop(self) -> None:
+        """Free everything."""
+
+
+class LocalHost:
+    """Environments in this process."""
+
+    def __init__(self, env_id: str, options: Mapping[str, Any]) -> None:
+        self._env_id = env_id
+        self._options = options
+        self._environments: dict[int, Environment] = {}
+
+    async def reset(self, episode: int, task_id: str) -> str:
+        if episode not in self._environments:
+            self._environments[episode] = registry.make(self._env_id, self._options)
+        return (await self._environments[episode].reset(task_id)).text
+
+    async def step(self, episode: int, text: str) -> Step:
+        return await self._environments[episode].step(text)
+
+    async def close(self, episode: int) -> None:
+        environment = self._environments.pop(episode, None)
+        if environment is not None:
+            await environment.close()
+
+    async def stop(self) -> None:
+        for episode in list(self._environments):
+            await self.close(episode)
+
+
+class WorkerHost:
+    """Environments in `count` processes, an episode where there are fewest. A dead worker is replaced at the next
+    reset; the episodes that it held are broken.
+    """
+
+    def __init__(self, env_id: str, options: Mapping[str, Any], count: int) -> None:
+        self._command = (sys.executable, "-m", "horizonrl.envs.serving.worker", env_id, json.dumps(options))
+        self._slots: list[_Worker | None] = [None] * count
+        self._starting = asyncio.Lock()
+        self._worker_of: dict[int, _Worker] = {}
+
+    async def reset(self, episode: int, task_id: str) -> str:
+        worker = self._worker_of.get(episode)
+        if worker is None or worker.dead:
+            worker = self._worker_of[episode] = await self._choose()
+        text: str = await worker.call("reset", episode, task_id)
+        return text
+
+    async def step(self, episode: int, text: str) -> Step:
+        return Step(**await self._worker_of[episode].call("step", episode, text))
+
+    async def close(self, episode: int) -> None:
+        worker = self._worker_of.pop(episode, None)
+        if worker is not None and not worker.dead:
+            await worker.call("close", episode, "")
+
+    async def stop(self) -> None:
+        for worker in self._slots:
+            if worker is not None:
+                await worker.stop()
+
+    async def _choose(self) -> "_Worker":
+        async with self._starting:
+            for slot, worker in enumerate(self._slots):
+                if worker is None or worker.dead:
+                    self._slots[slot] = await _Worker.start(self._command)
+        held = list(self._worker_of.values())
+        return min((worker for worker in self._slots if worker is not None), key=held.count)
+
+
+class _Worker:
+    """A process that plays (worker.py), spoken with in lines of JSON over a socket pair: [number, call, episode, text].
+
+    It ends when its socket closes, so it never outlives the server.
+    """
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.dead = False
+        self._process = process
+        self._writer = writer
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._calls = 0
+        self._listener = asyncio.create_task(self._listen(reader))
+
+    @classmethod
+    async def start(cls, command: tuple[str, ...]) -> "_Worker":
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), start_new_session=True
+            )
+        return cls(process, *await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES))
+
+    async def call(self, call: str, episode: int, text: str) -> Any:
+        """Return the answer. Raises what the environment raised, and EnvironmentFailure when the worker dies."""
+        self._calls = number = self._calls + 1
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        if self.dead:
+            self._bury()
+        else:
+            self._writer.write(json.dumps([number, call, episode, text]).encode() + b"\n")
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    async def stop(self) -> None:
+        self._writer.close()  # its end of file is what ends the process
+        await self._process.wait()
+        await self._listener
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Hand the answers out until the worker has ended."""
+        try:
+            async for line in reader:
+                number, error, value = json.loads(line)
+                answer = self._waiting.get(number)
+                if answer is None or answer.done():  # whoever asked has gone
+                    continue
+                if error is None:
+                    answer.set_result(value)
+                else:
+                    answer.set_exception(ERRORS.get(error, EnvironmentFailure)(value))
+        except (OSError, ValueError):
+            self._process.kill()  # what it writes cannot be read
+        finally:
+            self.dead = True
+            self._writer.close()
+            self._bury()
+
+    def _bury(self) -> None:
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(EnvironmentFailure("the worker process of the environment died"))

@@ -1,0 +1,69 @@
+"""OpenEnv's WebSocket over a server's episodes: one conversation, one episode, closed with it.
+
+{"type": "reset", "data": {"seed": 3}}     begins the task of that place in the list, or `task_id`
+{"type": "step", "data": {"action": ...}}  `action` or `text`: a whole reply
+{"type": "state"}, {"type": "close"}
+"""
+
+import json
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from horizonrl.envs.serving.episodes import Episodes, Refusal
+
+
+async def converse(request: web.Request, episodes: Episodes) -> web.WebSocketResponse:
+    """Answer messages until the client closes."""
+    channel = web.WebSocketResponse(heartbeat=30.0)
+    await channel.prepare(request)
+    episode: int | None = None
+    try:
+        async for message in channel:
+            if message.type is not WSMsgType.TEXT:
+                break
+            try:
+                asked, data = _read(message.data)
+                if asked == "close":
+                    break
+                if episode is None:
+                    episode = episodes.create()
+                answer = await _answer(episodes, episode, asked, data)
+            except Refusal as refusal:
+                answer = {"type": "error", "data": {"message": str(refusal), "code": refusal.code}}
+            await channel.send_json(answer)
+    finally:
+        if episode is not None:
+            await episodes.close(episode)
+        await channel.close()
+    return channel
+
+
+def _read(text: str) -> tuple[str, dict[str, Any]]:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict) or not isinstance(data := message.get("data", {}), dict):
+        raise Refusal("bad_request", 'a message is {"type": ..., "data": {...}}')
+    return str(message.get("type")), data
+
+
+async def _answer(episodes: Episodes, episode: int, asked: str, data: dict[str, Any]) -> dict[str, Any]:
+    match asked:
+        case "reset":
+            first = await episodes.reset(episode, data.get("task_id", data.get("seed")))
+            return _observed(first, None, False)
+        case "step":
+            text = data.get("action", data.get("text"))
+            if not isinstance(text, str):
+                raise Refusal("bad_request", f"action is {text!r}: it is a text")
+            step = (await episodes.step(episode, text)).step
+            return _observed(step.observation, step.reward, step.terminated or step.truncated)
+        case "state":
+            return {"type": "state", "data": {"episode_id": str(episode)}}
+    raise Refusal("bad_request", f"type is {asked!r}: reset, step, state or close")
+
+
+def _observed(text: str, reward: float | None, done: bool) -> dict[str, Any]:
+    return {"type": "observation", "data": {"observation": {"text": text}, "reward": reward, "done": done}}

@@ -1,0 +1,75 @@
+"""A small sqlite database in memory that an agent's SQL can only read, in bounded time and memory."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+
+from horizonrl.envs.game import words
+
+Row = tuple[str | int | float | None, ...]
+MAX_ROWS = 1_000
+INSTRUCTIONS = 200_000
+"""After that many of sqlite's instructions, some 5 ms, a query is stopped; ours need under 10,000."""
+
+_FUNCTIONS = frozenset(
+    words(
+        "abs avg coalesce count cume_dist dense_rank first_value glob group_concat ifnull iif instr lag "
+        "last_value lead length like lower ltrim max min nth_value ntile nullif percent_rank rank replace round "
+        "row_number rtrim sign substr substring sum total trim typeof upper"
+    )
+)
+"""What is pure: two machines must see the same rows. No random(), no 'now', no load_extension()."""
+_READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 2_000,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+}
+_TICK = 1_000
+
+
+class QueryRefused(Exception):
+    """The query is no single SELECT, has an error, or takes too much; the message is what the agent is told."""
+
+
+class Database:
+    """Filled once, then only read: all but SELECT is refused by sqlite's authorizer, before it runs."""
+
+    def __init__(self, tables: Mapping[str, Sequence[str]], rows: Mapping[str, Iterable[Row]]) -> None:
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        for table, columns in tables.items():
+            self._connection.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+            places = ", ".join("?" * len(columns))
+            self._connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows[table])
+        self._connection.commit()
+        for limit, value in _LIMITS.items():
+            self._connection.setlimit(limit, value)
+        self._ticks = 0
+        self._connection.set_authorizer(_authorize)
+        self._connection.set_progress_handler(self._tick, _TICK)
+
+    def query(self, sql: str) -> list[Row]:
+        """Return the rows of a SELECT. Raises QueryRefused."""
+        self._ticks = 0
+        try:
+            rows: list[Row] = self._connection.execute(sql).fetchmany(MAX_ROWS + 1)
+        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+            reason = {"interrupted": "it takes too long", "not authorized": "only SELECT is allowed"}
+            raise QueryRefused(reason.get(str(error), str(error))) from None
+        if len(rows) > MAX_ROWS:
+            raise QueryRefused(f"it returns more than {MAX_ROWS} rows")
+        return rows
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _tick(self) -> int:
+        self._ticks += 1
+        return self._ticks > INSTRUCTIONS // _TICK
+
+
+def _authorize(action: int, table: str | None, column: str | None, database: str | None, source: str | None) -> int:
+    pure = action == sqlite3.SQLITE_FUNCTION and (column or "").lower() in _FUNCTIONS
+    return sqlite3.SQLITE_OK if pure or action in _READING else sqlite3.SQLITE_DENY

@@ -1,0 +1,87 @@
+"""Tools over a store of rows, and problems to solve with them. The five environments differ in these only."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from horizonrl.envs.formats import Command
+
+Store = dict[str, dict[str, str]]
+"""Rows of fields, by key."""
+
+
+FINISH = Command("finish", 'finish {"answer": "{answer}"}', "end with the answer, or with 'done' if none is asked for")
+
+
+class ToolError(Exception):
+    """A tool cannot do what it was asked for; the message is what the agent is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function of the store and of named texts; returns what the agent sees."""
+
+    name: str
+    arguments: tuple[str, ...]
+    meaning: str
+    run: Callable[..., str]
+
+    @property
+    def command(self) -> Command:
+        """The tool's name, then its arguments as a JSON object."""
+        arguments = ", ".join(f'"{name}": "{{{name}}}"' for name in self.arguments)
+        return Command(self.name, f"{self.name} {{{arguments}}}", self.meaning)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    tool: str
+    arguments: Mapping[str, str]
+
+
+def call(tool: str, **arguments: str) -> Call:
+    return Call(tool, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    goal: str
+    store: Store
+    calls: tuple[Call, ...]
+    """How an expert solves it, without the last: `finish`."""
+    answer: str = ""
+    """What `finish` must say; nothing when the store is what counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    tools: tuple[Tool, ...]
+    categories: tuple[str, ...]
+    make: Callable[[str, Random], Problem]
+    """Makes a problem of a category."""
+    train: int
+    test: int = 20
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        return (*(tool.command for tool in self.tools), FINISH)
+
+
+def row_of(store: Store, key: str) -> dict[str, str]:
+    """Return a row. Raises ToolError."""
+    if key not in store:
+        raise ToolError(f"there is no {key[:60]!r}")
+    return store[key]
+
+
+def told(row: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in row.items())
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def show(store: Store, name: str) -> str:
+    """A tool: tell a row."""
+    return told(row_of(store, name))

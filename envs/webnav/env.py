@@ -1,0 +1,139 @@
+"""Web navigation: find something out or change something on sites of a small web, read as accessibility trees.
+
+The observations and actions are WebArena's; the sites are ours, kept by the episode, and rendered without a browser
+(docs/environments/webnav.md). Nothing here waits: a step takes a fraction of a millisecond and needs no thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import validate_call
+
+from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
+from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
+from horizonrl.envs.webnav.actions import COMMANDS, read_command
+from horizonrl.envs.webnav.browser import HOME, Browser, Refused
+from horizonrl.envs.webnav.community import Code, Forum
+from horizonrl.envs.webnav.expert import WebExpert
+from horizonrl.envs.webnav.page import Style
+from horizonrl.envs.webnav.places import Map
+from horizonrl.envs.webnav.shop import Admin, Shop
+from horizonrl.envs.webnav.sites import SiteWeb
+from horizonrl.envs.webnav.tasks import Drawn, draw_task, load_tasks
+from horizonrl.envs.webnav.world import ME
+
+SITES = (Shop, Admin, Map, Forum, Code)
+_FULL = """\
+You use the web for {me}, who is signed in on every site. You see the open page as an accessibility tree. Each turn \
+you take one action:
+{actions}
+{home} lists the sites.
+{reply}
+
+OBJECTIVE: {intent}
+
+{page}"""
+_COMPACT = "Actions: click [id] | type [id] [text] [1] | scroll [down] | go_back | stop [answer]"
+_COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: action"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    drawn: Drawn
+    browser: Browser
+
+
+class WebNav:
+    """One task on its own small web at a time.
+
+    format: how the agent names its action (envs/formats.py)
+    style: `full` is WebArena's notation on sites of some hundred pages, `compact` is terse, on sites of some dozen
+    max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
+    """
+
+    env_id: ClassVar[str] = "webnav"
+    version: str = "1"
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
+    ) -> None:
+        self.version = f"{WebNav.version}-{style}"  # A style's worlds and answers are its own.
+        self._format: ActionFormat = format
+        self._style: Style = style
+        self._max_chars = max_observation_chars
+        self._episode: _Episode | None = None
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        """Return the 422 tasks, a category after another."""
+        return load_tasks()
+
+    async def reset(self, task_id: str) -> Observation:
+        """Begin a task on sites that nobody has touched."""
+        drawn = draw_task(task_id, self._style)
+        sites = [site(drawn.world) for site in SITES]
+        episode = _Episode(drawn, Browser(SiteWeb(sites, self._style), drawn.start, self._style))
+        text = whole(self._first(episode), task_id, self._max_chars)
+        self._episode = episode
+        return Observation(text)
+
+    async def step(self, text: str) -> Step:
+        """Take the one action that the text names."""
+        episode = self._begun()
+        match read_action(text, self._format, COMMANDS):
+            case Unreadable(reason):
+                return Step(clip(reason, self._max_chars), 0.0, terminated=False)
+            case str(action):
+                command = read_command(action)
+        if command is None:
+            answer = f"There is no such action. The actions are: {', '.join(known.words for known in COMMANDS)}."
+            return Step(clip(answer, self._max_chars), 0.0, terminated=False)
+        name, arguments = command
+        if name == "stop":
+            return self._stop(episode, arguments["answer"])
+        try:
+            episode.browser.act(name, arguments)
+        except Refused as refused:
+            return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
+        return Step(clip(episode.browser.observe(), self._max_chars), 0.0, terminated=False)
+
+    def expert(self) -> WebExpert:
+        """Return an expert that plays from the task's begin."""
+        return WebExpert(self._begun().drawn.task, self._format)
+
+    async def close(self) -> None:
+        self._episode = None
+
+    def _stop(self, episode: _Episode, answer: str) -> Step:
+        """Judge the answer and what is left on the servers."""
+        self._episode = None
+        drawn = episode.drawn
+        answered = drawn.task.answer is None or drawn.task.answer.accepts(answer)
+        left = drawn.world == drawn.wanted
+        success = answered and left
+        judged: dict[str, str | int | float | bool] = {"answer_is_right": answered, "sites_are_right": left}
+        return Step("Stopped.", float(success), terminated=True, success=success, info=judged)
+
+    def _begun(self) -> _Episode:
+        if self._episode is None:
+            raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
+        return self._episode
+
+    def _first(self, episode: _Episode) -> str:
+        intent, page = episode.drawn.task.intent, episode.browser.observe()
+        reply = explain(self._format, COMMANDS)
+        if self._style == "full":
+            actions = "\n".join(f"{c.words.replace('{', '').replace('}', '')}: {c.meaning}" for c in COMMANDS)
+            return _FULL.format(me=ME, actions=actions, home=HOME, reply=reply, intent=intent, page=page)
+        sites = f"goto [{HOME}] lists the sites." if episode.drawn.start == HOME else ""
+        return "\n".join(
+            filter(None, (_COMPACT, sites, _COMPACT_REPLY.get(self._format, reply), f"Task: {intent}", page))
+        )

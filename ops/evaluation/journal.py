@@ -1,0 +1,141 @@
+"""The file of an evaluation: its settings, then an episode a line, so that a killed one goes on where it was.
+
+Settings are what an episode depends on: the model, the environment's version and options, the sampling, the turns. How
+many tasks and samples are asked for is none: more of them go on in the same file.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Count, Episode, Name, Record, StopReason
+from horizonrl.learner.evaluation import Played
+from horizonrl.ops.evaluation.plan import Play
+
+FILE = "episodes.jsonl"
+Key = tuple[str, str, int]
+"""Environment, task, sample."""
+
+
+class Said(Record):
+    """A turn."""
+
+    text: str
+    observation: str
+    reward: float
+    tokens: int
+
+
+class Line(Record):
+    """An episode as it is written."""
+
+    env: Name
+    task: str
+    category: str
+    sample: Count
+    stop: StopReason
+    success: bool
+    error: str | None = None
+    generate_s: float
+    environment_s: float
+    prompt: str
+    turns: tuple[Said, ...]
+
+    @classmethod
+    def of(cls, play: Play, episode: Episode) -> "Line":
+        return cls(
+            env=play.env.id,
+            task=play.task.task.task_id,
+            category=play.task.category,
+            sample=play.sample,
+            stop=episode.stop,
+            success=episode.success,
+            error=episode.error,
+            generate_s=episode.generate_s,
+            environment_s=episode.environment_s,
+            prompt=episode.prompt,
+            turns=tuple(
+                Said(text=turn.text, observation=turn.observation, reward=turn.reward, tokens=len(turn.output_ids))
+                for turn in episode.turns
+            ),
+        )
+
+    @property
+    def key(self) -> Key:
+        return self.env, self.task, self.sample
+
+    @property
+    def settled(self) -> bool:
+        """Whether playing it again could not give another end: what broke is played again, unless it cannot fit."""
+        return not self.stop.broken or self.stop is StopReason.UNFIT
+
+    def within(self, turns: int) -> Played | None:
+        """Return the episode as a horizon of `turns` would have ended it; None where it broke before.
+
+        Its begin is the same under every horizon: the agent is not told, and its seeds count turns.
+        """
+        cut = len(self.turns) > turns or (self.stop.broken and len(self.turns) == turns)
+        if self.stop.broken and not cut:
+            return None
+        taken = self.turns[:turns]
+        return Played(
+            success=self.success and not cut,
+            episode_return=sum(turn.reward for turn in taken),
+            turns=len(taken),
+            truncated=cut or self.stop.truncated,
+            tokens=sum(turn.tokens for turn in taken),
+        )
+
+
+class Journal:
+    """The lines of an evaluation, the latest of each episode."""
+
+    def __init__(self, file: BinaryIO, lines: Mapping[Key, Line]) -> None:
+        self._file = file
+        self.lines = dict(lines)
+
+    @classmethod
+    @contextmanager
+    def open(cls, directory: Path, settings: Mapping[str, Any]) -> Iterator["Journal"]:
+        """Open the file of a directory, or begin it. Raises ConfigError when it was made with other settings."""
+        path = directory / FILE
+        with path.open("ab+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out") from None
+            file.seek(0)
+            head, *rest = file.read().splitlines(keepends=True) or [b""]
+            if not head.endswith(b"\n"):
+                head, rest = (json.dumps({"settings": settings}, default=str) + "\n").encode(), []
+                file.truncate(0)
+                file.write(head)
+            _refuse_other(path, json.loads(head)["settings"], json.loads(json.dumps(settings, default=str)))
+            if rest and not rest[-1].endswith(b"\n"):  # cut off by a kill
+                file.truncate(file.tell() - len(rest.pop()))
+            file.flush()
+            lines = map(Line.model_validate_json, rest)
+            yield cls(file, {line.key: line for line in lines})
+
+    def add(self, line: Line) -> None:
+        """Append an episode; it is in the file when this returns."""
+        self._file.write(line.model_dump_json().encode() + b"\n")
+        self._file.flush()
+        self.lines[line.key] = line
+
+
+def _refuse_other(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    if told := "; ".join(_differences(then, now)):
+        raise ConfigError(f"{path} was made with other settings: {told}. Give another --out, or the same settings")
+
+
+def _differences(then: Any, now: Any, place: str = "") -> Iterator[str]:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*then, *now}):
+            yield from _differences(then.get(key), now.get(key), f"{place}.{key}" if place else key)
+    elif then != now:
+        yield f"{place} was {then!r} and is {now!r}"

@@ -1,0 +1,109 @@
+"""What an evaluation says: a row a task and scenario, a block a value of `--turns`, a column a value of `--samples`."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.box
+from rich.table import Table
+
+from horizonrl.learner.evaluation import Result, measures
+from horizonrl.ops.console import interval, number, percent
+from horizonrl.ops.evaluation.journal import Key, Line
+from horizonrl.ops.evaluation.plan import ALL, Part, Plan
+
+RESULTS, TABLE_MD = "results.json", "table.md"
+
+
+def blocks_of(plan: Plan, lines: Mapping[Key, Line]) -> list[dict[str, Any]]:
+    """Return a block for each number of turns, all from one set of episodes."""
+    most = max(len(part.turns) for part in plan.parts)
+    return [
+        {
+            "turns": {part.env.id: part.turns[at] for part in plan.parts},
+            "rows": [row for part in plan.parts for row in _rows(part, part.turns[at], plan.samples[-1], lines)],
+        }
+        for at in range(most)
+    ]
+
+
+def _rows(part: Part, turns: int, samples: int, lines: Mapping[Key, Line]) -> Iterable[dict[str, Any]]:
+    for label, category in part.rows.items():
+        tasks = [of for of in part.tasks if category is None or of.category == category]
+        results = []
+        for of in tasks:
+            keys = [(part.env.id, of.task.task_id, sample) for sample in range(samples)]
+            ended = [lines[key].within(turns) for key in keys if key in lines]
+            valid = tuple(played for played in ended if played is not None)
+            broken = len(ended) - len(valid)
+            results.append((of, Result(sequence=0, number=0, how="evaluated", broken=broken, episodes=valid)))
+        measured = measures(results, samples)
+        played = measured["episodes"] + measured["broken"]
+        yield {
+            "scenario": part.scenario,
+            "task": label,
+            "env": part.env.id,
+            "tasks": len(tasks),
+            **measured,
+            "broken_share": measured["broken"] / played if played else None,
+        }
+
+
+def write_report(directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> None:
+    """Write `results.json` and `table.md`."""
+    text = json.dumps({**facts, "samples": list(plan.samples), "blocks": blocks}, indent=2, default=str)
+    (directory / RESULTS).write_text(text + "\n")
+    (directory / TABLE_MD).write_text("\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n")
+
+
+def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """Return a table for each block."""
+    tables = []
+    for block in blocks:
+        table = Table(box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False)
+        for at, name in enumerate(header(plan.samples)):
+            table.add_column(name, justify="left" if at < 2 else "right")
+        for row in block["rows"]:
+            table.add_row(*cells(row, plan.samples), end_section=row["task"] == ALL)
+        tables.append(table)
+    return tables
+
+
+def title(block: Mapping[str, Any]) -> str:
+    values = set(block["turns"].values())
+    if len(values) == 1:
+        return f"At most {values.pop()} turns"
+    return "At most " + ", ".join(f"{turns} turns of {env_id}" for env_id, turns in block["turns"].items())
+
+
+def header(samples: Sequence[int]) -> list[str]:
+    return ["scenario", "task", "n", "success (95 %)", *(f"pass@{k}" for k in _shown(samples)), *LAST]
+
+
+LAST = ("turns", "tokens", "broken")
+
+
+def cells(row: Mapping[str, Any], samples: Sequence[int]) -> list[str]:
+    """Return a row as it is read: n counts episodes; turns and generated tokens are means of an episode."""
+    return [
+        row["scenario"],
+        row["task"],
+        str(row["episodes"]),
+        interval(dict(row)) if row["episodes"] else "-",
+        *(percent(row["pass_at"][str(k)]) for k in _shown(samples)),
+        number(row["turns_mean"], 1),
+        number(row["tokens_mean"], 0),
+        percent(row["broken_share"]),
+    ]
+
+
+def _shown(samples: Sequence[int]) -> Sequence[int]:
+    """Return the k that say more than the success does."""
+    return [k for k in samples if samples[-1] > 1]
+
+
+def _markdown(block: Mapping[str, Any], samples: Sequence[int]) -> str:
+    rows = [header(samples), ["---", "---", *["---:"] * (len(header(samples)) - 2)]]
+    rows += [cells(row, samples) for row in block["rows"]]
+    return f"{title(block)}:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)

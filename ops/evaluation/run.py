@@ -1,0 +1,129 @@
+"""`horizonrl eval`: plan, play what the file does not hold yet, report."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from horizonrl.actors.main import version_of
+from horizonrl.actors.rollout import play
+from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.common.logs import configure_logs
+from horizonrl.envs import registry
+from horizonrl.ops.evaluation.journal import Journal, Line
+from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
+from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
+from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+
+BROKEN_LIMIT = 20
+"""Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
+PLAIN_COLUMNS = 120
+"""Width of a table that goes into a file."""
+
+
+def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
+    """Evaluate and print the table; return 0 when every episode was played, 130 when it was interrupted."""
+    with subject_of(asked) as subject:
+        plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
+        settings = settings_of(subject, plan)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / "eval.log").open("a") as sink:
+            configure_logs(run="eval", role="eval", stream=sink)
+            return carry_out(subject, plan, settings, directory)
+
+
+def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path) -> int:
+    """Play, report into the directory, and print the table."""
+    with Journal.open(directory, settings) as journal:
+        try:
+            uvloop.run(play_missing(plan, subject, journal))
+        except KeyboardInterrupt:
+            print("stopped. The same command goes on where it was", file=sys.stderr)
+            return 130
+        blocks = blocks_of(plan, journal.lines)
+    write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+    for table in rich_tables(plan, blocks):
+        console.print(table)
+    console.print(f"results.json, table.md and episodes.jsonl are in {directory}", highlight=False)
+    return 0
+
+
+def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
+    """Return what the episodes depend on. An environment that cannot be made is told here."""
+    config = subject.config
+    return {
+        "model": subject.facts,
+        "seed": config.run.seed,
+        "temperature": config.eval.temperature,
+        "max_turn_tokens": config.rollout.max_turn_tokens,
+        "system_prompt": config.rollout.system_prompt,
+        "announce": config.horizon.announce,
+        "environments": {
+            part.env.id: {
+                "version": uvloop.run(version_of(part.env)),
+                "options": part.env.options,
+                "turns": part.turns[-1],
+            }
+            for part in plan.parts
+        },
+    }
+
+
+async def play_missing(plan: Plan, subject: Subject, journal: Journal) -> None:
+    """Play what the file does not hold, as many episodes at once as an actor has slots."""
+    left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
+    if not left:
+        return
+    async with subject.start(subject.config) as make_rollout:
+        with _progress() as progress:
+            bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(left))
+            player = Player(make_rollout, journal, lambda: progress.advance(bar))
+            try:
+                async with asyncio.TaskGroup() as group:
+                    queue = iter(left)
+                    for _ in range(min(subject.config.actor.slots, len(left))):
+                        group.create_task(player.run(queue))
+            except* HorizonError as failures:
+                raise failures.exceptions[0] from None
+
+
+@dataclass
+class Player:
+    """Plays episodes and writes them down."""
+
+    make_rollout: MakeRollout
+    journal: Journal
+    advance: Callable[[], None]
+    broken_in_a_row: Counter[str] = field(default_factory=Counter)
+    """Per environment."""
+
+    async def run(self, queue: Iterator[Play]) -> None:
+        """Play what the queue holds. Takes from it as the others do; ends with it, or with the first RunFailed."""
+        for of in queue:
+            make = partial(registry.make, of.env.id, of.env.options)
+            line = Line.of(of, await play(make, self.make_rollout(of.env), of.ticket, 0))
+            self.journal.add(line)
+            self.advance()
+            self._give_up_if_nothing_works(line)
+
+    def _give_up_if_nothing_works(self, line: Line) -> None:
+        self.broken_in_a_row[line.env] = 0 if line.settled else self.broken_in_a_row[line.env] + 1
+        if self.broken_in_a_row[line.env] >= BROKEN_LIMIT:
+            raise RunFailed(
+                f"{BROKEN_LIMIT} episodes of {line.env} broke in a row, the last with: {line.error}. Mend that, and "
+                "give the same command again: it goes on where it was, and plays the broken ones again"
+            )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))

@@ -1,0 +1,156 @@
+"""Who is evaluated: a model's directory, a run or one of its checkpoints, a model known by name, or an endpoint."""
+
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from horizonrl.actors.rollout import Rollout
+from horizonrl.broker.weights import digest_file
+from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.models import model_identity, resolve_model
+from horizonrl.ops.rundir import BEST, CONFIG
+
+MakeRollout = Callable[[EnvSection], Rollout]
+"""Called for each episode."""
+
+TURN_TOKENS = 512
+"""The paper's, where no recipe says otherwise."""
+CONTEXT_TOKENS = 8_192
+"""Longest context where no recipe says otherwise: what the longest episodes of small models fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The model as the command line names it."""
+
+    model: str | None
+    endpoint: str | None = None
+    model_name: str | None = None
+    key_variable: str = "OPENAI_API_KEY"
+    recipes: tuple[Path, ...] = ()
+    overrides: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that is ready to be started."""
+
+    name: str
+    facts: dict[str, Any]
+    """What it is, as far as episodes depend on it; never a key."""
+    config: RunConfig
+    own_envs: bool
+    """The config comes from a recipe or a run, and names environments."""
+    start: Callable[[RunConfig], Any]
+    """A context manager of a MakeRollout."""
+
+
+@contextmanager
+def subject_of(asked: Asked) -> Iterator[Subject]:
+    """Find the model; what has to be exported for it is there until the end of the body."""
+    if asked.endpoint is not None:
+        yield _remote(asked)
+    elif asked.model is None:
+        raise ConfigError(
+            "which model? A Hugging Face directory, a run directory, a checkpoint, a known name, or --endpoint URL"
+        )
+    elif (run_dir := _run_dir(path := Path(asked.model).expanduser())) is not None:
+        with tempfile.TemporaryDirectory(prefix="horizonrl-eval-") as scratch:
+            yield _local(asked, _exported(run_dir, path, Path(scratch) / "model"), run_dir / CONFIG)
+    else:
+        yield _local(asked, resolve_model(asked.model), None)
+
+
+def _run_dir(path: Path) -> Path | None:
+    """Return the run directory that a path is, or that it is a checkpoint of."""
+    if path.parent.name == "checkpoints" and path.name.startswith("step-"):
+        path = path.parents[1]
+    return path if (path / CONFIG).is_file() else None
+
+
+def _exported(run_dir: Path, path: Path, out: Path) -> Path:
+    """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
+    from horizonrl.learner.best import Best
+    from horizonrl.learner.export import export
+    from horizonrl.ops.local import export_run
+    from horizonrl.ops.rundir import read_config
+
+    if path == run_dir:
+        export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
+        return out
+    model_dir = resolve_model(read_config(run_dir).model.name)
+    return export(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
+
+
+def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
+    recipes = asked.recipes if run_recipe is None else (run_recipe, *asked.recipes)
+    longest = json.loads((model_dir / "config.json").read_text()).get("max_position_embeddings", CONTEXT_TOKENS)
+
+    @asynccontextmanager
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+        from horizonrl.actors.chat import ChatTemplate
+        from horizonrl.actors.main import start_policy
+
+        policy = await start_policy(config, model_dir)
+        try:
+            chat = ChatTemplate.load(model_dir)
+            system = config.rollout.system_prompt
+            yield lambda env: Rollout(policy, chat, system, env.step_timeout_s)
+        finally:
+            await policy.close()
+
+    config = _config(recipes, asked.overrides, min(longest, CONTEXT_TOKENS))
+    facts = {
+        **model_identity(model_dir),
+        "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
+        "max_context_tokens": config.model.max_context_tokens,
+        "engine": config.actor.engine,
+    }
+    return Subject(str(asked.model), facts, config, bool(recipes), start)
+
+
+def _remote(asked: Asked) -> Subject:
+    from horizonrl.actors.endpoint import Conversation, Endpoint, EndpointSettings
+
+    if asked.endpoint is None or asked.model_name is None:
+        raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")
+    if asked.model is not None:
+        raise ConfigError(f"the model {asked.model} and --endpoint were both given: evaluate one of them")
+    if "@" in asked.endpoint:
+        raise ConfigError(f"--endpoint holds a password, which would be written down: put it into {asked.key_variable}")
+    key = os.environ.get(asked.key_variable, "").strip()
+    settings = EndpointSettings(asked.endpoint, asked.model_name, SecretStr(key) if key else None)
+
+    @asynccontextmanager
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+        def conversation(env: EnvSection) -> Rollout:
+            both = Conversation(endpoint)
+            return Rollout(both, both, config.rollout.system_prompt, env.step_timeout_s)
+
+        async with Endpoint(settings) as endpoint:
+            yield conversation
+
+    config = _config(asked.recipes, asked.overrides, CONTEXT_TOKENS)
+    return Subject(
+        asked.model_name,
+        {"endpoint": asked.endpoint, "model_name": asked.model_name},
+        config,
+        bool(asked.recipes),
+        start,
+    )
+
+
+def _config(recipes: Sequence[Path], overrides: Sequence[str], context_tokens: int) -> RunConfig:
+    """Return the recipes' config; without any, one that leaves a model its whole context."""
+    defaults = [f"--model.max_context_tokens={context_tokens}", f"--rollout.max_turn_tokens={TURN_TOKENS}"]
+    # Nobody here reads these, but a config of a long context, or of few slots, must have them.
+    unread = ["--learner.micro_batch_tokens=1000000000", "--rollout.group_size=2"]
+    return RunConfig.load(recipes, [*([] if recipes else defaults), *unread, *overrides])

@@ -1,0 +1,54 @@
+import subprocess
+import sys
+from collections import Counter
+
+from horizonrl.envs.babyai.levels import LEFT_OUT, generate, load_tasks
+
+FIRST_OBSERVATIONS = """
+import asyncio, hashlib
+from horizonrl.envs.babyai.env import BabyAI
+
+async def main():
+    digest = hashlib.sha256()
+    environment = BabyAI(style="compact", levels="all")
+    for task in environment.tasks(levels="all")[::43]:
+        digest.update((await environment.reset(task.task_id)).text.encode())
+    print(digest.hexdigest())
+
+asyncio.run(main())
+"""
+DIGEST = "34cb7f0e1beda27d5461aaca36b5152da6c82cdd3363e17e2c30ff6fb2a1ee10"
+"""Of minigrid 3.2.0's levels in our words. Another minigrid is other tasks, and other words another environment."""
+
+
+def test_the_first_observations_are_those_of_the_version_whatever_the_hash_seed_and_nothing_else_is_printed() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", FIRST_OBSERVATIONS],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert printed == {f"{DIGEST}\n"}
+
+
+def test_the_families_have_the_test_tasks_of_agentgym() -> None:
+    tests = Counter(task.category for task in load_tasks("agentgym") if task.split == "test")
+    assert tests == {"GoTo": 55, "Pickup": 15, "AOD": 5, "FindObj": 5, "Room": 5, "SynthLoc": 5}
+
+
+def test_all_tasks_to_train_on_are_listed_but_those_with_a_reason() -> None:
+    train = [task for task in load_tasks("agentgym") if task.split == "train"]
+    assert len(train) == 810 - len({246, 566, 1406, 1459})
+    assert len(load_tasks("all")) == 40 * 50 - len(LEFT_OUT)
+
+
+def test_a_task_is_of_the_level_and_the_seed_that_its_number_says() -> None:
+    assert next(task for task in load_tasks("all") if task.task_id == "1832").category == "Room"  # 32 of 40, seed 45
+    assert (generate("1832").width, generate("1832").mission) == (20, "pick up the ball")
+    assert generate("1").mission == generate("41").mission == "go to the red ball"
+    assert generate("1").agent_pos != generate("41").agent_pos

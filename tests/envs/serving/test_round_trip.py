@@ -1,0 +1,109 @@
+"""Our client plays our server."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horizonrl.envs import registry
+from horizonrl.envs.agentgym import wire
+from horizonrl.envs.agentgym.dialects import DIALECTS
+from horizonrl.envs.api import Environment, Step
+from tests.envs.serving.servers import WORLD, server_of
+
+TASKS = ("oak_planks", "chest", "bookshelf")
+
+
+async def expert_game(task_id: str) -> tuple[str, list[tuple[str, Step]]]:
+    """Return the first observation here, and the expert's replies with their answers."""
+    environment = registry.make("textcraft")
+    first = observation = (await environment.reset(task_id)).text
+    expert, turns = environment.expert(), []
+    while not turns or not turns[-1][1].terminated:
+        text = expert.act(observation)
+        turns.append((text, await environment.step(text)))
+        observation = turns[-1][1].observation
+    return first, turns
+
+
+async def replay(environment: Environment, task_id: str, turns: list[tuple[str, Step]]) -> tuple[str, list[Step]]:
+    first = (await environment.reset(task_id)).text
+    return first, [await environment.step(text) for text, _ in turns]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_expert_earns_through_http_what_it_earns_here(workers: int) -> None:
+    listed = [task.task_id for task in registry.tasks("textcraft")]
+
+    async def scenario() -> None:
+        async with server_of({"textcraft": {}}, workers=workers) as url:
+            own = registry.make("served", {"env": "textcraft", "url": f"{url}/textcraft"})
+            numbered = registry.make("agentgym-textcraft", {"url": url, "instructions": ""})
+            for task_id in TASKS:
+                first, turns = await expert_game(task_id)
+                assert await replay(own, task_id, turns) == (first, [
+                    Step(s.observation, s.reward, s.terminated, s.truncated, s.success, {"score": s.reward})
+                    for _, s in turns
+                ])  # fmt: skip
+                there, steps = await replay(numbered, str(listed.index(task_id)), turns)
+                assert there == first
+                assert [step.observation for step in steps] == [step.observation for _, step in turns]
+                assert sum(step.reward for step in steps) == 1.0
+                assert steps[-1].success
+            await own.close()
+            await numbered.close()
+
+    asyncio.run(scenario())
+
+
+def test_thirty_two_clients_play_at_once() -> None:
+    async def scenario() -> None:
+        first, turns = await expert_game("bookshelf")
+        async with server_of({"textcraft": {}, "parity": {}}) as url:
+            clients = [registry.make("served", {"url": f"{url}/textcraft"}) for _ in range(32)]
+            games = await asyncio.gather(*(replay(client, "bookshelf", turns) for client in clients))
+            assert all(game[0] == first and game[1][-1].success for game in games)
+            await asyncio.gather(*(client.close() for client in clients))
+        assert not wire._Pool._open
+
+    asyncio.run(scenario())
+
+
+def test_an_environment_that_agentgym_does_not_know_is_served_too() -> None:
+    async def scenario() -> None:
+        async with server_of({"parity": {}}) as url:
+            client = registry.make("served", {"env": "parity", "url": f"{url}/parity"})
+            await client.reset("round-00")
+            steps = [await client.step(text) for text in ("ab", "abc", "", "ab")]
+            assert [step.reward for step in steps] == [0.5, 0.0, 0.5, 0.5]
+            assert [step.terminated for step in steps] == [False, False, False, True]
+            assert not steps[-1].success
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+REPLIES = {"webarena": "So ```{}```", "sqlgym": "```sql\n{}\n```"}
+
+
+@pytest.mark.parametrize("name", [name for name in DIALECTS if name not in registry.names()])
+def test_every_dialect_is_written_as_it_is_read(name: str, install: Callable[..., None]) -> None:
+    install(name, WORLD)
+
+    async def scenario() -> None:
+        async with server_of({name: {"reward": 0.25}}) as url:
+            client: Any = registry.make(f"agentgym-{name}", {"url": url, "instructions": "", "test": "0-3"})
+            say = REPLIES.get(name, "Thought: x\nAction: {}").format
+            assert (await client.reset("2")).text == "Say task c.\nNow."
+            assert (await client.step(say("wait"))).observation == "step 1"
+            cut = await client.step(say("cut"))
+            assert (cut.terminated, cut.truncated, cut.success) == (False, True, False)
+            await client.reset("1")
+            steps = [await client.step(say(text)) for text in ("wait", "task b")]
+            assert [step.reward for step in steps] == [0.0, 0.25]
+            assert (steps[-1].observation, steps[-1].terminated, steps[-1].success) == ("step 2", True, True)
+            await client.close()
+        wire._idle.clear()
+
+    asyncio.run(scenario())

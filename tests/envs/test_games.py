@@ -1,0 +1,86 @@
+"""What every environment around a game shares: no dependence on the hash seed, bounds, and one end."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs import registry
+from horizonrl.envs.game import MAX_ACTION_CHARS, split_tasks
+
+FROZEN = {
+    "deepsearch": "88d560baaa2b58f3",
+    "household": "65c6b65b988562f3",
+    "maze": "f3a043ec578f2ad7",
+    "shop": "7480f3698adf4a77",
+    "sql": "a30ff6c6a455994f",
+    "wordle": "d882736ca4cf7f37",
+    "academia": "83ba5c5abea550d4",
+    "movie": "55d210b1e3ca927a",
+    "sheet": "548ffbfc0d41f5a4",
+    "todo": "e7456f6d4bb96c06",
+    "weather": "9de77222da4e273b",
+}
+"""Of each environment the digest of its list and of some episodes: what differs is another `version`."""
+EPISODES = """
+import asyncio, hashlib, sys
+from horizonrl.envs import registry
+
+async def main():
+    for env_id in sys.argv[1:]:
+        digest, environment = hashlib.sha256(), registry.make(env_id, {"format": "plain"})
+        listed = registry.tasks(env_id)
+        digest.update(repr(listed).encode())
+        for task in listed[:: len(listed) // 12]:
+            digest.update((await environment.reset(task.task_id)).text.encode())
+            expert, step = environment.expert(), None
+            while step is None or not step.terminated:
+                step = await environment.step(expert.act(""))
+                digest.update(step.observation.encode())
+        print(env_id, digest.hexdigest())
+
+asyncio.run(main())
+"""
+
+
+def test_lists_and_episodes_are_those_that_were_frozen_whatever_the_hash_seed() -> None:
+    command = [sys.executable, "-c", EPISODES, *FROZEN]
+    one, other = (
+        subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=120).stdout
+        for seed in ("1", "2")
+    )
+    assert one == other
+    found = dict(line.split() for line in one.decode().splitlines())
+    assert {env_id: digest[:16] for env_id, digest in found.items()} == FROZEN
+
+
+@pytest.mark.parametrize("env_id", FROZEN)
+def test_an_action_of_great_length_is_refused_and_an_observation_bounded(env_id: str) -> None:
+    async def play() -> None:
+        environment = registry.make(env_id, {"format": "plain", "style": "compact", "max_observation_chars": 600})
+        task = registry.tasks(env_id)[0]
+        assert len((await environment.reset(task.task_id)).text) <= 600
+        step = await environment.step("x" * 100_000)
+        assert step.observation == f"An action has {MAX_ACTION_CHARS} characters at most; this one has 100000."
+        assert (step.reward, step.terminated) == (0, False)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("env_id", FROZEN)
+def test_a_first_observation_that_does_not_fit_is_a_config_error(env_id: str) -> None:
+    async def begin() -> None:
+        environment = registry.make(env_id, {"max_observation_chars": 64})
+        await environment.reset(registry.tasks(env_id)[0].task_id)
+
+    with pytest.raises(ConfigError, match="max_observation_chars is 64"):
+        asyncio.run(begin())
+
+
+def test_the_test_split_is_drawn_by_the_ids_alone() -> None:
+    ids = [f"task-{number}" for number in range(50)]
+    forth, back = (split_tasks(dict.fromkeys(names, "all"), 10) for names in (ids, ids[::-1]))
+    assert sum(task.split == "test" for task in forth) == 10
+    assert sorted(forth, key=lambda task: task.task_id) == sorted(back, key=lambda task: task.task_id)

@@ -1,0 +1,57 @@
+"""The template of docs/environments/your-own.md, from the page to a checked environment."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/environments/your-own.md"
+FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the page's package and install it with pip, without an index, into a folder of its own."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
+    for name, text in FILE.findall(PAGE.read_text()):
+        (source / name).write_text(text)
+    assert sorted(file.name for file in source.iterdir()) == ["horizonrl_guess.py", "pyproject.toml"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True, timeout=240, capture_output=True)
+    return target
+
+
+def horizonrl(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "horizonrl.ops.cli", *words]
+    environ = os.environ | {"PYTHONPATH": str(installed), "COLUMNS": "160"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environ)
+
+
+@pytest.mark.process
+def test_the_template_is_listed_with_its_splits(installed: Path) -> None:
+    shown = horizonrl(installed, "envs", "list").stdout
+    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ all 100", shown), shown
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("action_format", ["react", "code"])
+def test_the_template_keeps_the_contract_in_words_and_in_calls(installed: Path, action_format: str) -> None:
+    checked = horizonrl(installed, "envs", "check", "guess", "--options.format", action_format)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "NO" not in checked.stdout
+
+
+@pytest.mark.process
+def test_a_template_that_pays_twice_is_found_out(installed: Path, tmp_path: Path) -> None:
+    module = (installed / "horizonrl_guess.py").read_text()
+    broken = module.replace(
+        '            self._secret = None\n            return Step("Right', '            return Step("Right'
+    )
+    assert broken != module
+    (tmp_path / "horizonrl_guess.py").write_text(broken)
+    checked = horizonrl(Path(f"{tmp_path}:{installed}"), "envs", "check", "guess")
+    assert checked.returncode == 1
+    assert "a step after the end raised no EnvironmentFailure" in checked.stdout

@@ -1,0 +1,354 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.scripted_policy import ScriptedPolicy, text_script
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
+from horizonrl.common.statistics import pass_at_k, wilson
+from horizonrl.common.types import StopReason
+from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
+from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
+from horizonrl.ops.evaluation.report import blocks_of, cells, header
+from horizonrl.ops.evaluation.run import BROKEN_LIMIT, carry_out, play_missing, settings_of
+from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+from horizonrl.ops.rundir import write_config
+from tests.actors.players import make_chat
+from tests.completions import Completions, refusal, serving
+from tests.engine import Played
+
+CONFIG = RunConfig.load()
+PARITY = Choice(env_ids=("parity",))
+TASKS = 16
+"""Of parity's test split."""
+
+
+@pytest.fixture
+def server() -> Iterator[Completions]:
+    with serving(Completions()) as completions:
+        yield completions
+
+
+def evaluate(server: Completions, out: Path, choice: Choice = PARITY, *overrides: str) -> dict[str, Any]:
+    """Evaluate the server's model; return the results."""
+    out.mkdir(exist_ok=True)
+    asked = Asked(None, server.url, "big", overrides=("--actor.slots=8", *overrides))
+    with subject_of(asked) as subject:
+        plan = make_plan(subject.config, choice, own_envs=False)
+        assert carry_out(subject, plan, settings_of(subject, plan), out) == 0
+    results: dict[str, Any] = json.loads((out / "results.json").read_text())
+    return results
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / FILE).read_text().splitlines()[1:]]
+
+
+# The plan
+
+
+def test_the_table_has_the_papers_27_tasks_and_each_is_played_on_tasks_that_exist() -> None:
+    plan = make_plan(CONFIG, Choice(table=True), own_envs=False)
+    assert [part.env.id for part in plan.parts] == ["webnav", "deepsearch", "textcraft", "babyai", "sciworld"]
+    assert [len(part.rows) - 1 for part in plan.parts] == [4, 7, 4, 6, 5]
+    assert sum(len(scenario.rows) for scenario in TABLE) + 1 == 27
+    assert [len(part.tasks) for part in plan.parts] == [50, 400, 100, 90, 200]
+    for part in plan.parts:
+        found = Counter(of.category for of in part.tasks)
+        assert all(found[category] for label, category in part.rows.items() if category and label != ALL)
+    assert [part.turns for part in plan.parts] == [(15,), (10,), (30,), (20,), (30,)]
+
+
+def test_tasks_are_those_of_each_category_whatever_else_is_asked_for() -> None:
+    choice = Choice(table=True, env_ids=("babyai", "textcraft"), tasks=3)
+    plan = make_plan(CONFIG, choice, own_envs=False)
+    assert [len(part.tasks) for part in plan.parts] == [4 * 3, 6 * 3]
+    fewer = make_plan(CONFIG, Choice(env_ids=("textcraft",), categories=("depth2",), tasks=2), own_envs=False)
+    assert set(fewer.parts[0].tasks) < set(plan.parts[0].tasks)
+    assert fewer.parts[0].rows == {"depth2": "depth2"}
+
+
+def test_an_episodes_seed_is_its_own_and_does_not_depend_on_what_else_is_played() -> None:
+    many = make_plan(CONFIG, Choice(env_ids=("parity", "textcraft"), samples=(1, 4)), own_envs=False)
+    seeds = {of.key: of.ticket.sampling.seed for of in many.plays}
+    assert len(set(seeds.values())) == len(seeds) == (TASKS + 100) * 4
+    few = make_plan(CONFIG, Choice(env_ids=("parity",), tasks=5), own_envs=False)
+    assert all(of.ticket.sampling.seed == seeds[of.key] for of in few.plays)
+    other = make_plan(RunConfig.load([], ["--run.seed=1"]), PARITY, own_envs=False)
+    assert all(of.ticket.sampling.seed != seeds[of.key] for of in other.plays)
+
+
+def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
+    envs = [
+        {"id": "textcraft", "categories": ["depth1"], "options": {"style": "compact"}, "horizons": [3, 7]},
+        {"id": "parity", "kinds": ["demo", "train"]},
+    ]
+    config = RunConfig.load([], ["--envs", json.dumps(envs)])
+    (part,) = make_plan(config, Choice(options={"format": "plain"}), own_envs=True).parts
+    assert part.env.options == {"style": "compact", "format": "plain"}
+    assert (part.turns, {of.category for of in part.tasks}) == ((7,), {"depth1"})
+
+
+# The lines
+
+
+def line(stop: StopReason, turns: int, success: bool = False) -> Line:
+    said = tuple(Said(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
+    told: dict[str, Any] = {"env": "e", "task": "t", "category": "c", "sample": 0, "prompt": "p"}
+    return Line(**told, stop=stop, success=success, error=None, generate_s=0.0, environment_s=0.0, turns=said)
+
+
+def test_an_episode_under_fewer_turns_is_the_begin_of_one_under_more() -> None:
+    won = line(StopReason.TERMINATED, 4, success=True)
+    whole, cut = won.within(4), won.within(3)
+    assert whole is not None and (whole.success, whole.turns, whole.truncated, whole.tokens) == (True, 4, False, 12)
+    assert cut is not None and (cut.success, cut.turns, cut.truncated, cut.tokens) == (False, 3, True, 9)
+    assert (whole.episode_return, cut.episode_return) == (2.0, 1.5)
+
+
+def test_an_episode_that_broke_is_valid_under_as_many_turns_as_it_took() -> None:
+    broken = line(StopReason.POLICY_ERROR, 3)
+    assert broken.within(4) is None
+    cut = broken.within(3)
+    assert cut is not None and (cut.truncated, cut.turns) == (True, 3)
+
+
+# From the model to the table
+
+
+def test_every_task_is_played_and_the_table_says_how_well(server: Completions, tmp_path: Path) -> None:
+    results = evaluate(server, tmp_path)
+    assert len(server.bodies) == TASKS * 4
+    (block,) = results["blocks"]
+    (row,) = block["rows"]
+    assert (row["scenario"], row["task"], row["tasks"], row["episodes"], row["success_rate"]) == (
+        *("parity", "all", TASKS, TASKS),
+        1.0,
+    )
+    assert (row["low"], row["high"]) == wilson(TASKS, TASKS)
+    assert (row["turns_mean"], row["tokens_mean"], row["broken_share"]) == (4.0, 4 * 3, 0.0)
+    assert (results["model"], results["settings"]["seed"]) == ("big", 0)
+    table = (tmp_path / "table.md").read_text()
+    assert "| parity | all | 16 | 100 % (81-100 %) | 4.0 | 12 | 0 % |" in table
+
+
+def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(server: Completions, tmp_path: Path) -> None:
+    evaluate(server, tmp_path)
+    evaluate(server, tmp_path)
+    assert len(server.bodies) == TASKS * 4
+    results = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(1, 2, 4)))
+    assert len(server.bodies) == TASKS * 4 * 4
+    keys = [(of["task"], of["sample"]) for of in lines_of(tmp_path)]
+    assert len(keys) == len(set(keys)) == TASKS * 4
+    row = results["blocks"][0]["rows"][0]
+    assert header((1, 2, 4))[4:7] == ["pass@1", "pass@2", "pass@4"]
+    assert cells(row, (1, 2, 4))[4:7] == ["100 %"] * 3
+
+
+def test_a_file_of_other_settings_is_refused_by_what_differs(server: Completions, tmp_path: Path) -> None:
+    evaluate(server, tmp_path)
+    asked = len(server.bodies)
+    for overrides, message in {
+        ("--run.seed=3",): "seed was 0 and is 3",
+        ("--eval.temperature=0.5",): "temperature was 1.0 and is 0.5",
+        ("--rollout.max_turn_tokens=9",): "max_turn_tokens was 512 and is 9",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            evaluate(server, tmp_path, PARITY, *overrides)
+    with pytest.raises(ConfigError, match=r"environments\.parity\.turns was 30 and is 7"):
+        evaluate(server, tmp_path, Choice(env_ids=("parity",), turns=(7,)))
+    with serving(Completions()) as other, pytest.raises(ConfigError, match=r"model\.endpoint was"):
+        evaluate(other, tmp_path)
+    assert len(server.bodies) == asked
+
+
+def test_two_evaluations_do_not_write_one_file(server: Completions, tmp_path: Path) -> None:
+    with Journal.open(tmp_path, {}), pytest.raises(ConfigError, match="another evaluation writes"):
+        evaluate(server, tmp_path)
+
+
+def test_a_line_that_a_kill_cut_off_is_played_again(server: Completions, tmp_path: Path) -> None:
+    evaluate(server, tmp_path)
+    whole = (tmp_path / FILE).read_bytes()
+    for cut in (20, len(whole.splitlines(keepends=True)[-1]) + 20, len(whole) - 5):
+        (tmp_path / FILE).write_bytes(whole[:-cut])
+        evaluate(server, tmp_path)
+        assert sorted((of["task"], of["sample"]) for of in lines_of(tmp_path)) == sorted(
+            (f"round-{number:02d}", 0) for number in range(3, 64, 4)
+        )
+
+
+def test_what_broke_is_counted_apart_and_played_again(server: Completions, tmp_path: Path) -> None:
+    server.faults = [None, None, refusal(400), refusal(400)]
+    row = evaluate(server, tmp_path)["blocks"][0]["rows"][0]
+    assert (row["episodes"], row["broken"], row["success_rate"]) == (TASKS - 2, 2, 1.0)
+    assert row["broken_share"] == 2 / TASKS
+    row = evaluate(server, tmp_path)["blocks"][0]["rows"][0]
+    assert (row["episodes"], row["broken"]) == (TASKS, 0)
+    assert len(lines_of(tmp_path)) == TASKS + 2
+
+
+def test_when_nothing_works_it_ends_rather_than_break_everything(server: Completions, tmp_path: Path) -> None:
+    server.faults = [refusal(400)] * 200
+    with pytest.raises(RunFailed, match=f"{BROKEN_LIMIT} episodes of parity broke in a row.*answered 400"):
+        evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
+    server.faults = [refusal(401)] * 16
+    with pytest.raises(EngineDead, match="answered 401"):
+        evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))
+    server.faults = []
+    row = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))["blocks"][0]["rows"][0]
+    assert (row["episodes"], row["broken"]) == (TASKS * 4, 0)
+
+
+def test_the_key_is_written_nowhere(server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    server.faults = [refusal(400, "sk-very-secret is no key")]
+    evaluate(server, tmp_path)
+    assert set(server.keys) == {"Bearer sk-very-secret"}
+    assert all(b"sk-very-secret" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_sweep_of_turns_is_a_block_a_value_from_one_set_of_episodes(server: Completions, tmp_path: Path) -> None:
+    results = evaluate(server, tmp_path, Choice(env_ids=("parity",), turns=(8, 2, 4), samples=(2,)))
+    assert len(server.bodies) == TASKS * 2 * 4
+    assert [block["turns"]["parity"] for block in results["blocks"]] == [2, 4, 8]
+    rows = [block["rows"][0] for block in results["blocks"]]
+    assert [(row["success_rate"], row["turns_mean"], row["truncated_share"]) for row in rows] == [
+        (0.0, 2.0, 1.0),
+        (1.0, 4.0, 0.0),
+        (1.0, 4.0, 0.0),
+    ]
+    assert (tmp_path / "table.md").read_text().count("At most") == 3
+
+
+# The policy
+
+
+def scripted(answers: dict[str, str], default: str) -> Subject:
+    """Return a subject that answers by what it has read, on ScriptedPolicy."""
+    chat = make_chat()
+
+    def answer(read: str) -> str:
+        return next((said for words, said in answers.items() if words in read), default)
+
+    @asynccontextmanager
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+        policy = ScriptedPolicy(text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024)
+        yield lambda env: Rollout(policy, chat, None, env.step_timeout_s)
+
+    return Subject("script", {"name": "script"}, CONFIG, False, start)
+
+
+def test_pass_at_k_comes_from_the_samples_of_each_task(tmp_path: Path) -> None:
+    subject = scripted({"round-03": "odd", "round-07": "odd"}, "even")
+    plan = make_plan(CONFIG, Choice(env_ids=("parity",), samples=(1, 3)), own_envs=False)
+    assert carry_out(subject, plan, settings_of(subject, plan), tmp_path) == 0
+    row = json.loads((tmp_path / "results.json").read_text())["blocks"][0]["rows"][0]
+    assert row["success_rate"] == (TASKS - 2) / TASKS
+    assert row["pass_at"]["3"] == pytest.approx((TASKS - 2) / TASKS * pass_at_k(3, 3, 3))
+
+
+def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
+    said = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        subject = scripted({}, "even")
+        plan = make_plan(CONFIG, Choice(env_ids=("textcraft",), tasks=1), own_envs=False)
+        carry_out(subject, plan, settings_of(subject, plan), tmp_path / name)
+        lines = lines_of(tmp_path / name)
+        said.append(sorted((of["task"], json.dumps(of["turns"])) for of in lines))
+    assert said[0] == said[1]
+
+
+@pytest.mark.process
+def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_path: Path) -> None:
+    chat = make_chat()
+
+    @asynccontextmanager
+    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+        yield lambda env: Rollout(vllm_engine.policy, chat, None, env.step_timeout_s)
+
+    config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])
+    plan = make_plan(config, Choice(env_ids=("parity",), tasks=3, samples=(2,)), own_envs=False)
+    with Journal.open(tmp_path, {}) as journal:
+        vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal))
+        (block,) = blocks_of(plan, journal.lines)
+    assert (block["rows"][0]["episodes"], block["rows"][0]["broken"]) == (6, 0)
+    assert all(0 < turn.tokens <= 4 for line in journal.lines.values() for turn in line.turns)
+
+
+# The subject
+
+
+def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
+    tmp_path: Path, tiny_models: tuple[Path, Path]
+) -> None:
+    envs = '[{"id": "parity"}]'
+    config = RunConfig.load(
+        [], [f"--run.root={tmp_path}", f"--model.name={tiny_models[0]}", "--envs", envs, "--rollout.max_turn_tokens=7"]
+    )
+    write_config(config)
+    place = config.run_dir / "checkpoints" / "step-000003"
+    place.mkdir(parents=True)
+    (place / "weights.safetensors").write_bytes((tiny_models[1] / "model.safetensors").read_bytes())
+    with subject_of(Asked(str(place))) as subject:
+        assert (subject.own_envs, subject.config.rollout.max_turn_tokens) == (True, 7)
+        of_checkpoint = subject.facts["weights"]
+    with subject_of(Asked(str(tiny_models[1]))) as subject:
+        assert subject.facts["weights"] == of_checkpoint
+        assert subject.config.model.max_context_tokens == 1024  # the model's own
+        assert not subject.own_envs
+    best = config.run_dir / "best"
+    best.mkdir()
+    (best / "v2.safetensors").write_bytes((tiny_models[0] / "model.safetensors").read_bytes())
+    told = {"weights": "v2.safetensors", "step": 2, "lineage": 0, "success_rate": 0.5, "low": 0.1, "high": 0.9}
+    (best / "eval.json").write_text(json.dumps(told))
+    with subject_of(Asked(str(config.run_dir))) as subject:
+        assert subject.facts["weights"] != of_checkpoint
+
+
+# The program
+
+
+def program(server: Completions, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "horizonrl.ops.cli", "eval", "--endpoint", server.url, "--model-name", "big"]
+    return subprocess.Popen(
+        [*command, "--env", "parity", "--out", str(out), "--samples", "1", "4", *more],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_evaluation_goes_on_where_it_was(server: Completions, tmp_path: Path, number: signal.Signals) -> None:
+    server.delay_s = 0.1
+    first = program(server, tmp_path, "--actor.slots", "2")
+    deadline = time.monotonic() + 120
+    while not (tmp_path / FILE).exists() or len(lines_of(tmp_path)) < 5:
+        assert time.monotonic() < deadline and first.poll() is None, first.communicate()[0]
+        time.sleep(0.05)
+    first.send_signal(number)
+    told = first.communicate(timeout=60)[0]
+    assert first.returncode == (130 if number is signal.SIGINT else -number), told
+    done, asked, server.delay_s = len(lines_of(tmp_path)), len(server.bodies), 0.0
+    second = program(server, tmp_path)
+    told = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, told
+    keys = [(of["task"], of["sample"]) for of in lines_of(tmp_path)]
+    assert len(keys) == len(set(keys)) == TASKS * 4
+    assert len(server.bodies) - asked == (TASKS * 4 - done) * 4
+    assert "100 % (94-100 %)" in told
