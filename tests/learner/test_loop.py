@@ -115,7 +115,7 @@ def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[s
 lives = st.lists(st.integers(0, 150), max_size=4)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     learner=lives,
     controller=lives,
