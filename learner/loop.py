@@ -250,8 +250,8 @@ class LearnerLoop:
         if len(draft.dropped) >= GIVE_UP_AFTER * wanted:
             raise RunFailed(
                 f"hardly any group can be trained on ({told}): the policy solves all of these tasks, or it has "
-                "collapsed and solves none. Give harder or easier tasks, a larger rollout.group_size or a lower rl.lr, or export "
-                "what there is (`horizonrl export`)"
+                "collapsed and solves none. Give harder or easier tasks, a larger rollout.group_size or a lower "
+                "rl.lr, or export what there is (`horizonrl export`)"
             )
 
     async def _await_evaluations(self, reader: LogReader) -> None:
