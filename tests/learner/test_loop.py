@@ -229,7 +229,7 @@ def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
-    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=0.3"), idle_from=7)
+    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=2"), idle_from=7)
     asyncio.run(world.run())
     assert [line["version"] for line in world.evals()][:3] == [0, 2, 4]
     assert 7 not in [line["version"] for line in world.evals()]
