@@ -22,7 +22,7 @@ train: setup
 	$(VENV)/bin/horizonrl train $(RECIPE)
 
 test: setup lint
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
 
 lint: setup
 	$(VENV)/bin/ruff check .

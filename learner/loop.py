@@ -47,6 +47,7 @@ QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 STARVED_AFTER = 10
 """Batches' worth of groups that one step drops before it is said, and at every doubling; verl's DAPO gives up there."""
+GIVE_UP_AFTER = 16 * STARVED_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,25 +232,31 @@ class LearnerLoop:
                 continue
             self._consume(entry, standing)
             if len(draft.dropped) == starved:
-                self._warn_of_starvation(draft, wanted)
+                self._tell_of_starvation(draft, wanted)
                 starved *= 2
             if not reader.ahead or draft.count(standing.phase) == wanted:
                 await self._announce_progress()
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
 
-    def _warn_of_starvation(self, draft: Draft, wanted: int) -> None:
-        """Say that hardly any group can be trained on: who solves every task, or none, samples on for ever."""
-        reasons = Counter(drop.reason.value for drop in draft.dropped)
+    def _tell_of_starvation(self, draft: Draft, wanted: int) -> None:
+        """Say that hardly any group of this step can be trained on. Raises RunFailed when it has been so for too long.
+
+        A policy that solves every task, or none, would be sampled for ever.
+        """
         episodes = [episode for group in draft.consumed for episode in group.valid_episodes]
-        log.warning(
-            "batch_starved",
-            step=self._commit.step,
-            missing=wanted - draft.count(self._phase()),
-            dropped=dict(reasons),
-            success_rate=sum(episode.success for episode in episodes) / max(1, len(episodes)),
-            hint="nothing is left to learn of these tasks, or the policy has collapsed: see the success rate; other "
-            "tasks, a larger rollout.group_size or an earlier checkpoint",
-        )
+        told = {
+            "step": self._commit.step,
+            "missing": wanted - draft.count(self._phase()),
+            "dropped": dict(Counter(drop.reason.value for drop in draft.dropped)),
+            "success_rate": round(sum(episode.success for episode in episodes) / max(1, len(episodes)), 3),
+        }
+        log.warning("batch_starved", **told)
+        if len(draft.dropped) >= GIVE_UP_AFTER * wanted:
+            raise RunFailed(
+                f"hardly any group can be trained on ({told}): the policy solves all of these tasks, or it has "
+                "collapsed and solves none. Give harder or easier tasks, a larger rollout.group_size or a lower "
+                "rl.lr, or export what there is (`horizonrl export`)"
+            )
 
     async def _await_evaluations(self, reader: LogReader) -> None:
         """Consume until every evaluation has ended, the one after the last step too.

@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from horizonrl.broker.server import EmbeddedServer
 from tests.engine import tiny_models, vllm_engine
 
 __all__ = ["tiny_models", "vllm_engine"]
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

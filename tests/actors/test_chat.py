@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from horizonrl.actors.chat import ChatTemplate
@@ -72,7 +72,6 @@ def rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
 
 
 @every_shape
-@settings(deadline=None)
 @given(system=st.none() | benign, first=benign, turns=turns)
 def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
     shape: str, system: str | None, first: str, turns: list[tuple[str, int, bool, str]]
@@ -94,7 +93,6 @@ def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
 
 
 @every_shape
-@settings(deadline=None)
 @given(system=st.none() | benign, first=benign)
 def test_the_first_prompt_has_the_ids_that_the_tokenizer_gives_the_rendering(
     shape: str, system: str | None, first: str

@@ -1,6 +1,7 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `train`, `resume` or `desert`, with a ZeRO stage (`-z3`) and adapters' rank (`-r4`) if they are not 1 and 0.
+A mode is `train`, `resume` or `desert`, with a ZeRO stage (`-z3`), adapters' rank (`-r4`) and updates of a batch, and
+with them a critic (`-u2`), if they are not 1, 0 and 1.
 """
 
 import json
@@ -54,13 +55,20 @@ class Deserter:
 
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
+    from horizonrl.common.objective import AdvantageSection, LossSection, Objective
     from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
     from horizonrl.learner.ranks import Leader, follow
 
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
-    engine = DeepSpeedEngine(EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, **layout))
+    objective = Objective(
+        advantage=AdvantageSection(kind="gae" if "u" in given else "grpo"),
+        loss=LossSection(minibatches=given.get("u", 1)),
+    )
+    engine = DeepSpeedEngine(
+        EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, objective=objective, **layout)
+    )
     if engine.rank != 0:
         follow(engine if mode != "desert" else Deserter(engine))
         return {}

@@ -1,6 +1,7 @@
 """The learner, the controller and an actor, killed at every request that they make to the broker."""
 
 import asyncio
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[s
 lives = st.lists(st.integers(0, 150), max_size=4)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     learner=lives,
     controller=lives,
@@ -234,7 +235,7 @@ def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
-    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=0.3"), idle_from=7)
+    world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=2"), idle_from=7)
     asyncio.run(world.run())
     assert [line["version"] for line in world.evals()][:3] == [0, 2, 4]
     assert 7 not in [line["version"] for line in world.evals()]
@@ -260,14 +261,21 @@ def test_a_learner_that_is_stopped_before_the_last_evaluation_is_in_has_not_fini
     asyncio.run(scenario())
 
 
-def test_a_step_that_finds_hardly_a_group_to_train_on_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("refused", [50, 10_000])
+def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refused: int
 ) -> None:
     refusals = itertools.count()
-    monkeypatch.setattr("horizonrl.learner.collector.teaches", lambda *_: next(refusals) >= 50)
-    asyncio.run(World(tmp_path).run())
+    monkeypatch.setattr("horizonrl.learner.collector.teaches", lambda *_: next(refusals) >= refused)
+    given_up = refused > 50
+    with (
+        pytest.raises(ExceptionGroup, check=lambda group: group.subgroup(RunFailed) is not None)
+        if given_up
+        else contextlib.nullcontext()
+    ):
+        asyncio.run(World(tmp_path).run())
     warnings = [line for line in capsys.readouterr().out.splitlines() if "batch_starved" in line]
-    assert len(warnings) == 2, "after ten batches' worth, and after twice as many"
+    assert len(warnings) == (5 if given_up else 2), "after ten batches' worth, and at every doubling"
     assert "'zero_variance': 20" in warnings[0]
     assert "'zero_variance': 40" in warnings[1]
     assert "success_rate=" in warnings[0]
