@@ -85,7 +85,13 @@ LEARNER = (
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
     Metric("counter", "groups_evaluated_total", "Groups settled by evaluation."),
     Metric(
-        "counter", "log_entries_refused_total", "Entries of the group log that are no group or a repeat.", ("reason",)
+        *(
+            "counter",
+            "log_entries_refused_total",
+            "Entries of the group log that are no group or a repeat.",
+            ("reason",),
+        ),
+        reasons=("forged", "malformed", "repeat", "too_large", "unknown_schema"),
     ),
     Metric("gauge", "eval_success_ratio", "Share of solved episodes in the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version that the last evaluation judged."),

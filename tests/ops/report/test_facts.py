@@ -94,8 +94,10 @@ def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files:
     assert "1 step of the ledger" in notices(config, replace(files, metrics=files.metrics[:-1]))[0]
 
 
-def test_no_password_of_a_brokers_address_is_told(run_dir: Path, files: Files) -> None:
-    config = run_config(run_dir.parent, "--broker.url=nats://me:hunter2@host:4222")
+def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORIZONRL_BROKER__PASSWORD", "hunter2")
+    config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.user=me")
+    assert config.broker.password is not None
     told = facts(config, files)["config"]
     assert "hunter2" not in told
     assert "host:4222" in told
