@@ -48,6 +48,10 @@ ON_EVENTS = {
     "test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver",
     "tickets_reissued_total": "tests/learner/test_loop.py::"
     "test_a_ticket_whose_group_the_broker_lost_is_issued_again_and_a_repeated_group_is_passed_over",
+    "log_entries_refused_total": "tests/learner/test_hostile.py::"
+    "test_the_weights_are_the_same_with_and_without_hostile_messages",
+    "tracker_failures_total": "tests/ops/test_tracking.py::"
+    "test_a_tracker_that_fails_is_counted_once_and_changes_nothing_for_the_learner",
     "tickets_void_total": "tests/actors/test_loop.py::"
     "test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason",
 }
