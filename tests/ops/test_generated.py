@@ -29,9 +29,7 @@ def test_the_page_of_the_configuration_has_every_key() -> None:
     sections = RunConfig.model_construct().model_dump(mode="json")
     told = re.findall(r"^## `\[+(\w+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
     keys = {name: (of[0] if isinstance(of, list) else of) for name, of in sections.items()}
-    assert [section or key for section, key in told] == [
-        each for name, of in keys.items() for each in (name, *of)
-    ]
+    assert [section or key for section, key in told] == [each for name, of in keys.items() for each in (name, *of)]
 
 
 def test_the_dashboards_are_current() -> None:
