@@ -35,8 +35,8 @@ FENCED = re.compile(r"^( *)```\w*\n.*?^\1```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^(?: {4}|\t).*$", re.MULTILINE)
 LINE = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/)?((?:horizonrl|make) .*)$", re.MULTILINE)
 SPAN = re.compile(r"(?<!`)`((?:horizonrl|make) [^`]+)`(?!`)")
-PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|(?:path/to/|\.\.\.|recipe\.toml).*")
-"""What a reader puts something else for."""
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|(?:path/to/|runs/|\.\.\.|recipe\.toml).*")
+"""What a reader puts something else for, or has once there is a run."""
 NEW_ENVIRONMENTS = {"guess"}
 """Those that a page brings itself (docs/environments/your-own.md)."""
 
