@@ -72,7 +72,7 @@ def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
         case "string":
             return {"path": "path", "password": "secret"}.get(field.get("format", ""), "text")
         case number:
-            return number + _bounds(field)
+            return f"{number}{_bounds(field)}"
 
 
 def _bounds(field: dict[str, Any]) -> str:
