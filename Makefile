@@ -36,7 +36,7 @@ format: setup
 
 # The documentation as a site in site/; a link that leads nowhere is an error.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 # What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
 generated: setup

@@ -59,8 +59,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_site_builds_without_a_broken_link_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+    done = subprocess.run(  # without --quiet, which hides the warnings from --strict too
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         capture_output=True,
         text=True,
         cwd=ROOT,
