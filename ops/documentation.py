@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages that stand outside `docs/`, and links that lead out of it.
+"""A hook of mkdocs: pages that stand outside `docs/`, links that lead out of it, and the list of decisions.
 
 The protocol is package data and the contributing guide belongs at the root: they become pages where they are. A link to
 a file of the source keeps its text and tells the place, since the site does not hold the source.
@@ -27,7 +27,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let each link lead to where its file is on the site."""
+    """Let each link lead to where its file is on the site; list the decisions on their page."""
     source = Path(str(page.file.abs_src_path))
     here = Path(page.file.src_uri).parent
 
@@ -40,7 +40,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f'<span class="source" title="{_told(target, anchor)}">{text}</span>'
         return f"[{text}]({os.path.relpath(uri, here)}{anchor})"
 
-    return LINK.sub(placed, markdown)
+    return LINK.sub(placed, markdown) + (_decisions() if page.file.src_uri == "adr/index.md" else "")
+
+
+def _decisions() -> str:
+    records = sorted((DOCS / "adr").glob("[0-9]*.md"))
+    titles = {record.name: record.read_text().partition("\n")[0].removeprefix("# ") for record in records}
+    return "\n" + "\n".join(f"- [{title}]({name})" for name, title in titles.items()) + "\n"
 
 
 def _uri(target: Path) -> str | None:

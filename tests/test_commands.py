@@ -43,7 +43,7 @@ NEW_ENVIRONMENTS = {"guess"}
 
 def found(page: Path) -> Iterator[tuple[str, bool]]:
     """Yield the commands of a page, and whether each stands on a line of its own, to be typed."""
-    text = page.read_text()
+    text = re.sub(r" \\\n\s*", " ", page.read_text())
     prose = FENCED.sub("", text)
     for block in (*(block for _, block in SHELL.findall(text)), *INDENTED.findall(prose)):
         yield from ((line, True) for line in LINE.findall(block))
