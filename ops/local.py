@@ -282,7 +282,7 @@ async def serve_broker(config: RunConfig) -> None:
         transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
         await transport.close()
         log.info("broker_started", url=server.url)
-        print(f"broker of run {config.run.name} listens at {server.url}", flush=True)
+        print(f"broker of run {config.run.name} listens at nats://{server.host}:{server.port}", flush=True)
         await until_stopped(_alive(server), stopping)
 
 

@@ -1,6 +1,13 @@
-"""The documentation names code that is there."""
+"""The documentation names code and places that are there, and its site builds.
 
+A link within the site is checked twice: as the site has it, by `mkdocs build --strict`, and as a repository shows it.
+"""
+
+import os
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,6 +15,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "broker/PROTOCOL.md"]
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#L(\d+))?[^)]*\)")
+ANCHORED = re.compile(r"\]\((?!\w+:)([^)#\s]*)#(?!L\d)([^)\s]+)\)")
+FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*\shref=[\"']?(?:https?:)?//|url\([\"']?https?:"
+)
+"""What a browser would fetch from elsewhere."""
 NAMED_LINE = re.compile(r"\[(\w+)\]\(([^)#]*\.py)#L(\d+)\)")
 
 
@@ -23,3 +36,39 @@ def test_a_function_stands_at_the_line_that_is_named(page: Path) -> None:
         lines = (page.parent / target).read_text().splitlines()
         places = [at + 1 for at, line in enumerate(lines) if re.match(rf"\s*(def|class) {name}\b", line)]
         assert int(number) in places, f"{name} stands at {places}, not at {number}: mend the page"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_sections(page: Path) -> None:
+    for target, anchor in ANCHORED.findall(FENCED.sub("", page.read_text())):
+        there = (page.parent / target).resolve() if target else page
+        assert anchor in anchors(there), f"{target}#{anchor}: {there.name} has {', '.join(sorted(anchors(there)))}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's sections, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*?)\s*$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain]
+    before: Counter[str] = Counter()
+    found = set()
+    for slug in slugs:
+        found.add(f"{slug}-{before[slug]}" if before[slug] else slug)
+        before[slug] += 1
+    return found
+
+
+def test_the_site_builds_without_a_broken_link_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(  # without --quiet, which hides the warnings from --strict too
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {file.relative_to(tmp_path / "site").as_posix(): file for file in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "protocol.html", "contributing.html", "environments/textcraft.html"} <= pages.keys()
+    for name, file in [*pages.items(), *((str(file), file) for file in (tmp_path / "site").rglob("*.css"))]:
+        assert not FETCHED.search(file.read_text()), name

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker import server
+from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connect
+from horizonrl.broker.folder import Keys
+from horizonrl.broker.keys import make_keys
 from horizonrl.broker.server import EmbeddedServer, find_server
 from horizonrl.common.config import BrokerSection
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency
@@ -49,6 +52,19 @@ def test_messages_survive_a_stop_and_a_start_on_the_same_port(tmp_path: Path) ->
             assert (await transport.publish("groups.train", b"kept", message_id="a")).duplicate
             await transport.close()
         assert second.port is not None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_certificate(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        make_keys(tmp_path / "keys", ["r"], ["nats.example"])
+        keys = Keys(tmp_path / "keys")
+        async with EmbeddedServer(tmp_path / "nats", host="0.0.0.0", extra=keys.configuration.read_text()) as started:
+            own = {"nkey_seed": keys.seed("r", Role.CONTROLLER), "ca_file": keys.authority}
+            transport = await connect("r", BrokerSection(url=started.url, **own))
+            await transport.close()
 
     asyncio.run(scenario())
 

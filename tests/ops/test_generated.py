@@ -1,4 +1,4 @@
-"""What is made from the metrics' table is current: `make generated` makes it anew."""
+"""What is made from tables in the code is current: `make generated` makes it anew."""
 
 import json
 import re
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from horizonrl.common.config import RunConfig
 from horizonrl.common.metrics import METRICS, PREFIX, TABLE
+from horizonrl.ops import config_page
 from horizonrl.ops.grafana.dashboards import DASHBOARDS, DIRECTORY, files
 from horizonrl.ops.grafana.panels import DECLARED, HEIGHTS, Dashboard, last, metric_names
 from horizonrl.ops.metrics_page import PAGE, page
@@ -17,6 +19,17 @@ RULES = Path(__file__).parents[2] / "ops/prometheus/rules.yaml"
 
 def test_the_page_of_metrics_is_current() -> None:
     assert PAGE.read_text() == page(), "run `make generated`"
+
+
+def test_the_page_of_the_configuration_is_current() -> None:
+    assert config_page.PAGE.read_text() == config_page.page(), "run `make generated`"
+
+
+def test_the_page_of_the_configuration_has_every_key() -> None:
+    sections = RunConfig.model_construct().model_dump(mode="json")
+    told = re.findall(r"^## `\[+(\w+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
+    keys = {name: (of[0] if isinstance(of, list) else of) for name, of in sections.items()}
+    assert [section or key for section, key in told] == [each for name, of in keys.items() for each in (name, *of)]
 
 
 def test_the_dashboards_are_current() -> None:

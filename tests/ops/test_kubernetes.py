@@ -311,10 +311,7 @@ OURS = [words[words.index("horizonrl") :] for words in COMMANDS if "horizonrl" i
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
 def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
-    words, overrides = cli.split_overrides(words[1:])
-    if words[:2] == ["broker", "keys"]:
-        words = [cli.BROKER_KEYS, *words[2:]]
-    cli._parser().parse_args(words)
+    _, overrides = cli.parse(words[1:])
     RunConfig.load([], overrides)
 
 
