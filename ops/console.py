@@ -170,9 +170,14 @@ class Console:
         """Return the lines that move: how far the run is, what waits for what, what broke."""
         now = time.time()
         lines = self._metrics.lines
-        told = [] if (coming := self._coming(started, now)) and self.standing is None else self._waits(lines, now)
+        coming = self._coming(started, now)
+        begun = self.standing is not None and self.standing.progress is not None
+        told = self._waits(lines, now) if begun or not coming else []
         saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
-        broken = [f"{of} {of.count}x, {duration(now - of.last)} ago ({of.log_file})" for of in self._troubles]
+        broken = [
+            f"{of} {of.count}x, {duration(now - of.last)} ago ({of.log_file.parent.name}/{of.log_file.name})"
+            for of in self._troubles
+        ]
         return Group(
             self._bar(lines),
             *(_line(text, "dim") for text in (coming, *told, saving) if text),
@@ -202,7 +207,7 @@ class Console:
         for name, since in started.items():
             if self._ready.get(name, 0.0) < since:
                 usual = f" of about {duration(self._usual_s[name])}" if name in self._usual_s else ""
-                told.append(f"{name} {duration(now - since)}{usual}")
+                told.append(f"{name} for {duration(now - since)}{usual}")
         return f"starting: {', '.join(told)}" if told else ""
 
     def summary(self, model_dir: Path) -> None:

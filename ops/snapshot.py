@@ -25,7 +25,7 @@ from horizonrl.ops.figures import (
     time_left,
 )
 from horizonrl.ops.report.facts import Files, books
-from horizonrl.ops.standing import Standing, plural, waits
+from horizonrl.ops.standing import Standing, counted, waits
 from horizonrl.ops.troubles import Trouble
 
 TREND = 24
@@ -101,7 +101,7 @@ class Snapshot:
         """Return what the last steps and evaluations came to."""
         if not self.files.metrics:
             nothing = "no step yet" if self.run_dir else "the broker does not know: ask in the learner's run directory"
-            return [("success", nothing)]
+            return [("success", nothing), *self._horizons()]
         rows = self._rl(self.files.rl) if self.files.rl else self._imitation(self.files.metrics)
         return rows + self._evaluations(self.files.evals) + self._horizons()
 
@@ -206,10 +206,9 @@ class Snapshot:
         if (share := self.error_share()) > 0:
             told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
         if self.standing is not None and self.standing.dead:
-            letters = plural(self.standing.dead, "message", "messages")
-            told.append(f"{letters} could not be decoded (stream {self.name}_DEAD)")
+            told.append(f"{counted(self.standing.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
         if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
-            told.append(f"the learner has resumed {plural(resumes, 'time', 'times')}")
+            told.append(f"the learner has resumed {counted(resumes, 'time')}")
         return told
 
     def error_share(self) -> float:
@@ -248,7 +247,7 @@ class Snapshot:
 
 
 KEPT = ("trained", "evaluated", "void")
-EVAL_KEYS = ("version", "success_rate", "low", "high", "episodes", "time")
+EVAL_KEYS = ("version", "success_rate", "low", "high", "episodes")
 
 
 def _ends(kind: Kind, ends: Outcomes) -> str:

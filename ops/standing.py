@@ -97,35 +97,36 @@ def waits(standing: Standing | None, config: RunConfig | None) -> list[str]:
 def _learner(standing: Standing, progress: Progress, config: RunConfig | None) -> str:
     """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
     if config is not None and progress.step >= config.total_steps:
-        return f"the learner waits for {standing.outstanding(Kind.EVAL)} evaluation tickets to end"
+        return f"the learner waits for the end of {counted(standing.outstanding(Kind.EVAL), 'evaluation ticket')}"
     if config is None:
-        return f"the learner has {standing.batch} groups of its next batch"
+        return f"the learner has {counted(standing.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
     if standing.batch >= wanted:
-        return f"the learner trains on {standing.batch} groups"
+        return f"the learner trains on {counted(standing.batch, 'group')}"
     return f"the learner waits for groups: {standing.batch} of {wanted} are in"
 
 
 def _tickets(standing: Standing) -> Sequence[str]:
     queue, told = standing.queue, list[str]()
     if queue.waiting and not queue.leased:
-        told.append(f"{queue.waiting} tickets wait for an actor: none holds one")
+        told.append(f"no actor holds a ticket; queued: {queue.waiting}")
     elif queue.waiting or queue.leased:
-        told.append(f"actors work on {queue.leased} tickets, {queue.waiting} are queued")
+        told.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
     if standing.unread:
-        told.append(f"{standing.unread} entries of the group log wait for the learner")
+        told.append(f"not read by the learner yet: {counted(standing.unread, 'message')} of the group log")
     return told
 
 
 def _actors(standing: Standing) -> Sequence[str]:
     told = []
     if standing.queue.idle and not standing.queue.waiting:
-        idle = plural(standing.queue.idle, "actor has", "actors have")
-        told.append(f"{idle} free slots and {'waits' if standing.queue.idle == 1 else 'wait'} for tickets")
+        told.append(
+            f"{counted(standing.queue.idle, 'actor')} with free slots: no ticket is left until the learner steps"
+        )
     if standing.full:
         told.append("the group log is full: actors wait to publish until the learner has read and saved")
     return told
 
 
-def plural(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

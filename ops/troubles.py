@@ -31,6 +31,7 @@ TROUBLES = {
     "part_ended": "ended and was started again",
     "part_killed": "did not end in time and was killed",
     "role_failed": "failed",
+    "served_environment_not_closed": "an environment that it serves could not be closed",
     "state_defaced": "a key of the run's state holds no record",
     "stop_overdue": "did not stop in time",
     "stream_full": "the group log is full: it waits to publish",
