@@ -20,7 +20,7 @@ BROKER_KEYS = "broker keys"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly, 130 interrupted."""
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
     if words[:2] == ["broker", "keys"]:
         words = [BROKER_KEYS, *words[2:]]
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -88,6 +88,8 @@ class Console:
         self._troubles: list[Trouble] = []
         self._warned: set[tuple[str, str]] = set()
         self._columns = fitting(self._console.width) if self.is_terminal else tuple(COLUMNS)
+        self._since_header: int | None = None
+        """Steps shown since the header; None before the first."""
         self.standing: Standing | None = None
         """The broker's latest account, set by whoever watches it."""
 
@@ -112,7 +114,7 @@ class Console:
         shown = max(0, len(self._metrics.read()) - ROWS)
         with Live(get_renderable=lambda: self.live(started()), console=self._console, transient=True):
             while True:
-                shown = await self._tell_steps(shown, header_every=HEADER_EVERY)
+                shown = await self._tell_steps(shown)
                 await self._read(started())
                 await asyncio.sleep(REFRESH_S)
 
@@ -129,16 +131,18 @@ class Console:
                 spoken = time.monotonic()
             await asyncio.sleep(REFRESH_S)
 
-    async def _tell_steps(self, shown: int, header_every: int | None = None) -> int:
+    async def _tell_steps(self, shown: int) -> int:
         """Print the steps beyond the first `shown`, and the evaluations; return how many steps there are.
 
         What a resumed learner writes again is not new.
         """
         lines = await asyncio.to_thread(self._metrics.read)
-        for at, line in enumerate(lines[shown:]):
-            if (shown + at == 0) if header_every is None else (at == 0 or (shown + at) % header_every == 0):
+        for line in lines[shown:]:
+            if self._since_header is None or (self.is_terminal and self._since_header == HEADER_EVERY):
                 self.say(row({name: name for name in self._columns}), "bold")
+                self._since_header = 0
             self.say(row({name: COLUMNS[name](line) for name in self._columns}))
+            self._since_header += 1
         await self._tell_evaluations()
         return max(shown, len(lines))
 
@@ -196,7 +200,7 @@ class Console:
     def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
         told = waits(self.standing, self._config)
         if told and lines:
-            told[0] += f"; the last step ended {duration(now - lines[-1]['time'])} ago"
+            told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
         if self.standing is not None and now - self.standing.looked_at > SILENT_S:
             told.append(f"the broker has not answered for {duration(now - self.standing.looked_at)}")
         return told

@@ -120,9 +120,7 @@ def _tickets(standing: Standing) -> Sequence[str]:
 def _actors(standing: Standing) -> Sequence[str]:
     told = []
     if standing.queue.idle and not standing.queue.waiting:
-        told.append(
-            f"{counted(standing.queue.idle, 'actor')} with free slots: no ticket is left until the learner steps"
-        )
+        told.append(f"{counted(standing.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
     if standing.full:
         told.append("the group log is full: actors wait to publish until the learner has read and saved")
     return told

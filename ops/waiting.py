@@ -12,6 +12,7 @@ from rich.text import Text
 from horizonrl.ops.figures import clock, duration
 from horizonrl.ops.models import Tell
 
+WORTH_TELLING_S = 1.0
 TELLING = 0.02
 """Share of a wait from which on its pace tells how long the rest takes."""
 
@@ -31,7 +32,8 @@ def waiting(console: Console, what: str) -> Iterator[Tell]:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda text, share: _tell(progress, task, text, share)
-    _say(console, f"{what}: {duration(time.monotonic() - started)}")
+    if (took_s := time.monotonic() - started) > WORTH_TELLING_S:
+        _say(console, f"{what}: {duration(took_s)}")
 
 
 class _Bar(ProgressColumn):

@@ -277,9 +277,9 @@ def test_the_queue_counts_tickets_that_wait_and_tickets_that_are_leased(broker: 
 
 def test_the_queue_counts_who_waits_for_a_ticket(broker: Broker) -> None:
     async def scenario() -> None:
-        async with broker.open() as transport:
-            waiting = [asyncio.create_task(transport.lease(5.0)) for _ in range(2)]
-            async with asyncio.timeout(5.0):
+        async with broker.open() as transport, broker.open() as other:
+            waiting = [asyncio.create_task(of.lease(30.0)) for of in (transport, other)]
+            async with asyncio.timeout(30.0):
                 while (await transport.queue()).idle != 2:
                     await asyncio.sleep(0.05)
             await fill(transport, 2, "tickets.train")

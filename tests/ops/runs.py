@@ -39,7 +39,7 @@ LINE: dict[str, Any] = {
 EVAL: dict[str, Any] = {
     "version": 4,
     "lineage": 0,
-    "time": 10.0,
+    "settled_step": 3,
     "success_rate": 0.43,
     "low": 0.331,
     "high": 0.54,

@@ -173,7 +173,7 @@ def test_who_waits_for_what() -> None:
         (
             standing(CONFIG, last, issued=dict.fromkeys(Kind, 5)),
             CONFIG,
-            ["the learner waits for the end of 5 evaluation tickets"],
+            ["the learner waits for the end of 5 evaluation"],
         ),
         (standing(CONFIG, last.model_copy(update={"finished": True})), CONFIG, []),
     ):
@@ -187,8 +187,8 @@ def test_who_waits_for_what() -> None:
     [
         ({"queue": QueueState(5, 0, 0)}, "no actor holds a ticket; queued: 5"),
         ({"queue": QueueState(5, 8, 0)}, "actors hold 8 tickets; queued: 5"),
-        ({"queue": QueueState(0, 8, 0, idle=2)}, "2 actors with free slots: no ticket is left"),
-        ({"queue": QueueState(0, 8, 0, idle=1)}, "1 actor with free slots: no ticket is left"),
+        ({"queue": QueueState(0, 8, 0, idle=2)}, "2 actors with free slots: no tickets until"),
+        ({"queue": QueueState(0, 8, 0, idle=1)}, "1 actor with free slots: no tickets until"),
         ({"log": Extent(1, 9, 9, 100, None)}, "not read by the learner yet: 9 messages of the group log"),
         ({"log": Extent(1, 9, 9, 99, 100)}, "the group log is full: actors wait to publish"),
     ],
