@@ -178,14 +178,10 @@ class Console:
         begun = self.standing is not None and self.standing.progress is not None
         told = self._waits(lines, now) if begun or not coming else []
         saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
-        broken = [
-            f"{of} {of.count}x, {duration(now - of.last)} ago ({of.log_file.parent.name}/{of.log_file.name})"
-            for of in self._troubles
-        ]
         return Group(
             self._bar(lines),
             *(_line(text, "dim") for text in (coming, *told, saving) if text),
-            *(_line(text, "yellow") for text in broken[:MOST_TROUBLES]),
+            *(_line(of.told(now), "yellow") for of in self._troubles[:MOST_TROUBLES]),
         )
 
     def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:

@@ -198,11 +198,7 @@ class Snapshot:
 
     def broken(self) -> list[str]:
         """Say what broke, the latest first, and where to read of it."""
-        told = []
-        for of in self.troubles:
-            again = f" {of.count}x, last {duration(self.at - of.last)} ago" if of.count > 1 else ""
-            again = again or f", {duration(self.at - of.last)} ago"
-            told.append(f"{of}{again} ({self._shown(of.log_file)}){f': {of.detail}' if of.detail else ''}")
+        told = [f"{of.told(self.at)}{f': {of.detail}' if of.detail else ''}" for of in self.troubles]
         if (share := self.error_share()) > 0:
             told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
         if self.standing is not None and self.standing.dead:
@@ -215,9 +211,6 @@ class Snapshot:
         lines = self.files.metrics[-RECENT:]
         episodes = sum(line["episodes"] for line in lines)
         return sum((line["error_share"] or 0.0) * line["episodes"] for line in lines) / episodes if episodes else 0.0
-
-    def _shown(self, path: Path) -> str:
-        return str(path.relative_to(self.run_dir) if self.run_dir and path.is_relative_to(self.run_dir) else path)
 
     def as_json(self) -> dict[str, Any]:
         """Return it for programs: numbers rather than sentences, and the sentences of waits and troubles."""

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from horizonrl.ops.figures import duration
+
 TAIL_BYTES = 4 << 20
 """Of a longer log only the end is read."""
 STARTED = "train_started"
@@ -63,6 +65,11 @@ class Trouble:
 
     def __str__(self) -> str:
         return f"{self.part} {TROUBLES[self.event]}"
+
+    def told(self, now: float) -> str:
+        """Say what broke, how often and when last, and the log to look into, as the run directory names it."""
+        times = f" {self.count}x, last" if self.count > 1 else ","
+        return f"{self}{times} {duration(now - self.last)} ago ({self.log_file.parent.name}/{self.log_file.name})"
 
 
 @dataclass

@@ -85,7 +85,7 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     assert "about 15 s left" in shown
     wanted = config.rl.groups_per_step
     assert f"the learner waits for groups: 0 of {wanted} are in (last step: 5 s ago)" in shown
-    assert "actor-0 ended and was started again 2x, 20 s ago (logs/actor-0.log)" in shown
+    assert "actor-0 ended and was started again 2x, last 20 s ago (logs/actor-0.log)" in shown
     assert max(map(len, live(console, {}).splitlines())) <= 80
 
 
