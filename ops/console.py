@@ -102,7 +102,7 @@ class Console:
 
     def waiting(self, what: str) -> AbstractContextManager[Tell]:
         """Show that something takes a while, and how long it took."""
-        return waiting(self._console, what)
+        return waiting(self._console, what, announced=True)
 
     async def follow(self, started: Callable[[], Mapping[str, float]]) -> None:
         """Show the run until cancelled. Takes the journal's lines, the logs' events and the broker's account; woken

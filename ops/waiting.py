@@ -18,13 +18,15 @@ TELLING = 0.02
 
 
 @contextmanager
-def waiting(console: Console, what: str) -> Iterator[Tell]:
+def waiting(console: Console, what: str, *, announced: bool = False) -> Iterator[Tell]:
     """Show that something takes a while, how far it is as it is told, and how long it took.
 
-    On a terminal one moving line, which becomes `what: 12 s`; elsewhere `what ...` and a line for everything told.
+    On a terminal one moving line, which becomes `what: 12 s`; elsewhere a line for everything told, after `what ...`
+    if it is to be announced.
     """
     if not console.is_terminal:
-        _say(console, f"{what} ...")
+        if announced:
+            _say(console, f"{what} ...")
         yield lambda text, share: _say(console, f"  {text}")
         return
     started = time.monotonic()

@@ -19,8 +19,10 @@ def console(terminal: bool) -> tuple[rich.console.Console, io.StringIO]:
 
 def test_in_a_file_a_wait_is_a_line_and_what_is_told_of_it_another() -> None:
     to, out = console(terminal=False)
-    with waiting(to, "preparing the model") as tell:
+    with waiting(to, "preparing the model", announced=True) as tell:
         tell("step 50 of 100", 0.5)
+    with waiting(to, "exporting"):
+        pass
     assert out.getvalue().splitlines() == ["preparing the model ...", "  step 50 of 100"]
 
 
