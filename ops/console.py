@@ -180,7 +180,7 @@ class Console:
         saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
         return Group(
             self._bar(lines),
-            *(_line(text, "dim") for text in (coming, *told, saving) if text),
+            *(_line(text) for text in (coming, *told, saving) if text),
             *(_line(of.told(now), "yellow") for of in self._troubles[:MOST_TROUBLES]),
         )
 
@@ -241,7 +241,7 @@ def start_times(logs: LogReader) -> dict[str, float]:
     return {event["part"]: event["after_s"] for _, event in logs.events() if event["event"] == MEASURED}
 
 
-def _line(text: str, style: str) -> Text:
+def _line(text: str, style: str = "") -> Text:
     return Text(f"  {text}", style=style, no_wrap=True, overflow="ellipsis")
 
 
