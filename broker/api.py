@@ -46,6 +46,8 @@ class Message:
     data: bytes
     sequence: int
     headers: dict[str, str] = field(default_factory=dict)
+    stored_at: float | None = field(default=None, compare=False)
+    """Seconds since the epoch by the server's clock, where a single message was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Extent:
     last_sequence: int
     messages: int
     stored_bytes: int
+    limit_bytes: int | None = None
+    """What it may hold; None for a stream without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class QueueState:
     """Tickets under a lease, or on their way back from one."""
     floor: int
     """Every ticket message up to this sequence has been acknowledged or purged."""
+    idle: int = 0
+    """Actors that wait for a ticket now."""
 
 
 @dataclass(slots=True)
@@ -164,6 +170,9 @@ class Transport(Protocol):
         """
 
     async def get(self, key: Key) -> bytes | None: ...
+
+    async def set_at(self, key: Key) -> float | None:
+        """Return when a key was last set, in seconds since the epoch by the server's clock."""
 
     def watch(self, key: Key) -> AsyncIterator[bytes]:
         """Yield the key's present value, if it has one, then each later one; intermediate values may be skipped."""

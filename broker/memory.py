@@ -3,6 +3,7 @@ back-pressure, purges, watches. Several transports on one MemoryServer are sever
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -51,7 +52,10 @@ class MemoryRun:
     """Per sequence, the tickets that were delivered and not acknowledged."""
     delivered: int = 0
     """Sequence of the last ticket that was delivered for the first time."""
+    idle: int = 0
+    """Leases that are waited for."""
     state: dict[Key, tuple[int, bytes]] = field(default_factory=dict)
+    set_at: dict[Key, float] = field(default_factory=dict)
     revision: int = 0
 
 
@@ -176,7 +180,13 @@ class MemoryTransport:
             await self.server.wait_until(has_room)
 
     async def lease(self, timeout_s: float) -> MemoryDelivery | None:
-        deadline = _now() + timeout_s
+        self._run.idle += 1
+        try:
+            return await self._lease(_now() + timeout_s)
+        finally:
+            self._run.idle -= 1
+
+    async def _lease(self, deadline: float) -> MemoryDelivery | None:
         while (delivery := self._next_delivery()) is None:
             if (remaining := deadline - _now()) <= 0:
                 return None
@@ -208,12 +218,13 @@ class MemoryTransport:
 
     async def extent(self, stream: Stream) -> Extent:
         held = self._run.streams[stream]
-        return Extent(held.first_sequence, held.last_sequence, len(held.messages), held.stored_bytes)
+        limit = self.server.max_log_bytes if stream is Stream.GROUPS else None
+        return Extent(held.first_sequence, held.last_sequence, len(held.messages), held.stored_bytes, limit)
 
     async def queue(self) -> QueueState:
         fresh = [sequence for sequence in self._run.streams[Stream.TICKETS].messages if sequence > self._run.delivered]
         floor = min(self._run.leases, default=self._run.delivered + 1) - 1
-        return QueueState(len(fresh), len(self._run.leases), floor)
+        return QueueState(len(fresh), len(self._run.leases), floor, self._run.idle)
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         held = self._run.streams[stream]
@@ -228,12 +239,16 @@ class MemoryTransport:
         if after is not None and self._run.state.get(key, (0, b""))[0] != after:
             raise StateConflict(f"the key {key.value} has been set by another program since revision {after}")
         self._run.revision += 1
+        self._run.set_at[key] = time.time()
         self._run.state[key] = (self._run.revision, bytes(data))
         await self.server.notify()
         return self._run.revision
 
     async def get(self, key: Key) -> bytes | None:
         return self._run.state.get(key, (0, None))[1]
+
+    async def set_at(self, key: Key) -> float | None:
+        return self._run.set_at.get(key)
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
         seen = 0

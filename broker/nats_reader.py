@@ -13,6 +13,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import nats.errors
@@ -57,7 +58,12 @@ async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[st
     _, _, lines = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")
     headers = link.client._parse_header_lines(lines)  # as a pull's, so that a message is judged the same either way
     data = base64.b64decode(found.get("data", ""))
-    return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers)
+    return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers, _seconds(found["time"]))
+
+
+def _seconds(rfc3339: str) -> float:
+    """Return the server's nanosecond timestamp as seconds since the epoch."""
+    return datetime.fromisoformat(f"{rfc3339[:19]}+00:00").timestamp()
 
 
 class NatsReader:

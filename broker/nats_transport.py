@@ -16,7 +16,7 @@ from nats.js import JetStreamContext
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.link import CALL_DEADLINE_S, STREAM_IS_FULL, Link
 from horizonrl.broker.nats_reader import SLICE_S, NatsReader, stored_message, to_message
-from horizonrl.broker.streams import ACTORS, bucket_name, stream_name, subject_of
+from horizonrl.broker.streams import ACTORS, UNLIMITED, bucket_name, stream_name, subject_of
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
 from horizonrl.common.logs import get_logger
 
@@ -133,14 +133,15 @@ class NatsTransport:
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
-        state = (await self._link.ask(lambda: self._js.stream_info(name))).state
-        return Extent(state.first_seq, state.last_seq, state.messages, state.bytes)
+        found = await self._link.ask(lambda: self._js.stream_info(name))
+        state, limit = found.state, found.config.max_bytes or UNLIMITED
+        return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
         consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS))
         floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
-        return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor)
+        return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor, consumer.num_waiting or 0)
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         if below <= 1:
@@ -165,6 +166,10 @@ class NatsTransport:
     async def get(self, key: Key) -> bytes | None:
         entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
         return None if entry is None else entry.data
+
+    async def set_at(self, key: Key) -> float | None:
+        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        return None if entry is None else entry.stored_at
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
         """The bucket is a stream that keeps one message a key; the reader is the one that the group log has."""

@@ -14,7 +14,7 @@ from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
 from pydantic import BaseModel
 
 from horizonrl.common.config import RunConfig
-from horizonrl.ops.console import percent
+from horizonrl.ops.figures import percent
 from horizonrl.ops.models import POCKET, SMOLLM2
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.rundir import public_config

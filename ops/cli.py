@@ -20,13 +20,15 @@ BROKER_KEYS = "broker keys"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly, 130 interrupted."""
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     try:
         return COMMANDS[arguments.command](arguments, overrides)
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -82,10 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument(
         "--seen-at", type=Path, metavar="DIR", help="where nats-server will find the folder, if elsewhere"
     )
-    status = commands.add_parser("status", help="where a run stands: steps, versions, conservation, rewards")
-    status.add_argument("run_dir", nargs="?", type=Path, help="a run directory on this machine")
-    status.add_argument("--run", help="name of a run on the broker given with --broker.url")
-    status.add_argument("--watch", action="store_true", help="keep the table up to date")
+    text = "is it learning, is it moving, what waits for what, what broke: from a run directory, or from a broker"
+    status = commands.add_parser("status", help=text, description=text)
+    status.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR", help="or the recipes of a run elsewhere")
+    status.add_argument("--run", metavar="NAME", help="a run on the broker given with --broker.url; or --run.name")
+    status.add_argument("--watch", action="store_true", help="go on until Ctrl-C")
+    status.add_argument("--json", dest="as_json", action="store_true", help="for programs; with --watch a line each")
     export = commands.add_parser("export", help="write the newest or the best weights as a Hugging Face directory")
     export.add_argument("run_dir", type=Path)
     export.add_argument("out", type=Path)
@@ -237,18 +241,24 @@ def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.status import show_status
+    from horizonrl.ops.status import Request, show_status
 
-    return show_status(arguments.run_dir, arguments.run, overrides, watch=arguments.watch)
+    asked = (arguments.places, arguments.run, overrides)
+    return show_status(Request(*asked, watch=arguments.watch, as_json=arguments.as_json))
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from rich.console import Console
+
     from horizonrl.ops.hub import push, require_push
     from horizonrl.ops.local import export_run
+    from horizonrl.ops.waiting import waiting
 
     if arguments.push:
         require_push(arguments.push)
-    print(f"exported step {export_run(arguments.run_dir, arguments.out, best=arguments.best)} to {arguments.out}")
+    with waiting(Console(stderr=True), f"exporting {arguments.run_dir}"):
+        step = export_run(arguments.run_dir, arguments.out, best=arguments.best)
+    print(f"exported step {step} to {arguments.out}")
     if arguments.push:
         print(f"pushed to {push(arguments.out, arguments.push, 'model', public=arguments.public)}")
     return 0

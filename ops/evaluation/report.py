@@ -9,9 +9,9 @@ import rich.box
 from rich.table import Table
 
 from horizonrl.learner.evaluation import Result, measures
-from horizonrl.ops.console import interval, number, percent
 from horizonrl.ops.evaluation.journal import Key, Line
 from horizonrl.ops.evaluation.plan import ALL, Part, Plan
+from horizonrl.ops.figures import interval, number, percent
 
 RESULTS, TABLE_MD = "results.json", "table.md"
 

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from horizonrl.ops.evaluation.journal import Journal, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+from horizonrl.ops.waiting import waiting
 
 BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
@@ -83,7 +85,9 @@ async def play_missing(plan: Plan, subject: Subject, journal: Journal) -> None:
     left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
     if not left:
         return
-    async with subject.start(subject.config) as make_rollout:
+    async with AsyncExitStack() as opened:
+        with waiting(Console(stderr=True), f"starting {subject.name}"):
+            make_rollout = await opened.enter_async_context(subject.start(subject.config))
         with _progress() as progress:
             bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(left))
             player = Player(make_rollout, journal, lambda: progress.advance(bar))

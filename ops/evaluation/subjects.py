@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
+from rich.console import Console
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.broker.weights import digest_file
@@ -17,6 +18,7 @@ from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.models import model_identity, resolve_model
 from horizonrl.ops.rundir import BEST, CONFIG
+from horizonrl.ops.waiting import waiting
 
 MakeRollout = Callable[[EnvSection], Rollout]
 """Called for each episode."""
@@ -64,9 +66,13 @@ def subject_of(asked: Asked) -> Iterator[Subject]:
         )
     elif (run_dir := _run_dir(path := Path(asked.model).expanduser())) is not None:
         with tempfile.TemporaryDirectory(prefix="horizonrl-eval-") as scratch:
-            yield _local(asked, _exported(run_dir, path, Path(scratch) / "model"), run_dir / CONFIG)
+            with waiting(Console(stderr=True), f"exporting {path.name}"):
+                model_dir = _exported(run_dir, path, Path(scratch) / "model")
+            yield _local(asked, model_dir, run_dir / CONFIG)
     else:
-        yield _local(asked, resolve_model(asked.model), None)
+        with waiting(Console(stderr=True), "preparing the model") as tell:
+            model_dir = resolve_model(asked.model, tell=tell)
+        yield _local(asked, model_dir, None)
 
 
 def _run_dir(path: Path) -> Path | None:

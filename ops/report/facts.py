@@ -15,7 +15,7 @@ from typing import Any
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.horizon import horizon_turns
-from horizonrl.ops.console import mean_success, percent
+from horizonrl.ops.figures import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
 from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, read_lines, to_toml
 

@@ -1,6 +1,7 @@
 """What every transport keeps to (broker/api.py)."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -270,6 +271,41 @@ def test_the_queue_counts_tickets_that_wait_and_tickets_that_are_leased(broker: 
             assert await transport.queue() == QueueState(waiting=2, leased=1, floor=0)
             await delivery.acknowledge()
             assert await transport.queue() == QueueState(waiting=2, leased=0, floor=1)
+
+    asyncio.run(scenario())
+
+
+def test_the_queue_counts_who_waits_for_a_ticket(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport, broker.open() as other:
+            waiting = [asyncio.create_task(of.lease(30.0)) for of in (transport, other)]
+            async with asyncio.timeout(30.0):
+                while (await transport.queue()).idle != 2:
+                    await asyncio.sleep(0.05)
+            await fill(transport, 2, "tickets.train")
+            assert all([await task for task in waiting])
+            assert (await transport.queue()).idle == 0
+
+    asyncio.run(scenario())
+
+
+def test_only_the_group_log_has_a_limit(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(max_log_bytes=1 << 20) as transport:
+            assert (await transport.extent(Stream.GROUPS)).limit_bytes == 1 << 20
+            assert (await transport.extent(Stream.WEIGHTS)).limit_bytes is None
+
+    asyncio.run(scenario())
+
+
+def test_a_key_tells_when_it_was_last_set(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            assert await transport.set_at(Key.PROGRESS) is None
+            await transport.put(Key.PROGRESS, b"1")
+            told = await transport.set_at(Key.PROGRESS)
+            assert told is not None
+            assert abs(told - time.time()) < 5.0
 
     asyncio.run(scenario())
 

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,64 +9,44 @@ import pytest
 import rich.console
 
 from horizonrl.common.config import RunConfig
-from horizonrl.common.types import DropReason, Kind, Outcomes, Progress
-from horizonrl.ops.console import COLUMNS, Console, caption, mean_success, waiting_for
+from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
+from horizonrl.ops.console import COLUMNS, Console, fitting, row, waiting_for
+from tests.ops.runs import EVAL, LINE, standing, write_log
 
-LINE: dict[str, Any] = {
-    "step": 3,
-    "time": 10.0,
-    "phase": "rl",
-    "horizon": 4,
-    "episodes": 8,
-    "success_rate": 0.5,
-    "reward_mean": 0.5,
-    "turns_mean": 2.5,
-    "truncated_share": 0.25,
-    "staleness_mean": None,
-    "staleness_max": None,
-    "groups_trained": 2,
-    "groups_dropped": 1,
-    "tickets_issued": 12,
-    "tickets_outstanding": 4,
-    "loss": 0.1,
-    "logprob_gap": None,
-    "generated_tokens_per_s": 100.0,
-    "step_s": 2.0,
-    "wait_s": 0.1,
-}
-EVAL: dict[str, Any] = {
-    "version": 4,
-    "lineage": 0,
-    "success_rate": 0.43,
-    "low": 0.331,
-    "high": 0.54,
-    "episodes": 64,
-    "ends": [[9, "eval-00000003", "evaluated"], [10, "eval-00000004", "void"]],
-}
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--imitation.steps=0", "--rl.steps=10"])
+    (config.run_dir / "logs").mkdir(parents=True)
+    return config
+
+
+def write_lines(config: RunConfig, *lines: dict[str, Any], name: str = "metrics.jsonl") -> None:
+    (config.run_dir / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def live(console: Console, started: dict[str, float], width: int = 80) -> str:
+    """Return what a terminal shows below the steps, once files and logs have been read."""
+
+    async def read() -> None:
+        await console._tell_steps(0)
+        await console._read(started)
+
+    asyncio.run(read())
+    out = io.StringIO()
+    rich.console.Console(file=out, width=width).print(console.live(started))
+    return out.getvalue()
 
 
 def test_every_column_shows_a_line_of_the_journal_whatever_was_not_measured() -> None:
     assert all(cell(LINE) for cell in COLUMNS.values())
 
 
-def test_the_caption_says_what_was_issued_and_where_it_is() -> None:
-    assert caption([LINE]).startswith("tickets: 12 issued = 8 settled + 4 outstanding")
-
-
-def test_success_over_steps_is_weighted_by_their_episodes() -> None:
-    few, many = {"success_rate": 1.0, "episodes": 1}, {"success_rate": 0.0, "episodes": 3}
-    assert mean_success([few, many, {"success_rate": None, "episodes": 0}]) == 0.25
-    assert mean_success([]) is None
-
-
-def test_the_table_fits_a_terminal_of_usual_width(tmp_path: Path) -> None:
-    console = Console(RunConfig.load([], [f"--run.root={tmp_path}"]))
-    out = io.StringIO()
-    rich.console.Console(file=out, width=110).print(console._table([LINE] * 20, {"actor-0": 1}))
-    shown = out.getvalue()
-    assert "tok/s" in shown
-    assert "restarted: actor-0 1x" in shown
-    assert "…" not in shown
+def test_a_step_is_one_line_on_a_terminal_of_80_columns_and_whole_in_a_file() -> None:
+    shown = row({name: COLUMNS[name](LINE) for name in fitting(80)})
+    assert len(shown) <= 80
+    assert {"step", "horizon", "success", "groups", "step s", "wait s"} < set(fitting(80))
+    assert fitting(120) == tuple(COLUMNS)
 
 
 def test_a_long_wait_explains_itself() -> None:
@@ -79,18 +60,81 @@ def test_a_long_wait_explains_itself() -> None:
     assert waiting_for(None) == "the engines start"
 
 
-def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(config: RunConfig) -> None:
+    now = time.time()
+    write_log(config, "console", "part_ready", now - 900, part="actor-0", after_s=31.0)
+    console = Console(config)
+    started = {"learner": now - 12, "actor-0": now - 12}
+    assert "starting: learner for 12 s, actor-0 for 12 s of about 31 s" in live(console, started)
+    write_log(config, "learner", "service_opened", now - 2)
+    assert "starting: actor-0 for 12 s" in live(console, started)
+    started["learner"] = now - 1  # again
+    assert "starting: learner for 1 s" in live(console, started)
+
+
+def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(config: RunConfig) -> None:
+    now = time.time()
+    console = Console(config)
+    write_lines(config, *(LINE | {"step": step, "time": now - 5} for step in (1, 2, 3)))
+    for at in (40.0, 20.0):
+        write_log(config, "console", "part_ended", now - at, part="actor-0", code=1, restarts=1)
+    (config.run_dir / "logs/actor-0.log").touch()
+    console.standing = standing(config, Progress(step=3, phase=Phase.RL, phase_step=3))
+    shown = live(console, {}, width=120)
+    assert "step 3 of 10" in shown
+    assert "about 15 s left" in shown
+    wanted = config.rl.groups_per_step
+    assert f"the learner waits for groups: 0 of {wanted} are in (last step: 5 s ago)" in shown
+    assert "actor-0 ended and was started again 2x, last 20 s ago (logs/actor-0.log)" in shown
+    assert max(map(len, live(console, {}).splitlines())) <= 80
+
+
+def test_a_broker_that_does_not_answer_is_told(config: RunConfig) -> None:
+    console = Console(config)
+    console.standing = standing(config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40)
+    assert "the broker has not answered for 40 s" in live(console, {})
+
+
+def test_a_checkpoint_in_writing_is_shown_beside_the_size_of_the_one_before(config: RunConfig) -> None:
+    for name, size in (("step-000002", 4_000_000), (".incoming-step-000004", 3_000_000)):
+        (config.run_dir / "checkpoints" / name).mkdir(parents=True)
+        (config.run_dir / "checkpoints" / name / "weights").write_bytes(bytes(size))
+    assert "the checkpoint of step 4 is being written: 3 of about 4 MB" in live(Console(config), {})
+
+
+def test_elsewhere_a_trouble_is_a_line_once(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(config)
+    for _ in range(2):
+        write_log(config, "actor-0", "group_broken", time.time(), error="no such task")
+        live(console, {})
+        console._warn()
+    shown = capsys.readouterr().out.splitlines()
+    told = f"  actor-0 a group broke and is played again ({config.run_dir}/logs/actor-0.log): no such task"
+    assert shown == [told]
+
+
+def test_elsewhere_the_header_comes_once_and_a_line_a_step(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = RunConfig.load([], [f"--run.root={tmp_path}"])
-    config.run_dir.mkdir()
+    console = Console(config)
+    write_lines(config, *(LINE | {"step": step} for step in range(1, 31)))
+    assert asyncio.run(console._tell_steps(0)) == 30
+    write_lines(config, *(LINE | {"step": step} for step in range(1, 3)))  # rewound
+    assert asyncio.run(console._tell_steps(30)) == 30
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in shown] == ["step", *map(str, range(1, 31))]
+
+
+def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
     console = Console(config)
     for lines in ([EVAL], [], [EVAL, EVAL | {"version": 6, "success_rate": None, "low": 0.0, "high": 1.0}]):
-        (config.run_dir / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(config, *lines, name="evals.jsonl")
         asyncio.run(console._tell_evaluations())
     assert capsys.readouterr().out.splitlines() == [
         "  version 4: eval 43 % (33-54 %) of 64 held-out episodes",
         "  version 6: eval - (0-100 %) of 64 held-out episodes",
     ]
-    console.summary(tmp_path)
+    console.summary(config.run_dir)
     assert "eval: version 4 43 % (33-54 %), version 6 - (0-100 %)" in capsys.readouterr().out

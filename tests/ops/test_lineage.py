@@ -6,7 +6,7 @@ import pytest
 from horizonrl.common.config import RunConfig
 from horizonrl.ops.cli import main
 from horizonrl.ops.rundir import write_config
-from tests.ops.test_console import EVAL
+from tests.ops.runs import EVAL
 
 LINE = {
     "step": 1,
