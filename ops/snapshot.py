@@ -25,7 +25,7 @@ from horizonrl.ops.figures import (
     time_left,
 )
 from horizonrl.ops.report.facts import Files, books
-from horizonrl.ops.standing import Standing, counted, waits
+from horizonrl.ops.standing import Standing, counted, longer, waits
 from horizonrl.ops.troubles import Trouble
 
 TREND = 24
@@ -70,6 +70,8 @@ class Snapshot:
         progress = self.standing.progress if self.standing else None
         if progress is not None and not progress.finished:
             return f"silent for {duration(self.silent_s)}" if self.silent_s > SILENT_S else "running"
+        if progress is not None and longer(progress, self.config):
+            return "no learner yet"
         if progress is not None or self._complete():
             return "finished"
         return "stopped" if self.standing is None else "no learner yet"

@@ -87,11 +87,16 @@ class Observer:
 
 def waits(standing: Standing | None, config: RunConfig | None) -> list[str]:
     """Say who waits for what; `config`, where it is known, tells how many groups a step takes."""
-    if standing is None or standing.progress is None:
+    if standing is None or standing.progress is None or longer(standing.progress, config):
         return ["the controller and the actors wait for the learner: it loads its model"]
     if standing.progress.finished:
         return []
     return [_learner(standing, standing.progress, config), *_tickets(standing), *_actors(standing)]
+
+
+def longer(progress: Progress, config: RunConfig | None) -> bool:
+    """Whether a finished run has been given more steps, which no learner has begun."""
+    return progress.finished and config is not None and progress.step < config.total_steps
 
 
 def _learner(standing: Standing, progress: Progress, config: RunConfig | None) -> str:

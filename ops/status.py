@@ -32,6 +32,8 @@ from horizonrl.ops.troubles import LogReader, Trouble, collect
 REFRESH_S = 2.0
 PATIENCE_S = 2.0
 """How long the broker of a run directory may take to answer: it is gone when the run is over."""
+LOOK_S = 10.0
+"""And how long, once it has answered, to tell where the run is: it may die meanwhile."""
 MOST_TROUBLES = 5
 TITLE = "bold cyan"
 WIDEST = 110
@@ -58,6 +60,7 @@ class Source:
     run_dir: Path | None
     described: bool
     """The config is the run's own, and not one of defaults."""
+    overrides: Sequence[str] = ()
     _troubles: list[Trouble] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,11 +71,7 @@ class Source:
         """Raises ConfigError when nothing says which run is meant."""
         if len(request.places) == 1 and not request.places[0].is_file():
             run_dir = request.places[0]
-            config = read_config(run_dir, request.overrides)
-            address = run_dir / ADDRESS
-            if config.broker.url is None and address.exists():
-                config = with_broker(config, url=address.read_text().strip())
-            return cls(config, run_dir, described=True)
+            return cls(_config_of(run_dir, request.overrides), run_dir, described=True, overrides=request.overrides)
         named = [f"--run.name={request.run}"] if request.run else []
         config = RunConfig.load(request.places, [*named, *request.overrides])
         known = request.run or request.places or any(of.startswith("--run.name") for of in request.overrides)
@@ -81,7 +80,12 @@ class Source:
         return cls(config, None, described=bool(request.places))
 
     async def look(self) -> Snapshot:
-        """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent."""
+        """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent.
+
+        Whenever `train` is started its embedded broker has another port, and the run may have other steps.
+        """
+        if self.run_dir is not None:
+            self.config = _config_of(self.run_dir, self.overrides)
         try:
             standing = await self._standing()
         except BrokerUnreachable:
@@ -95,16 +99,26 @@ class Source:
         return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
 
     async def _standing(self) -> Standing | None:
+        """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None:
             return None
         patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
-        settings = with_broker(self.config, connect_timeout_s=patience_s).broker
+        settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
         async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
-            return await Observer(transport).look()
+            try:
+                async with asyncio.timeout(LOOK_S if self.run_dir else None):
+                    return await Observer(transport).look()
+            except TimeoutError:
+                raise BrokerUnreachable(f"{settings.url} has not answered for {LOOK_S:.0f} s") from None
 
 
-def with_broker(config: RunConfig, **changed: object) -> RunConfig:
-    return config.model_copy(update={"broker": config.broker.model_copy(update=changed)})
+def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return a run directory's config with its broker's address."""
+    config, address = read_config(run_dir, overrides), run_dir / ADDRESS
+    if config.broker.url is None and address.exists():
+        broker = config.broker.model_copy(update={"url": address.read_text().strip()})
+        return config.model_copy(update={"broker": broker})
+    return config
 
 
 def show_status(request: Request) -> int:
@@ -157,7 +171,9 @@ def screen(snapshot: Snapshot) -> RenderableType:
         bar = Table.grid(padding=(0, 1, 0, 0))
         bar.add_row(ProgressBar(total=snapshot.steps, completed=snapshot.step, width=60), percent(snapshot.share))
         parts.append(bar)
-    parts += [_section("is it learning", snapshot.learning()), _section("is it moving", snapshot.moving())]
+    parts.append(_section("is it learning", snapshot.learning()))
+    if moving := snapshot.moving():
+        parts.append(_section("is it moving", moving))
     if waiting := snapshot.waiting():
         parts.append(_list("what waits for what", waiting))
     broken = snapshot.broken()

@@ -176,6 +176,7 @@ def test_who_waits_for_what() -> None:
             ["the learner waits for the end of 5 evaluation"],
         ),
         (standing(CONFIG, last.model_copy(update={"finished": True})), CONFIG, []),
+        (standing(CONFIG, at_work.model_copy(update={"finished": True})), CONFIG, loading),
     ):
         said = waits(told, config)
         assert [line.startswith(start) for line, start in zip(said, expected, strict=False)] == [True] * len(expected)
@@ -219,6 +220,12 @@ def test_a_learner_that_has_not_spoken_for_long_is_called_silent() -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
     told = Snapshot("r", CONFIG, standing=standing(CONFIG, progress, spoken_at=time.time() - 3000))
     assert plain_line(told).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
+
+
+def test_a_finished_run_with_more_steps_to_do_waits_for_its_learner() -> None:
+    done = Progress(step=3, phase=Phase.RL, phase_step=3, finished=True)
+    told = Snapshot("r", CONFIG, standing=standing(CONFIG, done))
+    assert plain_line(told).startswith("r: no learner yet, step 3 of 10")
 
 
 async def fill_broker(transport: Transport) -> None:
