@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from horizonrl.learner.journal import Journal
 from horizonrl.ops.report.page import make_page
 from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_run
 
@@ -185,6 +186,18 @@ def test_the_overview_has_every_part(open_page: Open) -> None:
     expect(page.locator("#evaluations")).to_contain_text("pass@2")
     assert page.locator(".curve").count() == 14
     assert page.locator(".evaluated").count() == 3
+
+
+def test_a_mark_stands_beside_its_words(open_page: Open, run_dir: Path, tmp_path: Path) -> None:
+    resumed, marked = shutil.copytree(run_dir, tmp_path / "small"), tmp_path / "marked.html"
+    Journal(resumed).write_lineage({"lineage": 1, "from_step": 3, "time": 2e9, "changed": {}})
+    marked.write_text(make_page(resumed, run_config(run_dir.parent))[0])
+    page = open_page(page_file=marked)
+    words = page.locator(".curve text", has_text="resumed").bounding_box()
+    line = page.locator(".curve line.mark").first.bounding_box()
+    assert words is not None
+    assert line is not None
+    assert 0 < words["x"] - line["x"] < 10
 
 
 def test_it_is_dark_where_the_reader_likes_it_dark(open_page: Open) -> None:
