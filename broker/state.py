@@ -1,6 +1,5 @@
 """The run's state: three keys, each with one writer, that everyone may watch."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from horizonrl.broker.api import Key, Transport
@@ -10,9 +9,6 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.types import HorizonState, Progress, WeightsManifest
 
 log = get_logger()
-
-LEARNER_START_S = 120.0
-"""A learner has imported torch, loaded its model and spoken within this."""
 
 StateRecord = Progress | WeightsManifest | HorizonState
 
@@ -53,25 +49,20 @@ class StateStore:
     async def until_end(self, total_steps: int) -> AsyncIterator[Progress]:
         """Yield the learner's progress until the run is over; `total_steps` is its length by the caller's config.
 
-        A run that was finished before may be about to go on, with more steps: that end is believed when no learner has
-        said otherwise for LEARNER_START_S. Raises RunFailed when the broker stops sending.
+        A run that was finished before and is now given more steps is not over: its learner is waited for, however long
+        it loads. Raises RunFailed when the broker stops sending.
         """
-        watch, running, doubtful = self.watch(Key.PROGRESS), False, False
-        while True:
-            try:
-                async with asyncio.timeout(LEARNER_START_S if doubtful else None):
-                    progress = await anext(watch)
-            except TimeoutError:
-                return
-            except StopAsyncIteration:
-                raise RunFailed("the broker stopped sending the run's progress; start this role again") from None
+        running = False
+        async for progress in self.watch(Key.PROGRESS):
             if not isinstance(progress, Progress):
                 continue
             running = running or not progress.finished
             yield progress
             if progress.finished and (running or progress.step >= total_steps):
                 return
-            doubtful = progress.finished
+            if progress.finished:
+                log.info("learner_awaited", finished_at=progress.step, steps=total_steps)
+        raise RunFailed("the broker stopped sending the run's progress; start this role again")
 
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one; intermediate ones may be skipped."""

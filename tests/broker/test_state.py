@@ -78,3 +78,20 @@ def test_a_record_of_another_schema_is_an_error() -> None:
             await StateStore(transport).get(Key.PROGRESS)
 
     asyncio.run(scenario())
+
+
+def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -> None:
+    async def scenario() -> None:
+        state = StateStore(MemoryTransport())
+        await state.put(Key.PROGRESS, Progress(step=4, finished=True))
+        assert [progress.step async for progress in state.until_end(total_steps=4)] == [4]
+        seen = []
+        async with asyncio.timeout(10.0):
+            async for progress in state.until_end(total_steps=8):
+                seen.append((progress.step, progress.finished))
+                if progress.step < 8:
+                    step = progress.step + 2
+                    await state.put(Key.PROGRESS, Progress(step=step, finished=step == 8))
+        assert seen == [(4, True), (6, False), (8, True)]
+
+    asyncio.run(scenario())
