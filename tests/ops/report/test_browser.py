@@ -135,6 +135,8 @@ def test_the_keyboard_walks_filters_compares_and_leaves(open_page: Open) -> None
     assert page.url != first
     page.keyboard.press("k")
     assert page.url == first
+    expect(page.locator(".column")).to_have_count(1)
+    expect(page.locator(".column .turn").first).to_be_visible()
     page.keyboard.press("c")
     expect(page.locator(".column")).to_have_count(2)
     page.keyboard.press("Escape")
