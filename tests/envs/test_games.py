@@ -1,14 +1,13 @@
 """What every environment around a game shares: no dependence on the hash seed, bounds, and one end."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.game import MAX_ACTION_CHARS, split_tasks
+from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FROZEN = {
     "deepsearch": "88d560baaa2b58f3",
@@ -46,13 +45,8 @@ asyncio.run(main())
 
 
 def test_lists_and_episodes_are_those_that_were_frozen_whatever_the_hash_seed() -> None:
-    command = [sys.executable, "-c", EPISODES, *FROZEN]
-    one, other = (
-        subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=120).stdout
-        for seed in ("1", "2")
-    )
-    assert one == other
-    found = dict(line.split() for line in one.decode().splitlines())
+    (printed,) = printed_under_hash_seeds(EPISODES, *FROZEN, timeout_s=120)
+    found = dict(line.split() for line in printed.splitlines())
     assert {env_id: digest[:16] for env_id, digest in found.items()} == FROZEN
 
 

@@ -1,8 +1,7 @@
-import subprocess
-import sys
 from collections import Counter
 
 from horizonrl.envs.babyai.levels import LEFT_OUT, generate, load_tasks
+from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FIRST_OBSERVATIONS = """
 import asyncio, hashlib
@@ -22,18 +21,7 @@ DIGEST = "34cb7f0e1beda27d5461aaca36b5152da6c82cdd3363e17e2c30ff6fb2a1ee10"
 
 
 def test_the_first_observations_are_those_of_the_version_whatever_the_hash_seed_and_nothing_else_is_printed() -> None:
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", FIRST_OBSERVATIONS],
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert printed == {f"{DIGEST}\n"}
+    assert printed_under_hash_seeds(FIRST_OBSERVATIONS, timeout_s=120) == {f"{DIGEST}\n"}
 
 
 def test_the_families_have_the_test_tasks_of_agentgym() -> None:

@@ -1,7 +1,5 @@
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
 from horizonrl.envs.deepsearch.env import DeepSearch
+from tests.envs.hash_seeds import printed_under_hash_seeds
 
 PAGES = [
     {"title": "Kettle", "text": "The kettle was made by Ines Vald."},
@@ -72,13 +71,7 @@ def test_the_expert_solves_a_question_in_every_format(action_format: str) -> Non
 
 
 def test_episodes_do_not_depend_on_the_hash_seed() -> None:
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", EPISODE], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, timeout=60
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(digests) == 1
+    assert len(printed_under_hash_seeds(EPISODE)) == 1
 
 
 def test_an_answer_ends_the_episode_and_in_retry_mode_only_the_right_one(own: dict[str, Any]) -> None:
