@@ -29,6 +29,8 @@ LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
 """A ticket whose group broke comes back after this long: time for what broke to mend."""
 WEIGHTS_WAIT_S = 60.0
+TELL_S = 60.0
+"""How often an actor logs what it has played."""
 UNFIT_LIMIT = 100
 """Tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
 
@@ -64,6 +66,7 @@ class ActorLoop:
         self._free = self.settings.slots
         """Slots that no leased ticket has; a group that is larger than expected takes more than there are."""
         self._freed = asyncio.Event()
+        self._published = 0
         self._unfit_in_a_row = 0
 
     async def run(self) -> None:
@@ -73,7 +76,8 @@ class ActorLoop:
         ticket is given back once.
         """
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self.follower.run()), group.create_task(self._watch_run())]
+            endless = (self.follower.run(), self._watch_run(), self._tell())
+            background = [group.create_task(work) for work in endless]
             serving: set[asyncio.Task[None]] = set()
             while not self.stopping.is_set():
                 await until_stopped(self._room(), self.stopping)
@@ -103,6 +107,12 @@ class ActorLoop:
             pass
         log.info("run_finished")
         self.stopping.set()
+
+    async def _tell(self) -> None:
+        """Log what has been played, so that whoever looks at this actor sees it live. Woken every TELL_S."""
+        while True:
+            await asyncio.sleep(TELL_S)
+            log.info("groups_played", groups=self._published, running=self._running, free=self._free)
 
     async def _serve(self, lease: Lease) -> None:
         """Serve one ticket, and free its slots."""
@@ -226,6 +236,7 @@ class ActorLoop:
             self.metrics.count("groups_refused_total")
             log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
         else:
+            self._published += 1
             self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
 
 

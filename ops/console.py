@@ -35,8 +35,6 @@ log = get_logger()
 REFRESH_S = 1.0
 QUIET_S = 60.0
 """A console that is no terminal says what is waited for once a step has taken this long."""
-ROWS = 12
-"""Steps of an earlier session that a terminal shows again."""
 HEADER_EVERY = 20
 """Steps after which a terminal repeats the header, which has scrolled away."""
 MOST_TROUBLES = 3
@@ -109,17 +107,26 @@ class Console:
         once a second. `started` tells when each part was last started, in seconds since the epoch.
         """
         self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
+        shown = self.skip_earlier()
         if not self.is_terminal:
-            await self._follow_plainly(started)
-        shown = max(0, len(self._metrics.read()) - ROWS)
+            await self._follow_plainly(started, shown)
         with Live(get_renderable=lambda: self.live(started()), console=self._console, transient=True):
             while True:
                 shown = await self._tell_steps(shown)
                 await self._read(started())
                 await asyncio.sleep(REFRESH_S)
 
-    async def _follow_plainly(self, started: Callable[[], Mapping[str, float]]) -> None:
-        shown, spoken = 0, time.monotonic()
+    def skip_earlier(self) -> int:
+        """Say in a line what an earlier `train` has shown of this run already; return how many steps that are."""
+        lines = self._metrics.read()
+        self._told = {(line["version"], line["lineage"]) for line in self._evals.read()}
+        if lines:
+            earlier = f"`horizonrl status {self._config.run_dir}` tells of those before"
+            self.say(f"  goes on after step {lines[-1]['step']}; {earlier}")
+        return len(lines)
+
+    async def _follow_plainly(self, started: Callable[[], Mapping[str, float]], shown: int) -> None:
+        spoken = time.monotonic()
         while True:
             before, shown = shown, await self._tell_steps(shown)
             await self._read(started())

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -163,10 +164,27 @@ async def _train(config: RunConfig, console: Console) -> bool:
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
-    async with EmbeddedServer(config.run_dir / "nats", config.broker.durability) as server:
+    address = config.run_dir / ADDRESS
+    port = earlier_port(address)
+    async with EmbeddedServer(config.run_dir / "nats", config.broker.durability, port=port) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
-        (config.run_dir / ADDRESS).write_text(server.url)
+        address.write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
+
+
+def earlier_port(address: Path) -> int | None:
+    """Return the port of the run's last broker if it is free: an actor that was started by hand finds its run again."""
+    port = urlsplit(address.read_text().strip()).port if address.exists() else None
+    if port is None:
+        return None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            log.warning("broker_moved", taken=port)
+            return None
+    return port
 
 
 async def _keep_up(server: EmbeddedServer, restarts: Restarts) -> None:

@@ -13,9 +13,12 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.types import HorizonState, Kind, Outcomes, Progress, WeightsManifest
+from horizonrl.ops.figures import duration
 
 FULL_SHARE = 0.98
 """Of the group log's limit: a group more may be refused, and its actor waits."""
+LONG_S = 30.0
+"""A learner that has been silent for so long in a step may be gone; nobody but its own machine knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,11 @@ class Standing:
     def full(self) -> bool:
         """The group log has no room: actors wait to publish."""
         return self.log.limit_bytes is not None and self.log.stored_bytes >= FULL_SHARE * self.log.limit_bytes
+
+    @property
+    def silent_s(self) -> float:
+        """How long the learner had said nothing."""
+        return self.looked_at - self.spoken_at if self.spoken_at is not None else 0.0
 
     def outstanding(self, kind: Kind) -> int:
         return self.issued[kind] - (self.progress.settled(kind) if self.progress else 0)
@@ -107,7 +115,8 @@ def _learner(standing: Standing, progress: Progress, config: RunConfig | None) -
         return f"the learner has {counted(standing.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
     if standing.batch >= wanted:
-        return f"the learner trains on {counted(standing.batch, 'group')}"
+        heard = f", last heard {duration(standing.silent_s)} ago" if standing.silent_s > LONG_S else ""
+        return f"the learner trains on {counted(standing.batch, 'group')}{heard}"
     return f"the learner waits for groups: {standing.batch} of {wanted} are in"
 
 

@@ -82,7 +82,7 @@ class Source:
     async def look(self) -> Snapshot:
         """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent.
 
-        Whenever `train` is started its embedded broker has another port, and the run may have other steps.
+        Whenever `train` is started its embedded broker may have another port, and the run other steps.
         """
         if self.run_dir is not None:
             self.config = _config_of(self.run_dir, self.overrides)

@@ -1,11 +1,12 @@
 """The actor's loop over the in-memory broker: every way in which a lease ends."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
@@ -74,6 +75,26 @@ def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> No
         assert (await transport.queue()).leased == 0
 
     asyncio.run(scenario())
+
+
+def test_an_actor_tells_from_time_to_time_what_it_has_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horizonrl.actors.loop.TELL_S", 0.01)
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        loop = actor(transport, tmp_path)
+        running = asyncio.create_task(loop.run())
+        await TicketQueue(transport).issue(ticket())
+        await until(lambda: {"groups": 1, "running": 0, "free": 4} in told(logs))
+        loop.stopping.set()
+        await running
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+
+
+def told(logs: Sequence[MutableMapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: log[key] for key in ("groups", "running", "free")} for log in logs if log["event"] == "groups_played"]
 
 
 def test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver(tmp_path: Path) -> None:

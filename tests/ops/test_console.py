@@ -125,6 +125,20 @@ def test_elsewhere_the_header_comes_once_and_a_line_a_step(
     assert [line.split()[0] for line in shown] == ["step", *map(str, range(1, 31))]
 
 
+def test_a_run_that_goes_on_is_told_in_a_line_and_its_earlier_steps_are_not_repeated(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(config, LINE | {"step": 4})
+    write_lines(config, EVAL, name="evals.jsonl")
+    console = Console(config)
+    shown = console.skip_earlier()
+    write_lines(config, LINE | {"step": 4}, LINE | {"step": 5})
+    assert asyncio.run(console._tell_steps(shown)) == 2
+    told, _, step = capsys.readouterr().out.splitlines()
+    assert told == f"  goes on after step 4; `horizonrl status {config.run_dir}` tells of those before"
+    assert step.split()[0] == "5"
+
+
 def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
     config: RunConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,11 @@
+import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from horizonrl.common.config import RunConfig
-from horizonrl.ops.local import Part, _parts
+from horizonrl.ops.local import Part, _parts, earlier_port
 from horizonrl.ops.rundir import write_config
 
 LOCAL = Path(__file__).parents[2] / "ops/prometheus/local.yml"
@@ -42,3 +43,13 @@ def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkey
     scraped = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     parts = parts_of(tmp_path, 9100, actors=1)
     assert scraped == {part.role: [f"127.0.0.1:{port_of(part, monkeypatch)}"] for part in parts}
+
+
+def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it(tmp_path: Path) -> None:
+    address = tmp_path / "broker.url"
+    assert earlier_port(address) is None
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address.write_text(f"nats://127.0.0.1:{port}")
+        assert earlier_port(address) is None
+    assert earlier_port(address) == port

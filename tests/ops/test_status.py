@@ -169,6 +169,11 @@ def test_who_waits_for_what() -> None:
         (standing(CONFIG, None), CONFIG, loading),
         (standing(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
         (standing(CONFIG, full), CONFIG, ["the learner trains on 4 groups"]),
+        (
+            standing(CONFIG, full, spoken_at=time.time() - 200),
+            CONFIG,
+            ["the learner trains on 4 groups, last heard 3 min ago"],
+        ),
         (standing(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
         (
             standing(CONFIG, last, issued=dict.fromkeys(Kind, 5)),
