@@ -16,7 +16,7 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
-from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost
+from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost, RecordTooLarge
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -157,6 +157,9 @@ class ActorLoop:
                 return
         except LeaseLost:
             raise
+        except RecordTooLarge as error:  # any other actor's group would be too
+            await self._void_unfit(lease, str(error))
+            return
         except BaseException:  # drained, or the engine died: either way the ticket is another actor's now
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
@@ -181,7 +184,8 @@ class ActorLoop:
         if self._unfit_in_a_row >= UNFIT_LIMIT:
             raise ConfigError(
                 f"{UNFIT_LIMIT} tickets in a row did not fit, the last of them because {reason}: raise "
-                "model.max_context_tokens or rollout.max_turn_tokens, or choose shorter tasks or demonstrations"
+                "model.max_context_tokens or rollout.max_turn_tokens, or choose shorter tasks or demonstrations, or "
+                "smaller groups"
             )
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:

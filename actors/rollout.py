@@ -56,10 +56,11 @@ class ExpertAgent:
     encode: Callable[[str], tuple[int, ...]]
     version: PolicyVersion
     max_turn_tokens: int
+    timeout_s: float
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
-        # An expert may plan, or ask a simulator: the other episodes do not wait for it.
-        output = self.encode(await asyncio.to_thread(self.expert.act, observation))
+        # An expert may plan, or ask a simulator: the other episodes do not wait for it, and it may hang like one.
+        output = self.encode(await within(self.timeout_s, asyncio.to_thread(self.expert.act, observation)))
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
                 f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
@@ -82,14 +83,16 @@ class Recording:
     environment_s: float = 0.0
 
     def finish(self, index: int, stop: StopReason, error: str | None = None) -> Episode:
+        """Return the episode. What the last turn was answered is kept as text: no turn has read its tokens."""
+        last = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
         return Episode(
             index=index,
             prompt_ids=self.prompt_ids,
-            turns=tuple(self.turns),
+            turns=(*self.turns[:-1], *last),
             stop=stop,
             success=self.success,
             prompt=self.prompt,
-            error=error[:1024] if error is not None else None,
+            error=error and printable(error),
             generate_s=self.generate_s,
             environment_s=self.environment_s,
         )
@@ -182,7 +185,8 @@ class Rollout:
     def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
         sampling = ticket.sampling
         if ticket.kind is Kind.DEMO:
-            return ExpertAgent(environment.expert(), self.chat.encode_turn, ticket.issued, sampling.max_turn_tokens)
+            expert, encode = environment.expert(), self.chat.encode_turn
+            return ExpertAgent(expert, encode, ticket.issued, sampling.max_turn_tokens, self.step_timeout_s)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 
     async def _generate(
@@ -199,12 +203,18 @@ class Rollout:
         """Await an environment's call within its deadline."""
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self.step_timeout_s):
-                return await call
-        except TimeoutError:
-            raise EnvironmentTimeout(f"no answer within {self.step_timeout_s} s") from None
+            return await within(self.step_timeout_s, call)
         finally:
             recording.environment_s += time.monotonic() - started
+
+
+async def within(timeout_s: float, call: Awaitable[T]) -> T:
+    """Await what an environment or its expert does. Raises EnvironmentTimeout."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError:
+        raise EnvironmentTimeout(f"no answer within {timeout_s} s") from None
 
 
 async def play(make: Callable[[], Environment], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
@@ -215,13 +225,22 @@ async def play(make: Callable[[], Environment], rollout: Rollout, ticket: Ticket
         return broken(index, f"{type(error).__name__}: {error}")
     try:
         return await rollout.episode(environment, ticket, index)
+    except EngineDead:
+        raise
+    except Exception as error:  # noqa: BLE001 - what the environment gave makes no episode: too long, or not text
+        return broken(index, f"{type(error).__name__}: {error}")
     finally:
         await _close(environment, ticket.task.env_id)
 
 
 def broken(index: int, error: str) -> Episode:
     """Return an episode that broke before its first turn."""
-    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=error[:1024])
+    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=printable(error))
+
+
+def printable(error: str) -> str:
+    """Return an error's text as a record takes it: short, and with a `?` for each half of a character."""
+    return error.encode("utf-8", "replace").decode()[:1024]
 
 
 async def _close(environment: Environment, env_id: str) -> None:

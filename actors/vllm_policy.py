@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import signal
 import warnings
@@ -109,7 +110,7 @@ class VllmPolicy:
                 self._alive(REQUEST_TIMEOUT_S),
                 aclosing(self._engine.generate(prompt, params, request_id)) as outputs,
             ):
-                return self._generation([output async for output in outputs][-1].outputs[0])
+                return generation_of([output async for output in outputs][-1].outputs[0])
         except PolicyFailure:
             raise
         except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
@@ -221,15 +222,20 @@ class VllmPolicy:
                     f"differ from {weights.name}, such as {probe['stale'][:3]}; replace the engine"
                 )
 
-    def _generation(self, output: Any) -> Generation:
-        if output.finish_reason not in ("stop", "length"):
-            raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
-        ids = tuple(output.token_ids)
-        return Generation(
-            ids=ids,
-            logprobs=tuple(min(0.0, at[i].logprob) for i, at in zip(ids, output.logprobs, strict=True)),
-            spans=tuple(_span(span) for span in output.weight_versions),
-        )
+
+def generation_of(output: Any) -> Generation:
+    """Return what an engine's finished request sampled. Raises PolicyFailure when it is no sample."""
+    if output.finish_reason not in ("stop", "length"):
+        raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
+    ids = tuple(output.token_ids)
+    logprobs = [at[i].logprob for i, at in zip(ids, output.logprobs, strict=True)]
+    if unreal := [logprob for logprob in logprobs if not math.isfinite(logprob)]:  # min() would call it certain
+        raise PolicyFailure(f"the engine gave a sampled token the logprob {unreal[0]}")
+    return Generation(
+        ids=ids,
+        logprobs=tuple(min(0.0, logprob) for logprob in logprobs),
+        spans=tuple(_span(span) for span in output.weight_versions),
+    )
 
 
 def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:

@@ -12,11 +12,12 @@ from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Stored, Transport
+from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
 from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
@@ -134,6 +135,32 @@ def test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason(tmp_path:
         assert entry.record.reason.startswith("the first prompt has ")
         assert loop.metrics.value("tickets_void_total", reason="unfit") == 1
         assert loop.metrics.value("leases_total", kind="train") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_group_too_large_for_any_record_ends_as_void_and_the_actor_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(group: Group | Void) -> bytes:
+        if isinstance(group, Group) and group.ticket.number == 0:
+            raise RecordTooLarge("70000000 bytes, more than 67108864")
+        return encode(group)
+
+    monkeypatch.setattr("horizonrl.broker.groups.encode", too_large)
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for number in range(2):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, slots=2)
+        running = asyncio.create_task(loop.run())
+        void, group = [entry.record for entry in await entries(transport, 2)]
+        loop.stopping.set()
+        await running
+        assert isinstance(void, Void)
+        assert void.reason.startswith("70000000 bytes")
+        assert isinstance(group, Group)
 
     asyncio.run(scenario())
 

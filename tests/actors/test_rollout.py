@@ -1,11 +1,16 @@
 import asyncio
 import re
+import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from horizonrl.actors import rollout as rollout_module
 from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
+from horizonrl.envs.api import Observation, Step
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -80,6 +85,66 @@ def test_a_raising_environment_is_a_broken_episode_that_names_the_error() -> Non
     episode = play(Breaking())
     assert episode.stop is StopReason.ENV_ERROR
     assert episode.error == "RuntimeError: the kitchen is on fire"
+
+
+class Odd(Echo):
+    """Gives what no record takes."""
+
+    def __init__(self, first: str = "say something", step: Step | Exception | None = None) -> None:
+        super().__init__()
+        self.first, self.given = first, step
+
+    async def reset(self, task_id: str) -> Observation:
+        return Observation(self.first)
+
+    async def step(self, text: str) -> Step:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given or await super().step(text)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        Odd(first="x" * 300_000),
+        Odd(first="half a character: \ud83d"),
+        Odd(step=RuntimeError("half a character: \ud83d")),
+        Odd(step=Step("", reward=1.0, terminated=True, success=None)),  # type: ignore[arg-type]
+        Odd(step=Step("x" * 300_000, reward=1.0, terminated=True)),
+    ],
+    ids=["long", "surrogate", "error", "success", "observation"],
+)
+def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(environment: Echo) -> None:
+    rollout = Rollout(SayingPolicy(CHAT, max_context_tokens=10**6), CHAT, None, step_timeout_s=5.0)
+    episode = asyncio.run(rollout_module.play(lambda: environment, rollout, ticket(), 0))
+    assert (episode.stop, episode.valid, environment.closed) == (StopReason.ENV_ERROR, False, 1)
+    assert episode.error
+
+
+def test_what_the_last_turn_was_answered_is_text_and_no_tokens_when_the_context_ends_the_episode() -> None:
+    class Wordy(Echo):
+        async def step(self, text: str) -> Step:
+            return Step("word " * 300, reward=0.0, terminated=False)
+
+    policy = SayingPolicy(CHAT, max_context_tokens=150)
+    episode = play(Wordy(), ticket(horizon_turns=9), policy)
+    assert (episode.stop, len(episode.turns)) == (StopReason.CONTEXT, 1)
+    assert episode.turns[-1].observation_ids == ()
+    assert episode.turns[-1].observation.startswith("word word")
+
+
+def test_an_expert_that_hangs_is_a_broken_episode() -> None:
+    release = threading.Event()
+
+    class Stuck(Echo):
+        def expert(self) -> Any:
+            return SimpleNamespace(act=lambda _: release.wait(5) and "")
+
+    try:
+        episode = play(Stuck(), ticket(kind=Kind.DEMO))
+    finally:
+        release.set()
+    assert (episode.stop, episode.valid) == (StopReason.ENV_TIMEOUT, False)
 
 
 def test_a_failed_request_breaks_the_episode_and_a_dead_engine_ends_the_rollout() -> None:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -12,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from horizonrl.actors.vllm_policy import VllmPolicy
-from horizonrl.common.errors import WeightsRejected
+from horizonrl.actors.vllm_policy import VllmPolicy, generation_of
+from horizonrl.common.errors import PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 from tests.engine import Played
 
@@ -207,3 +208,11 @@ def test_long_seeded_prompts_do_not_kill_the_engine(vllm_engine: Played) -> None
         return [len(generation.ids) for generation in await asyncio.gather(*asked)]
 
     assert vllm_engine.run(many()) == [4] * 16
+
+
+def test_a_sampled_token_without_a_logprob_is_a_failure_and_not_certain() -> None:
+    broken = SimpleNamespace(
+        finish_reason="stop", token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=float("nan"))}], weight_versions=[]
+    )
+    with pytest.raises(PolicyFailure, match="logprob nan"):
+        generation_of(broken)
