@@ -388,9 +388,20 @@ class RunConfig(BaseSettings):
         """Return how many demonstrations are trained before RL and in its first `rl_steps` steps."""
         return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
 
-    def credit(self, phase: Phase) -> int:
-        """Most tickets of the phase's kind that may be outstanding (design.md, invariant 2)."""
-        return (self.rl.max_staleness + 1) * self.groups_per_step(phase)
+    def credit(self, phase: Phase, phase_step: int = 0) -> int:
+        """Most tickets of the phase's kind that may be outstanding after `phase_step` steps (design.md, invariant 2).
+
+        Staleness counts from the version that actors have, which between two publications is not the newest.
+        """
+        behind = phase_step % self.rl.publish_every if phase is Phase.RL else 0
+        return (self.rl.max_staleness + 1 - behind) * self.groups_per_step(phase)
+
+    def publishes(self, step: int) -> bool:
+        """Return whether actors get the version that `step` optimizer steps have made: also one they evaluate."""
+        phase, phase_step = self.phase(step)
+        evaluated = self.eval.every and phase_step % self.eval.every == 0
+        due = phase_step % self.rl.publish_every == 0 or evaluated or step == self.total_steps
+        return phase is Phase.RL and bool(due)
 
     @classmethod
     def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":

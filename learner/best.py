@@ -38,8 +38,11 @@ class Best:
             return False
         self._directory.mkdir(exist_ok=True)
         link, beside = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
-        link.unlink(missing_ok=True)
-        os.link(frame, link)
+        incoming = self._directory / f".{frame.name}"
+        incoming.unlink(missing_ok=True)
+        os.link(frame, incoming)
+        os.replace(incoming, link)  # does nothing when both are the same file
+        incoming.unlink(missing_ok=True)
         beside.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
         os.replace(beside, self._directory / RESULT_FILE)
         for other in self._directory.glob("*.safetensors"):

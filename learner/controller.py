@@ -128,7 +128,7 @@ class Controller:
         """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
         last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
-        return min(self.config.credit(progress.phase), needed)
+        return min(self.config.credit(progress.phase, progress.phase_step), needed)
 
     def _demos_due(self, progress: Progress) -> int:
         """Return how many demonstrations may have been issued in all for RL: those of the steps that have credit.

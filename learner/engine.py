@@ -111,8 +111,9 @@ class DeepSpeedEngine:
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
         scores = self._scored(batch) if scored else None
         updates = lessons(batch, scores, objective, self._settings.longest_episode_tokens)
-        tallies, norms = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        tallies, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
         tally = replace(sum(tallies, Tally()), loss=mean(sum(tally.loss for tally in tallies), len(updates)))
+        lr = mean(sum(rates), len(rates))
         return _stats(tally, max(norms), lr, time.perf_counter() - started, objective.needs_reference)
 
     @torch.no_grad()
@@ -186,8 +187,8 @@ class DeepSpeedEngine:
         changes how often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks."""
         return self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
 
-    def _update(self, update: list[Lesson], version: int, lr: float) -> tuple[Tally, float]:
-        """Take one optimizer step; return what was measured before it, and the gradient's norm."""
+    def _update(self, update: list[Lesson], version: int, lr: float) -> tuple[Tally, float, float]:
+        """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
         objective, mine = self._settings.objective, Tally()
         for micro_batch in self._packed([lesson.trace for lesson in update]):
             said = self._said(micro_batch)
@@ -208,7 +209,7 @@ class DeepSpeedEngine:
                 f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
                 "checkpoint with a lower learning rate"
             )
-        return tally, grad_norm
+        return tally, grad_norm, lr
 
     @torch.no_grad()
     def _scored(self, batch: Batch) -> list[Scores]:

@@ -29,9 +29,8 @@ def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: 
         return horizons[-1]
     if kind == "staged":
         return horizons[min(step // steps_per_stage, len(horizons) - 1)]
-    last_step = steps_per_stage * (len(horizons) - 1)
-    share = min(step / last_step, 1.0) if last_step else 1.0
-    return horizons[0] + int((horizons[-1] - horizons[0]) * share)
+    last_step = max(1, steps_per_stage * (len(horizons) - 1))
+    return horizons[0] + (horizons[-1] - horizons[0]) * min(step, last_step) // last_step
 
 
 @dataclass(frozen=True, slots=True)

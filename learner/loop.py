@@ -229,6 +229,7 @@ class LearnerLoop:
             entry = await reader.next(QUIET_S)
             if entry is None:
                 log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
+                await self._announce_progress()  # what was consumed may have had nothing but lost parts behind it
                 continue
             self._consume(entry, standing)
             if len(draft.dropped) == starved:
@@ -326,9 +327,7 @@ class LearnerLoop:
     async def _announce(self, weights_digest: str) -> None:
         """Tell the actors of new weights, if they sample with them, and the controller of the step."""
         self._weights.held = self._versions_awaited()
-        phase, phase_step = self.config.phase(self._commit.step)
-        due = phase_step % self.config.rl.publish_every == 0 or self._commit.step == self.config.total_steps
-        if phase is Phase.RL and due:
+        if self.config.publishes(self._commit.step):
             await self._announce_weights(weights_digest)
         else:
             self._weights.tidy()
@@ -345,11 +344,12 @@ class LearnerLoop:
 
     async def _gap_of_engines(self, batch: Batch) -> float | None:
         """Compare actor and learner on one trace of the batch's newest version, where the step itself cannot."""
-        newest = max(int(trace.versions_L.max()) for trace in batch.traces)
+        sampled = [trace for trace in batch.traces if not trace.demo]
+        newest = max((int(trace.versions_L.max()) for trace in sampled), default=batch.version)
         weights = self._weights.find(newest)
         if newest == batch.version or weights is None:
             return None
-        trace = max(batch.traces, key=lambda trace: int((trace.versions_L == newest).sum()))
+        trace = max(sampled, key=lambda trace: int((trace.versions_L == newest).sum()))
         return await self.engine.call(self.engine.engine.gap_at, trace, newest, weights)
 
     def _checkpoint_is_due(self, phase: Phase) -> bool:

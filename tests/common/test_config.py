@@ -104,3 +104,13 @@ def test_evaluations_are_due_at_the_start_of_each_phase_every_n_steps_and_at_the
 def test_credit_is_the_staleness_bound_in_groups() -> None:
     config = RunConfig.load([], ["--rl.max_staleness", "3", "--rl.groups_per_step", "5"])
     assert config.credit(Phase.RL) == 20
+    rounds = RunConfig.load([], ["--rl.max_staleness=3", "--rl.groups_per_step=5", "--rl.publish_every=3"])
+    assert [rounds.credit(Phase.RL, step) for step in range(5)] == [20, 15, 10, 20, 15]
+    assert rounds.credit(Phase.IMITATION, 2) == 4 * rounds.imitation.groups_per_step
+
+
+def test_actors_get_every_nth_version_the_last_one_and_those_that_they_evaluate() -> None:
+    config = RunConfig.load(
+        [], ["--imitation.steps=2", "--rl.steps=8", "--rl.publish_every=3", "--rl.max_staleness=2", "--eval.every=4"]
+    )
+    assert [step for step in range(11) if config.publishes(step)] == [2, 5, 6, 8, 10]

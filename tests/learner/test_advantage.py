@@ -278,6 +278,14 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace
             )  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["grpo", "dpo", "return"])
+def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
+    apart = [0.1 + 0.2 - 0.3], [0.0]
+    assert apart[0] != apart[1]
+    assert not teaches(apart, AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    assert not teaches([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], AdvantageSection())
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

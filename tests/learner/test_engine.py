@@ -299,7 +299,9 @@ def test_a_low_effective_sample_size_lowers_the_learning_rate(start: StartEngine
     for scaled in (False, True):
         engine = start(objective=Objective(advantage=RETURNS.advantage, correction=CorrectionSection(ess_lr=scaled)))
         before = weights_of(engine, tmp_path / "before")
-        ess = engine.train_step(make_batch(), 1e-2).ess
+        stats = engine.train_step(make_batch(), 1e-2)
+        ess = stats.ess
+        assert stats.lr == pytest.approx(1e-2 * math.sqrt(ess) if scaled else 1e-2)
         lengths.append(float((weights_of(engine, tmp_path / "after") - before).norm()))
     assert lengths[1] / lengths[0] == pytest.approx(math.sqrt(ess), rel=0.05)
 

@@ -27,6 +27,7 @@ def test_fixed_is_the_last_horizon() -> None:
 def test_linear_moves_in_single_turns_between_the_first_and_the_last() -> None:
     turns = [horizon_turns("linear", (10, 20), 10, step) for step in range(12)]
     assert turns == [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 20]
+    assert [horizon_turns("linear", (10, 110), 100, step) for step in range(101)] == list(range(10, 111))
 
 
 @given(horizons, st.integers(1, 50), st.sampled_from(("fixed", "staged", "linear")))

@@ -14,11 +14,12 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress
+from horizonrl.learner.batch import Trace
 from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
 from horizonrl.ops.rundir import METRICS, read_lines
-from tests.learner.world import EVALUATING, MortalTransport, World, played
-from tests.records import make_ticket
+from tests.learner.world import EVALUATING, HashEngine, MortalTransport, World, played
+from tests.records import make_group, make_ticket
 
 
 def survive(world: World) -> World:
@@ -65,6 +66,56 @@ def test_demonstrations_stand_beside_the_groups_of_rl_in_their_share(tmp_path: P
     assert [kinds.count("train") for kinds in in_rl] == [2] * 5
     assert 10 <= sum(kinds.count("demo") for kinds in in_rl) <= 15
     assert not any("phase" in drop for line in world.ledger() for drop in line["dropped"])
+
+
+@pytest.mark.parametrize(("every", "bound"), [(3, 2), (3, 3), (5, 4)])
+def test_rounds_of_one_version_waste_no_group_on_staleness(tmp_path: Path, every: int, bound: int) -> None:
+    overrides = (f"--rl.publish_every={every}", f"--rl.max_staleness={bound}", "--rl.steps=12")
+    world = survive(World(tmp_path, overrides=overrides))
+    assert not [drop for line in world.ledger() for drop in line["dropped"]]
+
+
+def test_a_version_that_is_evaluated_is_one_that_actors_get(tmp_path: Path) -> None:
+    world = World(tmp_path, overrides=(*EVALUATING, "--rl.publish_every=3", "--rl.max_staleness=2"))
+    world._too_early = lambda *_: False  # type: ignore[method-assign]
+    for line in survive(world).evals():
+        assert line["oldest_version"] >= line["version"]
+
+
+def test_the_gap_of_the_engines_is_that_of_sampled_tokens(tmp_path: Path) -> None:
+    """A demonstration's logprobs are all 0, whatever the engine would have said."""
+    asked: list[bool] = []
+
+    class Asked(HashEngine):
+        def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+            asked.append(trace.demo)
+            return 0.0
+
+    world = World(tmp_path, overrides=(*CLONING, "--rl.max_staleness=2"))
+    world.make_engine = Asked
+    survive(world)
+    assert asked and not any(asked)
+
+
+def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two actors uploaded one large group; the second one's parts are behind it in the log, and mean nothing."""
+    monkeypatch.setattr("horizonrl.learner.loop.QUIET_S", 0.05)
+    world = World(tmp_path, overrides=("--imitation.steps=0", "--rl.steps=1", "--rl.groups_per_step=1"))
+
+    async def scenario() -> None:
+        transport = MortalTransport(world.server, None)
+        lost = make_group(0, rewards=(0.0, 0.0))
+        await GroupLog(transport).publish(lost)
+        await transport.publish("groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0")
+        learning = asyncio.create_task(world.learner(transport).run())
+        async for progress in StateStore(transport).watch(Key.PROGRESS):
+            if isinstance(progress, Progress) and progress.settled(Kind.TRAIN):
+                break
+        learning.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
 @pytest.mark.parametrize("role", ["learner", "controller"])

@@ -158,6 +158,7 @@ class World:
 
     server: MemoryServer = field(default_factory=lambda: MemoryServer(ack_wait_s=0.05))
     overrides: tuple[str, ...] = ()
+    make_engine: Callable[[], HashEngine] = HashEngine
     idle_from: int | None = None
     """The actor leaves tickets that were issued at this version or a later one."""
 
@@ -173,7 +174,8 @@ class World:
             ],
         )
         self.eval_tasks = EVAL_TASKS if self.config.eval.every else ()
-        self.rules = replace(RULES, demos_in_rl=self.config.rl.demos_per_step > 0)
+        rl = self.config.rl
+        self.rules = replace(RULES, max_staleness=rl.max_staleness, demos_in_rl=rl.demos_per_step > 0)
         self.lives: Counter[str] = Counter()
         self.stopping = asyncio.Event()
         """Stops the learner, as SIGTERM does."""
@@ -214,7 +216,7 @@ class World:
         await self.learner(transport).run()
 
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
-        engine = EngineThread(HashEngine(), InlineExecutor())
+        engine = EngineThread(self.make_engine(), InlineExecutor())
         return LearnerLoop(
             *(self.config, transport, engine, self.rules, dict(identity), self.stopping, self.metrics),
             eval_tasks=self.eval_tasks,
