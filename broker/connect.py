@@ -85,8 +85,8 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
         link.raise_refusal()
         await link.close()
         raise BrokerUnreachable(
-            f"no nats-server with JetStream answers at {link.url} within {broker.connect_timeout_s} s: is nats-server "
-            "running there? Omit broker.url to start an embedded one"
+            f"no nats-server with JetStream answers at {link.url} within {broker.connect_timeout_s} s: does it run, "
+            "and is the address right? `horizonrl broker RECIPE` starts one; `train` without broker.url has its own"
         ) from None
     except BaseException:
         await link.close()

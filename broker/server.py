@@ -5,18 +5,21 @@ It dies with the process that started it, and started again on the same director
 
 import asyncio
 import contextlib
+import fcntl
 import importlib.metadata
 import json
 import shutil
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import IO, Literal, Self
 
-from horizonrl.common.errors import BrokerUnreachable, MissingDependency
+from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
 from horizonrl.common.service import die_with_parent
 
 START_S = 20.0
 STOP_S = 10.0
+LOCK_S = 12.0
+"""A server whose console was killed ends within STOP_S; until then the directory is its own."""
 POLL_S = 0.02
 
 CONFIG = """\
@@ -56,6 +59,7 @@ class EmbeddedServer:
         self.extra = extra
         """More of nats-server's configuration: users, TLS."""
         self._process: asyncio.subprocess.Process | None = None
+        self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
@@ -74,6 +78,7 @@ class EmbeddedServer:
         """Start the server and return once it takes clients. Raises BrokerUnreachable with the end of its log."""
         binary = find_server()
         self.directory.mkdir(parents=True, exist_ok=True)
+        lock = await self._hold()
         config = self.directory / "nats-server.conf"
         config.write_text(
             CONFIG.format(
@@ -92,13 +97,49 @@ class EmbeddedServer:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the program: the broker goes last
             preexec_fn=die_with_parent,
+            pass_fds=(lock.fileno(),),  # so the lock lasts as long as the server, also where this program is killed
         )
         try:
             async with asyncio.timeout(START_S):
                 self.port = await self._listening_port()
         except TimeoutError:
-            await self.kill()
+            await self._give_up()
             raise BrokerUnreachable(self._failure(f"did not listen within {START_S} s")) from None
+        except BaseException:
+            await self._give_up()
+            raise
+
+    async def _give_up(self) -> None:
+        await self.kill()
+        self._release()
+
+    async def _hold(self) -> IO[str]:
+        """Return the directory's lock, held: of two servers on one store each loses what the other acknowledged.
+
+        Raises RunFailed when another server has had it for LOCK_S.
+        """
+        if self._lock is not None:
+            return self._lock
+        lock = (self.directory / "lock").open("w")
+        try:
+            async with asyncio.timeout(LOCK_S):
+                while not _locked(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
+                    await asyncio.sleep(POLL_S)
+        except BaseException as error:
+            lock.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            raise RunFailed(
+                f"another nats-server works in {self.directory}: `horizonrl status {self.directory.parent}` shows its "
+                "run; end that one, or give this run another run.name"
+            ) from None
+        self._lock = lock
+        return lock
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     async def _listening_port(self) -> int:
         """Wait for the file in which nats-server says where it listens; a file has no event, so it is looked for."""
@@ -123,15 +164,18 @@ class EmbeddedServer:
 
     async def stop(self) -> None:
         """End the server cleanly; by SIGKILL if it has not ended after STOP_S."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
         try:
-            async with asyncio.timeout(STOP_S):
-                await self._process.wait()
-        except TimeoutError:
-            await self.kill()
+            if self._process is None or self._process.returncode is not None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
+            except TimeoutError:
+                await self.kill()
+        finally:
+            self._release()
 
     async def kill(self) -> None:
         """End the server as a crash would; what it acknowledged is still there when it is started again."""
@@ -149,6 +193,14 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_server() -> str:

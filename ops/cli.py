@@ -4,13 +4,15 @@ Heavy imports come after parsing, so that `--help` answers at once.
 """
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horizonrl.common.errors import HorizonError, MissingDependency
+from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency
 
 if TYPE_CHECKING:
     from horizonrl.common.config import RunConfig
@@ -23,10 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly, 130 interrupted."""
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     try:
+        _refuse_unused(arguments, overrides)
         return COMMANDS[arguments.command](arguments, overrides)
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except BrokenPipeError:  # `horizonrl ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}: give another path, or mend this one", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -37,6 +48,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if words[:2] == ["broker", "keys"]:
         words = [BROKER_KEYS, *words[2:]]
     return _parser().parse_args(words), overrides
+
+
+def _refuse_unused(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a key that the command would pass over."""
+    passed_over = (
+        arguments.command in ("export", "dataset", "lineage", "doctor", BROKER_KEYS)
+        or (arguments.command == "envs" and arguments.action == "list")
+        or (arguments.command == "bench" and arguments.bench in ("fuzz", "broker", "envs"))
+    )
+    if overrides and passed_over:
+        raise ConfigError(
+            f"{overrides[0].partition('=')[0]}: `horizonrl {arguments.command}` takes no keys of the config"
+        )
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -61,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Asynchronous reinforcement learning for LLM agents on long, multi-turn tasks.",
         epilog="Any key of the config can be set with --section.key value; `horizonrl config` shows them all.",
     )
+    parser.add_argument("--version", action="version", version=f"horizonrl {metadata.version('horizonrl')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in {
         "train": "everything on this machine: broker, controller, learner, actors; one console",
@@ -121,10 +146,14 @@ def _parser() -> argparse.ArgumentParser:
     envs.add_argument("env_ids", nargs="*", metavar="ID", help="its options: --options.KEY VALUE; of several: --ID.KEY")
     serve = envs.add_argument_group("serve, over the HTTP protocol of AgentGym's servers")
     serve.add_argument("--host", default="127.0.0.1", help="who may call: this machine alone by default")
-    serve.add_argument("--port", type=int, default=36001, metavar="N", help="0 for a free one")
-    serve.add_argument("--workers", type=int, default=0, metavar="N", help="processes that play; none by default")
-    serve.add_argument("--capacity", type=int, default=1024, metavar="N", help="episodes of an environment at a time")
-    serve.add_argument("--ttl", type=float, default=1800.0, metavar="S", help="seconds until an idle episode is closed")
+    serve.add_argument("--port", type=_least(0, 65535), default=36001, metavar="N", help="0 for a free one")
+    serve.add_argument("--workers", type=_least(0), default=0, metavar="N", help="processes that play; none by default")
+    serve.add_argument(
+        "--capacity", type=_least(1), default=1024, metavar="N", help="episodes of an environment at a time"
+    )
+    serve.add_argument(
+        "--ttl", type=_least(1.0), default=1800.0, metavar="S", help="seconds until an idle episode is closed"
+    )
     serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
     demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
@@ -161,16 +190,16 @@ def _add_eval(command: argparse.ArgumentParser) -> None:
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     names = bench.add_subparsers(dest="bench", required=True, metavar="NAME")
     chaos = names.add_parser("chaos", help="kill, stop, delay and repeat at random; prove that nothing is lost")
-    chaos.add_argument("--kills", type=int, default=20, metavar="N", help="events, a sixth or more for each role")
+    chaos.add_argument("--kills", type=_least(1), default=20, metavar="N", help="events, a sixth or more for each role")
     chaos.add_argument("--engine", choices=("scripted", "vllm"), default="scripted", help="what the actors sample with")
     soak = names.add_parser("soak", help="run undisturbed and at full speed; show what grows")
-    soak.add_argument("--minutes", type=float, default=60.0, metavar="M")
+    soak.add_argument("--minutes", type=_least(0.1), default=60.0, metavar="M")
     fuzz = names.add_parser("fuzz", help="send the broker's readers payloads that no writer would write")
-    fuzz.add_argument("--payloads", type=int, default=10_000, metavar="N")
+    fuzz.add_argument("--payloads", type=_least(1), default=10_000, metavar="N")
     broker = names.add_parser("broker", help="what an fsync for every message costs")
     envs = names.add_parser("envs", help="steps a second, memory and loop lag of each environment, here and served")
     envs.add_argument("only", nargs="*", metavar="ID", help="some of them; all that are installed by default")
-    envs.add_argument("--seconds", type=float, default=3.0, metavar="S", help="for each of the six measurements")
+    envs.add_argument("--seconds", type=_least(0.1), default=3.0, metavar="S", help="for each of the six measurements")
     learning = names.add_parser("learning", help="train the variants of a study under its seeds, and compare them")
     learning.add_argument("study", type=Path, metavar="STUDY", help="a TOML file, or a name in ops/recipes/studies")
     learning.add_argument("--directory", type=Path, required=True, metavar="DIR", help="of the runs; resumes its own")
@@ -198,7 +227,22 @@ def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers separated by commas are wanted, such as 0,1,2")
     return tuple(int(part) for part in text.split(","))
+
+
+def _least(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a reader of numbers within bounds; whole ones where `least` is whole."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if not least <= value <= most:
+            at_most = f", {most:g} at most" if most < math.inf else ""
+            raise argparse.ArgumentTypeError(f"{text}: give {least:g} or more{at_most}")
+        return value
+
+    return number
 
 
 def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
@@ -272,6 +316,10 @@ def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
         require_push(arguments.push)
     written = write_dataset(arguments.run_dir, arguments.out)
     print(f"wrote {written.rows} episodes, {written.tokens} generated tokens, to {arguments.out}")
+    if written.untold:
+        print(f"left out {written.untold} episodes: an earlier version of this program wrote them without token ids")
+    if written.unreadable:
+        print(f"left out {written.unreadable} unreadable lines of {arguments.run_dir}/episodes")
     if arguments.push:
         print(f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}")
     return 0
@@ -312,7 +360,7 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
         case "check":
             return environments.check_environment(arguments.env_ids, overrides)
         case _:
-            return environments.list_environments()
+            return environments.list_environments(arguments.env_ids)
 
 
 def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:

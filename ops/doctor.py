@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.errors import MissingDependency
+from horizonrl.envs.miniwob.pages import BROWSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ def examine() -> int:
 
 
 def _python() -> Iterator[Finding]:
+    yield Finding("horizonrl", _version("horizonrl") or "-")
     version = ".".join(map(str, sys.version_info[:3]))
     cure = None if sys.version_info >= (3, 11) else "install Python 3.11 or later"
     yield Finding("python", version, cure)
@@ -69,6 +71,15 @@ def _packages() -> Iterator[Finding]:
     }.items():
         version = next((found for name in alternatives if (found := _version(name))), None)
         yield Finding(package, version or "-", None if version else "make setup")
+    for package, (what, extra) in {
+        "minigrid": ("minigrid (BabyAI)", "envs"),
+        "scienceworld": ("scienceworld (SciWorld)", "envs"),
+        "playwright": ("playwright (MiniWoB++)", "browser"),
+        "cryptography": ("cryptography (broker keys)", "ops"),
+        "peft": ("peft (LoRA)", "cpu"),
+    }.items():
+        version = _version(package)
+        yield Finding(what, version or "-", None if version else f"pip install 'horizonrl[{extra}]'", needed=False)
     torch, vision = _version("torch"), _version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
         yield Finding("torchvision", f"{vision} is a CUDA build beside torch {torch}", "pip uninstall -y torchvision")
@@ -111,10 +122,19 @@ def _machine() -> Iterator[Finding]:
     shared = Path("/dev/shm")
     if shared.is_dir():
         yield Finding("shared memory", f"{shutil.disk_usage(shared).free / 1e9:.0f} GB")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    yield Finding("Chromium (MiniWoB++)", browser or "-", None if browser else "apt-get install chromium", needed=False)
     java = shutil.which("java")
     yield Finding(
         "java (SciWorld)", java or "-", None if java else "apt-get install default-jre-headless", needed=False
     )
 
 
-LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _core, _packages, _nats_server, _model, _machine)
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python,
+    _core,
+    _packages,
+    _nats_server,
+    _model,
+    _machine,
+)

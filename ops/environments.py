@@ -16,11 +16,16 @@ from horizonrl.common.service import run_role
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
 
+MOST_CATEGORIES = 8
+"""A longer list is shown where its environment is asked for."""
 
-def list_environments() -> int:
-    """Print every registered environment with its tasks by category."""
+
+def list_environments(env_ids: Sequence[str] = ()) -> int:
+    """Print every registered environment, or those that are named, with its tasks by category."""
+    if unknown := [env_id for env_id in env_ids if env_id not in registry.names()]:
+        raise ConfigError(f"no environment {unknown[0]}: there are {', '.join(registry.names())}")
     table = Table("environment", "version", "train", "test", "categories")
-    for name in registry.names():
+    for name in env_ids or registry.names():
         try:
             environment, tasks = registry.load(name), registry.tasks(name)
         except (MissingDependency, ConfigError) as error:
@@ -29,6 +34,8 @@ def list_environments() -> int:
         splits = Counter(task.split for task in tasks)
         categories = Counter(task.category for task in tasks)
         shown = ", ".join(f"{category} {count}" for category, count in sorted(categories.items()))
+        if len(categories) > MOST_CATEGORIES and not env_ids:
+            shown = f"{len(categories)} categories: horizonrl envs list {name}"
         table.add_row(name, environment.version, str(splits["train"]), str(splits["test"]), shown)
     Console().print(table)
     return 0

@@ -29,6 +29,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.learner.best import Best
 from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.learner.controller_main import sources_of
 from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
@@ -132,7 +133,8 @@ class Part:
 
 def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
-    eval_tasks(config)  # a mistake in them is told now, not by a part that dies
+    sources_of(config.envs)  # a mistake in them is told now, not by a part that dies
+    eval_tasks(config)
     require(config.tracker.kind)
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:

@@ -16,7 +16,7 @@ from horizonrl.broker.access import Role
 from horizonrl.broker.api import Transport
 from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.server import EmbeddedServer
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config import LearnerSection, RunConfig
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
@@ -44,7 +44,7 @@ def replay_run(request: Request) -> int:
     from horizonrl.learner.main import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
-    start = _start(request.run_dir, request.first, config.learner.keep_checkpoints)
+    start = _start(request.run_dir, request.first, config.learner)
     ledger = _ledger(request)
     spawn_ranks(config.learner.ranks)
     configure_logs(run=config.run.name, role="replay")
@@ -112,14 +112,17 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
         await transport.close()
 
 
-def _start(run_dir: Path, step: int, keep: int) -> Checkpoint | None:
+def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | None:
     """Return the checkpoint of a step; None for step 0, where the model itself is the start."""
     if step == 0:
         return None
-    kept = {checkpoint.step: checkpoint for checkpoint in CheckpointStore(run_dir / "checkpoints", keep).all()}
+    store = CheckpointStore(run_dir / "checkpoints", config.keep_checkpoints)
+    kept = {checkpoint.step: checkpoint for checkpoint in store.all()}
     if step not in kept:
-        there = ", ".join(map(str, sorted(kept))) or "none"
-        raise CheckpointError(f"{run_dir} keeps no checkpoint of step {step}: choose --from among 0, {there}")
+        there = ", ".join(map(str, sorted({*kept, *([0] if config.keep_log else [])}))) or "none"
+        raise CheckpointError(
+            f"{run_dir} keeps no checkpoint of step {step} with the log after it: choose --from among {there}"
+        )
     return kept[step]
 
 

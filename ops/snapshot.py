@@ -102,7 +102,9 @@ class Snapshot:
     def learning(self) -> Rows:
         """Return what the last steps and evaluations came to."""
         if not self.files.metrics:
-            nothing = "no step yet" if self.run_dir else "the broker does not know: ask in the learner's run directory"
+            nothing = (
+                "no step yet" if self.run_dir else "only the learner's machine knows: `horizonrl status RUN_DIR` there"
+            )
             return [("success", nothing), *self._horizons()]
         rows = self._rl(self.files.rl) if self.files.rl else self._imitation(self.files.metrics)
         return rows + self._evaluations(self.files.evals) + self._horizons()

@@ -96,7 +96,7 @@ class Observer:
 def waits(standing: Standing | None, config: RunConfig | None) -> list[str]:
     """Say who waits for what; `config`, where it is known, tells how many groups a step takes."""
     if standing is None or standing.progress is None or longer(standing.progress, config):
-        return ["the controller and the actors wait for the learner: it loads its model"]
+        return ["no learner has spoken: it loads its model, or none was started"]
     if standing.progress.finished:
         return []
     return [_learner(standing, standing.progress, config), *_tickets(standing), *_actors(standing)]

@@ -15,7 +15,7 @@ from horizonrl.broker.folder import Keys
 from horizonrl.broker.keys import make_keys
 from horizonrl.broker.server import EmbeddedServer, find_server
 from horizonrl.common.config import BrokerSection
-from horizonrl.common.errors import BrokerUnreachable, MissingDependency
+from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
 
 PARENT = """
 import asyncio, sys
@@ -98,6 +98,25 @@ def test_a_port_that_is_taken_is_an_error_with_the_servers_own_words(tmp_path: P
         async with EmbeddedServer(tmp_path / "a") as first:
             with pytest.raises(BrokerUnreachable, match="address already in use"):
                 await EmbeddedServer(tmp_path / "b", port=first.port).start()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_two_servers_do_not_share_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would lose what the other one has acknowledged."""
+    monkeypatch.setattr(server, "LOCK_S", 0.1)
+
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path) as first:
+            with pytest.raises(RunFailed, match=r"another nats-server works in .*; end that one"):
+                await EmbeddedServer(tmp_path).start()
+            await first.kill()
+            with pytest.raises(RunFailed):  # between two starts of the first one too
+                await EmbeddedServer(tmp_path).start()
+            await first.start()
+        async with EmbeddedServer(tmp_path):
+            pass
 
     asyncio.run(scenario())
 

@@ -64,8 +64,27 @@ def test_a_wrong_item_is_not_reported_again_as_a_wrong_list() -> None:
 def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no recipe at .*gone\.toml"):
         RunConfig.load([tmp_path / "gone.toml"])
-    with pytest.raises(ConfigError, match="not TOML: Expected"):
+    with pytest.raises(ConfigError, match=r"recipe\.toml is not TOML: Expected"):
         RunConfig.load([recipe(tmp_path, "[rl")])
+
+
+@pytest.mark.parametrize("name", ["HORIZONRL_RL_STEPS", "HORIZONRL_REWARD__SCALE"])
+def test_an_environment_variable_that_is_no_key_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(ConfigError, match=rf"{name} names no key of the config: write it as HORIZONRL_SECTION__KEY"):
+        RunConfig.load([])
+
+
+def test_other_variables_of_the_prefix_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HORIZONRL_IMAGE", "HORIZONRL_LEARNER_SERVICE_HOST", "HORIZONRL_NATS_PORT_4222_TCP"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:4222")
+    assert RunConfig.load([]).rl.steps
+
+
+def test_an_environment_variable_that_is_no_json_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORIZONRL_ENVS", "textcraft")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        RunConfig.load([])
 
 
 def test_none_turns_an_option_off() -> None:

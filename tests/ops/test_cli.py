@@ -40,6 +40,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "gone.toml"], "no recipe at gone.toml"),
         (["train", "--horizon.horizons", "[0]"], "greater than or equal to 1"),
         (["learner"], "broker.url is not set"),
+        (["learner", "--broker.url", "127.0.0.1"], "write it as nats://HOST:PORT"),
+        (["actor", "--broker.url", "nats://h:99999"], "write it as nats://HOST:PORT"),
+        (["train", "--envs", '[{"id": "babyai", "categories": ["gone"]}]'], "gone"),
+        (["train", "--rl.steps", "4", "--rl.steps.x", "4"], "has set as a whole"),
+        (["train", "--horizon.horizons", "[6, 3]"], "do not grow from stage to stage: give [3, 6]"),
+        (["train", "--horizon.horizons", "3,6"], "'[1, 2]' in quotes on the command line"),
+        (["doctor", "--rl.lr", "1"], "`horizonrl doctor` takes no keys"),
+        (["envs", "list", "--rl.lr", "1"], "`horizonrl envs` takes no keys"),
+        (["envs", "list", "gone"], "no environment gone"),
         (["status"], "which run?"),
         (["status", "nowhere"], "is no run directory"),
         (["export", "nowhere", "out"], "is no run directory"),
@@ -81,6 +90,45 @@ def test_asking_wrongly_is_one_clear_message(
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "chaos", "--kills", "0"], "0: give 1 or more"),
+        (["envs", "serve", "parity", "--port", "99999"], "give 0 or more, 65535 at most"),
+        (["bench", "learning", "losses", "--directory", "d", "--seeds", "a"], "such as 0,1,2"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_with_them(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nowhere" / "demos.jsonl"
+    assert main(["demos", "--out", str(out), "--count", "1", "--envs", '[{"id": "parity"}]']) == 1
+    assert capsys.readouterr().err == f"error: {out}: No such file or directory: give another path, or mend this one\n"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("horizonrl ")
+
+
+def test_environments_are_listed_in_short_and_those_that_are_named_in_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["envs", "list", "textcraft"]) == 0
+    named = capsys.readouterr().out
+    assert "depth1" in named and "babyai" not in named
+
+
 def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "horizonrl.ops.cli", "controller", "--broker.url", "nats://127.0.0.1:9"]
     answer = subprocess.run(

@@ -164,7 +164,7 @@ def test_who_waits_for_what() -> None:
     at_work = Progress(step=3, phase=Phase.RL, phase_step=3)
     full = Progress(step=3, phase=Phase.RL, phase_step=3, met={Kind.TRAIN: ((0, 3),)}, cursor=4)
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
-    loading = ["the controller and the actors wait for the learner: it loads its model"]
+    loading = ["no learner has spoken: it loads its model, or none was started"]
     for told, config, expected in (
         (standing(CONFIG, None), CONFIG, loading),
         (standing(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
@@ -267,7 +267,7 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
     assert main([*asked, "--run.name", "elsewhere"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     for part in (
-        "elsewhere: running, step 1 (rl 1) is it learning success the broker does not know",
+        "elsewhere: running, step 1 (rl 1) is it learning success only the learner's machine knows",
         "horizon textcraft 4 turns",
         "learner version 1, lineage 2, last heard",
         "weights of version 1 are out, 3 MB",
