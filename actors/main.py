@@ -84,6 +84,7 @@ async def _vllm(config: RunConfig, model_dir: Path) -> Policy:
             max_running=config.actor.slots,
             threads=config.actor.threads,
             kv_cache_mib=config.actor.kv_cache_mib,
+            gpu_memory_share=config.actor.gpu_memory_share,
             seed=config.run.seed,
         )
     )

@@ -34,7 +34,9 @@ class VllmSettings:
     threads: int = 1
     """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
     kv_cache_mib: int = 512
-    """On CPU only; on a GPU the cache takes what is free."""
+    """On CPU only; on a GPU the cache takes what its share of memory leaves."""
+    gpu_memory_share: float = 0.45
+    """Of a GPU's memory, for weights and cache."""
     seed: int = 0
     """Of requests without a seed of their own."""
     engine_timeout_s: float = 120.0
@@ -273,7 +275,7 @@ def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
     try:
         engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
 
@@ -302,6 +304,8 @@ def _engine_options(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(2048, settings.max_context_tokens),
         }
+    else:
+        options["gpu_memory_utilization"] = settings.gpu_memory_share
     return options
 
 

@@ -248,6 +248,9 @@ class ActorSection(Section):
     """CPU threads of the inference engine."""
     kv_cache_mib: Positive = 512
     """Memory for the engine's key-value cache on CPU, in MiB."""
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.45
+    """Of a GPU's memory, for the engine's weights and cache: a learner may have the rest. 0.9 for an actor that has a
+    GPU to itself."""
     drain_s: Seconds = 20.0
     """After SIGTERM, how long an actor finishes what it holds before it gives the rest back."""
 
