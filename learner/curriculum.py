@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import xxhash
@@ -55,8 +56,7 @@ class Curriculum:
         place, earlier = self._draw(kind, number)
         source = self._sources[kind][place]
         epoch, index = divmod(earlier, len(source.task_ids))
-        order = list(range(len(source.task_ids)))
-        random.Random(f"{self._seed}/{kind.value}/{source.env_id}/{epoch}").shuffle(order)
+        order = _shuffled(len(source.task_ids), f"{self._seed}/{kind.value}/{source.env_id}/{epoch}")
         return Task(env_id=source.env_id, task_id=source.task_ids[order[index]])
 
     def _draw(self, kind: Kind, number: int) -> tuple[int, int]:
@@ -68,6 +68,14 @@ class Curriculum:
             earlier.append(counts[place])
             counts[place] += 1
         return places[number], earlier[number]
+
+
+@lru_cache(maxsize=64)
+def _shuffled(count: int, seed: str) -> Sequence[int]:
+    """Return the order of an epoch's tasks; kept, as every ticket of the epoch asks for it."""
+    order = array("L", range(count))
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,12 +52,15 @@ GIVE_UP_AFTER = 16 * STARVED_AFTER
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Where the learner stands after a step: enough, with the engine's state and the log, to go on exactly."""
+    """Where the learner stands after a step: enough, with the engine's state and the log, to go on exactly.
+
+    A checkpoint's state has these fields under the same names.
+    """
 
     step: int
     cursor: int
     books: dict[str, Any]
-    horizons: dict[str, Any]
+    horizons: dict[str, Any] = field(default_factory=dict)
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
 
@@ -197,10 +200,9 @@ class LearnerLoop:
     def _take_up(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self._lineage = max(self._lineage, state["lineage"] + 1)
-        self._horizons = Histories.restore(adaptive_rules(self.config), state.get("horizons", {}))
-        books, rounds = state["books"], state.get("rounds", ())
-        self._commit = Commit(state["step"], state["cursor"], books, self._horizons.dump(), rounds)
-        self._collector = Collector(self.rules, Books.restore(state["books"]), state["cursor"])
+        self._commit = Commit(**{of.name: state[of.name] for of in fields(Commit) if of.name in state})
+        self._horizons = Histories.restore(adaptive_rules(self.config), self._commit.horizons)
+        self._collector = Collector(self.rules, Books.restore(self._commit.books), self._commit.cursor)
         self._rounds = Rounds(self.eval_tasks, self._commit.rounds)
         self._saved_step = self._commit.step
 
@@ -360,16 +362,8 @@ class LearnerLoop:
         """Write a checkpoint of the last commit; it becomes durable and visible while the next step goes on."""
         await self._sealing  # the one before
         started = time.monotonic()
-        state = {
-            "step": self._commit.step,
-            "lineage": self._lineage,
-            "cursor": self._commit.cursor,
-            "books": self._commit.books,
-            "horizons": self._commit.horizons,
-            "rounds": self._commit.rounds,
-            "identity": self.identity,
-            "config": self._config_recorded(),
-        }
+        also = {"lineage": self._lineage, "identity": self.identity, "config": self._config_recorded()}
+        state = asdict(self._commit) | also
         frame = self._weights.path_for(self.policy)
 
         def save(directory: Path) -> None:
