@@ -7,6 +7,7 @@ nothing until the message that joins them (`groups.joined`) is stored under the 
 
 import asyncio
 from collections import deque
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import xxhash
@@ -14,6 +15,7 @@ import xxhash
 from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
+from horizonrl.broker.reading import read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.common.errors import (
     ForgedRecord,
@@ -28,6 +30,8 @@ from horizonrl.common.types import Group, Kind, Void
 VOID = "groups.void"
 PART = "groups.part"
 JOINED = "groups.joined"
+AGAIN = ".again-"
+"""In the id of a part that was purged before it was joined, and appended again."""
 ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
 """The subjects whose messages end a ticket."""
 PARTS = "Horizon-Parts"
@@ -43,8 +47,6 @@ CAUSES: dict[type[RecordError], str] = {
 }
 PREFETCH = 8
 """Messages that a reader takes at once: at most this many payloads are in memory."""
-PART_WAIT_S = 30.0
-"""For what is known to be stored: only a broker that is cut off makes it pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +86,24 @@ class GroupLog:
     async def _publish_parts(self, end_id: str, data: bytes) -> Stored:
         """Append the parts one after the other, then the message that makes them a group.
 
-        Part ids name the content, not only the ticket: two actors may try the same ticket, with different groups.
+        Nothing holds a part before it is joined: those of an upload that took so long that a purge has passed them are
+        appended again. Part ids name the content, not only the ticket: two actors may try the same ticket, with
+        different groups.
         """
-        room = self._transport.max_payload_bytes
+        room, again = self._transport.max_payload_bytes, ""
         digest = xxhash.xxh3_128_hexdigest(data)
-        sequences = [
-            (
+        while True:
+            parts = [
                 await self._transport.publish(
-                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}"
+                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}{again}"
                 )
-            ).sequence
-            for index, offset in enumerate(range(0, len(data), room))
-        ]
-        headers = {PARTS: str(len(sequences)), DIGEST: digest, FIRST: str(sequences[0])}
+                for index, offset in enumerate(range(0, len(data), room))
+            ]
+            first = parts[0].sequence
+            if first >= (await self._transport.extent(Stream.GROUPS)).first_sequence:
+                break
+            again = f"{AGAIN}{first}"
+        headers = {PARTS: str(len(parts)), DIGEST: digest, FIRST: str(first)}
         return await self._transport.publish(JOINED, b"", message_id=end_id, headers=headers)
 
     async def read(self, after: int) -> "LogReader":
@@ -111,15 +118,10 @@ class GroupLog:
     async def purge_below(self, sequence: int) -> None:
         """Remove what no entry from `sequence` on needs: parts of later joined groups may stand before it."""
         floor = sequence
-        last = await self._transport.last(Stream.GROUPS, JOINED)
-        if last is not None and last.sequence >= sequence:
-            reader = await self._transport.reader(Stream.GROUPS, sequence - 1, JOINED)
-            reached = sequence
-            while reached < last.sequence and (messages := await reader.fetch(PREFETCH, PART_WAIT_S)):
-                genuine = [message for message in messages if self._seals.ended_by(_id(message))]
-                floor = min([floor, *(_first_part(message) or floor for message in genuine)])
-                reached = messages[-1].sequence + 1
-            await reader.close()
+        async with aclosing(read_stored(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
+            async for message in joined:
+                if self._seals.ended_by(_id(message)):
+                    floor = min(floor, _first_part(message) or floor)
         await self._transport.purge(Stream.GROUPS, below=floor)
 
 
@@ -190,23 +192,18 @@ class LogReader:
 
     async def _fetch_parts(self, first: int, before: int, wanted: dict[str, int]) -> dict[int, bytes]:
         """Return the wanted parts that stand between two sequences, by index."""
-        newest = await self._transport.last(Stream.GROUPS, PART)
-        end = min(before - 1, newest.sequence if newest else 0)
-        reader = await self._transport.reader(Stream.GROUPS, first - 1, PART)
         parts: dict[int, bytes] = {}
-        room, reached = MAX_RECORD_BYTES, first - 1
-        try:
-            while len(parts) < len(wanted) and reached < end and room >= 0:
-                messages = await reader.fetch(1, PART_WAIT_S)
-                if not messages:
+        room = MAX_RECORD_BYTES
+        async with aclosing(read_stored(self._transport, Stream.GROUPS, first - 1, PART, at_once=1)) as stored:
+            async for message in stored:
+                if message.sequence >= before:
                     break
-                reached = messages[0].sequence
-                index = wanted.get(_id(messages[0]))
+                index = wanted.get(_id(message).partition(AGAIN)[0])
                 if index is not None:
-                    parts[index] = messages[0].data
-                    room -= len(messages[0].data)
-        finally:
-            await reader.close()
+                    parts[index] = message.data
+                    room -= len(message.data)
+                if len(parts) == len(wanted) or room < 0:
+                    break
         return parts
 
 

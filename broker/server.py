@@ -79,6 +79,8 @@ class EmbeddedServer:
         binary = find_server()
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = await self._hold()
+        for left in self.directory.glob("nats-server_*.ports"):
+            left.unlink(missing_ok=True)  # of a server that was killed: in a container the next one has the same pid
         config = self.directory / "nats-server.conf"
         config.write_text(
             CONFIG.format(
@@ -183,7 +185,6 @@ class EmbeddedServer:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-        (self.directory / f"nats-server_{self._process.pid}.ports").unlink(missing_ok=True)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -6,12 +6,13 @@ so the controller needs no memory, and a ticket's id makes issuing it twice harm
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead import bury
+from horizonrl.broker.reading import read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
@@ -21,8 +22,7 @@ log = get_logger()
 
 AGAIN = "tickets.again"
 """Tickets issued again: apart from the others, whose last one tells how many were issued."""
-SCAN_LIMIT = 256
-SCAN_S = 10.0
+SCANNED_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class Lease:
 
         For a finished group: it is worth delivering however long the broker is away, and a second one is refused.
         """
-        async with asyncio.timeout(None) as never, self._extended(never):
+        async with self._extended(None):
             yield
 
     @asynccontextmanager
-    async def _extended(self, deadline: asyncio.Timeout) -> AsyncIterator[None]:
+    async def _extended(self, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
         heartbeat = asyncio.create_task(self._extend(deadline))
         try:
             yield
@@ -72,12 +72,12 @@ class Lease:
             heartbeat.cancel()
             await asyncio.wait([heartbeat])
 
-    async def _extend(self, deadline: asyncio.Timeout) -> None:
+    async def _extend(self, deadline: asyncio.Timeout | None) -> None:
         """Move the deadline, if there is one, with every confirmed extension; a lost lease ends the body at once."""
         loop = asyncio.get_running_loop()
 
         def move(when: float) -> None:
-            if deadline.when() is not None and not deadline.expired():  # one that has just expired cannot be moved
+            if deadline is not None and not deadline.expired():  # one that has just expired cannot be moved
                 deadline.reschedule(when)
 
         while True:
@@ -173,21 +173,13 @@ class TicketQueue:
                 return await self._scan_once(subject)
 
     async def _scan_once(self, subject: str) -> list[tuple[int, Ticket]]:
-        extent = await self._transport.extent(Stream.TICKETS)
-        last = await self._transport.last(Stream.TICKETS, subject)
+        before = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
         found: list[tuple[int, Ticket]] = []
-        if last is None:
-            return found
-        reached = extent.first_sequence - 1
-        reader = await self._transport.reader(Stream.TICKETS, reached, subject)
-        try:
-            while reached < last.sequence and (messages := await reader.fetch(SCAN_LIMIT, SCAN_S)):
-                reached = messages[-1].sequence
-                for message in messages:
-                    with suppress(RecordError):
-                        found.append((message.sequence, decode(message.data, Ticket)))
-        finally:
-            await reader.close()
+        stored = read_stored(self._transport, Stream.TICKETS, before, subject, SCANNED_AT_ONCE)
+        async with aclosing(stored) as messages:
+            async for message in messages:
+                with suppress(RecordError):
+                    found.append((message.sequence, decode(message.data, Ticket)))
         return found
 
 

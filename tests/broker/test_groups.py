@@ -1,18 +1,23 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 
-from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.api import Message, Stored, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.common.errors import LogGap
+from horizonrl.common.errors import BrokerUnreachable, LogGap
 from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
+from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_group, make_ticket
 
 SMALL_PAYLOAD = 1_024
+
+T = TypeVar("T")
 
 
 async def entries(transport: Transport, count: int, after: int = 0) -> list[Entry]:
@@ -203,20 +208,101 @@ def test_the_same_actor_finishes_an_upload_that_was_interrupted(small: SmallLog)
     asyncio.run(scenario())
 
 
-def test_a_purge_keeps_the_parts_that_a_later_entry_joins(small: SmallLog) -> None:
+async def interrupted(small: SmallLog, group: Group, meanwhile: Callable[[], Awaitable[T]]) -> tuple[T, Stored]:
+    """Publish a large group, and do something else when its upload stops between two parts at a full log."""
+    small.server.max_log_bytes = 2_500
+    async with asyncio.TaskGroup() as tasks:
+        upload = tasks.create_task(small.log.publish(group))
+        await asyncio.sleep(0.02)
+        small.server.max_log_bytes = 1 << 20
+        done = await meanwhile()
+    return done, upload.result()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["the-newest", "with-another-behind"])
+def test_a_purge_keeps_the_parts_that_a_later_entry_joins(small: SmallLog, later: bool) -> None:
     async def scenario() -> None:
         group = large_group(1, tokens=600)
-        small.server.max_log_bytes = 2_500
-        async with asyncio.TaskGroup() as tasks:
-            upload = tasks.create_task(small.log.publish(group))
-            await asyncio.sleep(0.02)
-            small.server.max_log_bytes = 1 << 20
-            between = await small.log.publish(make_group(0, rewards=(1.0,)))
-        assert 1 < between.sequence < upload.result().sequence
-        await small.log.purge_below(between.sequence + 1)
+        between, joined = await interrupted(small, group, lambda: small.log.publish(make_group(0, rewards=(1.0,))))
+        assert 1 < between.sequence < joined.sequence
+        if later:
+            await small.log.publish(large_group(2, tokens=600))
+        await small.log.purge_below(joined.sequence)
         assert [entry.record for entry in await entries(small.transport, 1, after=between.sequence)] == [group]
-        await small.log.purge_below(upload.result().sequence + 1)
-        assert (await small.transport.extent(Stream.GROUPS)).messages == 0
+        await small.log.purge_below(joined.sequence + 1)
+        assert (await small.transport.extent(Stream.GROUPS)).first_sequence == joined.sequence + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_purge_that_cannot_see_what_is_joined_later_removes_nothing(small: SmallLog) -> None:
+    async def scenario() -> None:
+        await small.log.publish(make_group(0, rewards=(1.0,)))
+        await small.log.publish(large_group(1, tokens=600))
+        silent = SilentTransport(small.server)
+        before = await silent.extent(Stream.GROUPS)
+        with pytest.raises(BrokerUnreachable):
+            await GroupLog(silent).purge_below(2)
+        assert await silent.extent(Stream.GROUPS) == before
+        assert silent.readers == 0
+
+    asyncio.run(scenario())
+
+
+def test_parts_that_do_not_come_are_no_dead_letter(small: SmallLog) -> None:
+    async def scenario() -> None:
+        await small.log.publish(large_group(1, tokens=600))
+        joined = await small.transport.last(Stream.GROUPS, "groups.joined")
+        assert joined is not None
+        silent = SilentTransport(small.server, told=1)
+        reader = await GroupLog(silent).read(after=joined.sequence - 1)
+        with pytest.raises(BrokerUnreachable):
+            await reader.next(1.0)
+        silent.told = 100
+        entry = await reader.next(1.0)
+        assert entry == Entry(joined.sequence, large_group(1, tokens=600))
+        assert (await silent.extent(Stream.DEAD)).messages == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_a_purge_has_passed_is_made_again(small: SmallLog) -> None:
+    async def scenario() -> None:
+        async def consumed() -> None:
+            between = await small.log.publish(make_group(0, rewards=(1.0,)))
+            await small.log.purge_below(between.sequence + 1)
+
+        group = large_group(1, tokens=600)
+        _, joined = await interrupted(small, group, consumed)
+        after = (await small.transport.extent(Stream.GROUPS)).first_sequence - 1
+        assert await entries(small.transport, 1, after) == [Entry(joined.sequence, group)]
+        assert (await small.log.publish(group)).duplicate
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_is_taken_up_after_its_parts_were_purged_is_whole(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            transport.max_payload_bytes = SMALL_PAYLOAD
+            log, group, publish = GroupLog(transport), large_group(0, tokens=600), transport.publish
+
+            async def cut(subject: str, data: bytes, **others: str) -> Stored:
+                if subject == "groups.joined":
+                    raise BrokerUnreachable("cut off")
+                return await publish(subject, data, message_id=others["message_id"])
+
+            with monkeypatch.context() as patch:
+                patch.setattr(transport, "publish", cut)
+                with pytest.raises(BrokerUnreachable):
+                    await log.publish(group)
+            parts = (await transport.extent(Stream.GROUPS)).last_sequence
+            await transport.purge(Stream.GROUPS, below=parts + 1)
+            joined = await log.publish(group)
+            assert joined.sequence == 2 * parts + 1
+            assert await entries(transport, 1, after=parts) == [Entry(joined.sequence, group)]
 
     asyncio.run(scenario())
 

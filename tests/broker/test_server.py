@@ -93,6 +93,18 @@ def test_the_server_does_not_run_after_it_was_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_the_port_is_not_that_of_a_killed_server_with_the_same_pid(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for pid in range(os.getpid(), os.getpid() + 2_000):  # the next process ids, most probably
+            (tmp_path / f"nats-server_{pid}.ports").write_text('{"nats": ["nats://127.0.0.1:1"]}')
+        async with EmbeddedServer(tmp_path) as started:
+            assert started.port != 1
+            assert [file.name for file in tmp_path.glob("*.ports")] == [f"nats-server_{started.pid}.ports"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
 def test_a_port_that_is_taken_is_an_error_with_the_servers_own_words(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with EmbeddedServer(tmp_path / "a") as first:

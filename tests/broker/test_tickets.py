@@ -8,6 +8,7 @@ from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.types import Kind
+from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_ticket
 
@@ -195,6 +196,15 @@ def test_work_is_cancelled_when_no_extension_is_confirmed_for_ack_wait() -> None
     asyncio.run(scenario())
 
 
+def test_a_delivery_is_not_cancelled_however_long_no_extension_is_confirmed() -> None:
+    async def scenario() -> None:
+        async with held_lease(0.05, Unreachable()).kept():
+            await asyncio.sleep(0.2)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
 def test_work_is_cancelled_when_the_ticket_has_gone_to_another_actor() -> None:
     async def scenario() -> None:
         server = MemoryServer(ack_wait_s=0.1)
@@ -288,5 +298,16 @@ def test_a_queue_that_is_purged_while_it_is_read_is_read_again() -> None:
             await queue.issue(make_ticket(number))
         assert sorted(await queue.standing()) == ["train-00000001", "train-00000002"]
         assert transport.purged
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_that_falls_silent_is_not_taken_for_a_shorter_one() -> None:
+    async def scenario() -> None:
+        server = MemoryServer()
+        for number in range(3):
+            await TicketQueue(MemoryTransport(server)).issue(make_ticket(number))
+        with pytest.raises(BrokerUnreachable, match=r"TICKETS holds .* up to 3"):
+            await TicketQueue(SilentTransport(server, told=2)).standing()
 
     asyncio.run(scenario())

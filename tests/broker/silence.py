@@ -1,0 +1,34 @@
+"""A broker that answers and yet does not deliver: its readers fall silent."""
+
+from dataclasses import dataclass
+
+from horizonrl.broker.api import Message, Stream
+from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
+
+
+@dataclass
+class FallingSilent:
+    transport: "SilentTransport"
+    reader: MemoryReader
+
+    async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
+        messages = await self.reader.fetch(min(limit, self.transport.told), timeout_s) if self.transport.told else []
+        self.transport.told -= len(messages)
+        return messages
+
+    async def close(self) -> None:
+        self.transport.readers -= 1
+
+
+class SilentTransport(MemoryTransport):
+    """Delivers `told` messages to readers, then nothing."""
+
+    def __init__(self, server: MemoryServer, told: int = 0) -> None:
+        super().__init__(server)
+        self.told = told
+        self.readers = 0
+        """How many are open."""
+
+    async def reader(self, stream: Stream, after: int, subject: str | None = None) -> FallingSilent:  # type: ignore[override]
+        self.readers += 1
+        return FallingSilent(self, await super().reader(stream, after, subject))
