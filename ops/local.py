@@ -292,7 +292,7 @@ async def serve_broker(config: RunConfig) -> None:
     if keys and config.run.name not in keys.runs():
         raise ConfigError(
             f"broker.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
-            f"`horizonrl broker keys --out {keys.folder} --run {config.run.name}`"
+            f"`horizonrl broker keys --out {keys.folder} --run {config.run.name} --host NAME`"
         )
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -308,7 +308,8 @@ async def serve_broker(config: RunConfig) -> None:
         transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
         await transport.close()
         log.info("broker_started", url=server.url)
-        print(f"broker of run {config.run.name} listens at nats://{server.host}:{server.port}", flush=True)
+        scheme = "tls" if keys else "nats"
+        print(f"broker of run {config.run.name} listens at {scheme}://{server.host}:{server.port}", flush=True)
         await until_stopped(_alive(server), stopping)
 
 
