@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
+from horizonrl.actors.main import version_of
 from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.folder import Keys
@@ -133,8 +134,7 @@ class Part:
 
 def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
-    sources_of(config.envs)  # a mistake in them is told now, not by a part that dies
-    eval_tasks(config)
+    _try_environments(config)
     require(config.tracker.kind)
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
@@ -157,6 +157,14 @@ def train(config: RunConfig, resume_command: str) -> int:
         beside.rename(out)
     console.summary(out)
     return 0
+
+
+def _try_environments(config: RunConfig) -> None:
+    """Raise ConfigError or MissingDependency for what a part would die of, half a minute later."""
+    sources_of(config.envs)
+    eval_tasks(config)
+    for env in config.envs:
+        asyncio.run(version_of(env))
 
 
 async def _train(config: RunConfig, console: Console) -> bool:

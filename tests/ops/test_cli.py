@@ -43,6 +43,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["learner", "--broker.url", "127.0.0.1"], "write it as nats://HOST:PORT"),
         (["actor", "--broker.url", "nats://h:99999"], "write it as nats://HOST:PORT"),
         (["train", "--envs", '[{"id": "babyai", "categories": ["gone"]}]'], "gone"),
+        (["train", "--envs", '[{"id": "textcraft", "options": {"styl": "compact"}}]'], "styl"),
         (["train", "--rl.steps", "4", "--rl.steps.x", "4"], "has set as a whole"),
         (["train", "--horizon.horizons", "[6, 3]"], "do not grow from stage to stage: give [3, 6]"),
         (["train", "--horizon.horizons", "3,6"], "'[1, 2]' in quotes on the command line"),
