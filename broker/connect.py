@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import nats.js.errors
 import nkeys
@@ -25,7 +24,6 @@ from horizonrl.common.logs import get_logger
 log = get_logger()
 
 RECONNECT_WAIT_S = 0.2
-SCHEMES = ("nats", "tls", "ws", "wss")
 PING_S = 5
 """A connection that is silently dead is noticed after two of these."""
 STREAMS_WAIT_S = 120.0
@@ -51,7 +49,9 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
     Raises BrokerUnreachable after `connect_timeout_s`, BrokerDenied for wrong credentials and certificates, ConfigError
     for a url that is none. Afterwards the connection is kept for ever: it survives any number of server restarts.
     """
-    servers = _servers(broker.url)
+    if broker.url is None:
+        raise ConfigError("broker.url is none: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
+    servers = broker.servers
     credentials = _credentials(broker)
     stamina.instrumentation.set_on_retry_hooks([log_repeat])
     link = Link(",".join(servers), encrypted=broker.ca_file is not None)
@@ -113,20 +113,6 @@ async def _await_streams(link: Link, run: str, patience_s: float) -> float:
             f"{link.url} has no streams of run {run} after {patience_s:g} s: start its controller, which creates "
             "them, or check run.name"
         ) from None
-
-
-def _servers(url: str | None) -> list[str]:
-    """Return the servers of a url: one, or those of a cluster separated by commas."""
-    servers = [server.strip() for server in (url or "").split(",")]
-    for server in servers:
-        try:
-            parts = urlsplit(server)
-            known = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
-        except ValueError:
-            known = False
-        if not known:
-            raise ConfigError(f"broker.url is {url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
-    return servers
 
 
 def _credentials(broker: BrokerSection) -> dict[str, Any]:

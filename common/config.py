@@ -81,11 +81,16 @@ class BrokerSection(Section):
     """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
     turns it on, and so may pods that share a volume."""
 
+    @property
+    def servers(self) -> list[str]:
+        """Those of `url`: one, or a cluster's."""
+        return [] if self.url is None else [server.strip() for server in self.url.split(",")]
+
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
-        for server in () if self.url is None else self.url.split(","):
+        for server in self.servers:
             try:
-                parts = urlsplit(server.strip())
+                parts = urlsplit(server)
                 known = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
             except ValueError:  # a port that is no number, or too large
                 known = False

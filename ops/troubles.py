@@ -21,6 +21,7 @@ TROUBLES = {
     "batch_starved": "hardly any group can be trained on",
     "broker_denied": "the broker refused something",
     "broker_disconnected": "lost the broker for a while",
+    "broker_moved": "another program has the run's port: actors that were started by hand must be started again",
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",
     "dead_letter_stored": "an undecodable message was put away",

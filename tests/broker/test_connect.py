@@ -1,4 +1,5 @@
 import asyncio
+import json
 import socket
 import uuid
 from pathlib import Path
@@ -10,7 +11,7 @@ from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.link import Link
 from horizonrl.broker.server import EmbeddedServer
-from horizonrl.common.config import BrokerSection
+from horizonrl.common.config import BrokerSection, RunConfig
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
 
 
@@ -23,14 +24,21 @@ def free_port() -> int:
 
 def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
     url = f"nats://127.0.0.1:{free_port()}"
-    with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*Omit broker\.url"):
+    with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"):
         asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
 
 
-@pytest.mark.parametrize("url", [None, "nats://127.0.0.1:notaport", "ftp://127.0.0.1:1"])
-def test_a_url_that_is_none_is_a_mistake_of_the_recipe(url: str | None) -> None:
-    with pytest.raises(ConfigError, match=r"broker\.url"):
-        asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=1.0)))
+def test_a_recipe_without_a_url_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"broker\.url is none"):
+        asyncio.run(connect("r", BrokerSection()))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1", "nats://127.0.0.1:notaport", "ftp://127.0.0.1:1", "nats://h, nats://"]
+)
+def test_a_url_that_is_none_is_refused_with_its_form(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"broker: url is .*: write it as nats://HOST:PORT"):
+        RunConfig.load([], ["--broker.url", json.dumps(url)])
 
 
 def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
