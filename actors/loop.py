@@ -66,7 +66,6 @@ class ActorLoop:
         self._free = self.settings.slots
         """Slots that no leased ticket has; a group that is larger than expected takes more than there are."""
         self._freed = asyncio.Event()
-        self._published = 0
         self._unfit_in_a_row = 0
 
     async def run(self) -> None:
@@ -112,7 +111,8 @@ class ActorLoop:
         """Log what has been played, so that whoever looks at this actor sees it live. Woken every TELL_S."""
         while True:
             await asyncio.sleep(TELL_S)
-            log.info("groups_played", groups=self._published, running=self._running, free=self._free)
+            published = sum(self.metrics.value("groups_published_total", kind=kind.value) for kind in Kind)
+            log.info("groups_played", groups=int(published), running=self._running, free=self._free)
 
     async def _serve(self, lease: Lease) -> None:
         """Serve one ticket, and free its slots."""
@@ -240,7 +240,6 @@ class ActorLoop:
             self.metrics.count("groups_refused_total")
             log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")
         else:
-            self._published += 1
             self.metrics.count("groups_published_total", kind=group.ticket.kind.value)
 
 

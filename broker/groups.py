@@ -15,7 +15,7 @@ import xxhash
 from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
-from horizonrl.broker.reading import read_stored
+from horizonrl.broker.reading import AT_ONCE, read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.common.errors import (
     ForgedRecord,
@@ -45,8 +45,6 @@ CAUSES: dict[type[RecordError], str] = {
     RecordTooLarge: "too_large",
     ForgedRecord: "forged",
 }
-PREFETCH = 8
-"""Messages that a reader takes at once: at most this many payloads are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class LogReader:
         deadline = loop.time() + timeout_s
         while True:
             if not self._ahead:
-                self._ahead.extend(await self._reader.fetch(PREFETCH, max(0.0, deadline - loop.time())))
+                self._ahead.extend(await self._reader.fetch(AT_ONCE, max(0.0, deadline - loop.time())))
             if not self._ahead:
                 return None
             message = self._ahead[0]

@@ -5,7 +5,6 @@ It dies with the process that started it, and started again on the same director
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import shutil
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import IO, Literal, Self
 
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
-from horizonrl.common.service import die_with_parent
+from horizonrl.common.service import die_with_parent, locked
 
 START_S = 20.0
 STOP_S = 10.0
@@ -104,16 +103,12 @@ class EmbeddedServer:
         try:
             async with asyncio.timeout(START_S):
                 self.port = await self._listening_port()
-        except TimeoutError:
-            await self._give_up()
+        except BaseException as error:
+            await self.kill()
+            self._release()
+            if not isinstance(error, TimeoutError):
+                raise
             raise BrokerUnreachable(self._failure(f"did not listen within {START_S} s")) from None
-        except BaseException:
-            await self._give_up()
-            raise
-
-    async def _give_up(self) -> None:
-        await self.kill()
-        self._release()
 
     async def _hold(self) -> IO[str]:
         """Return the directory's lock, held: of two servers on one store each loses what the other acknowledged.
@@ -125,7 +120,7 @@ class EmbeddedServer:
         lock = (self.directory / "lock").open("w")
         try:
             async with asyncio.timeout(LOCK_S):
-                while not _locked(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
+                while not locked(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
                     await asyncio.sleep(POLL_S)
         except BaseException as error:
             lock.close()
@@ -194,14 +189,6 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-
-def _locked(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def find_server() -> str:

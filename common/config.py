@@ -452,9 +452,9 @@ class RunConfig(BaseSettings):
     def publishes(self, step: int) -> bool:
         """Return whether actors get the version that `step` optimizer steps have made: also one they evaluate."""
         phase, phase_step = self.phase(step)
-        evaluated = self.eval.every and phase_step % self.eval.every == 0
+        evaluated = step in map(self.eval_step, range(self.eval_rounds))
         due = phase_step % self.rl.publish_every == 0 or evaluated or step == self.total_steps
-        return phase is Phase.RL and bool(due)
+        return phase is Phase.RL and due
 
     @classmethod
     def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
@@ -502,13 +502,13 @@ def _refuse_unknown_variables() -> None:
 
     Other names of the prefix are not ours: Kubernetes makes some for the services of a namespace.
     """
-    for name in os.environ:
-        words = name.lower().removeprefix("horizonrl_")
+    for name in (name for name in os.environ if name.startswith("HORIZONRL_")):
+        words = name.removeprefix("HORIZONRL_").lower()
         section, nested, _ = words.partition("__")
         meant, _, key = words.partition("_")
         field = RunConfig.model_fields.get(meant)
         slip = field is not None and key in getattr(field.annotation, "model_fields", ())
-        if name.startswith("HORIZONRL_") and (section not in RunConfig.model_fields if nested else slip):
+        if section not in RunConfig.model_fields if nested else slip:
             raise ConfigError(
                 f"the environment variable {name} names no key of the config: write it as HORIZONRL_SECTION__KEY, with "
                 "two underscores, or unset it"

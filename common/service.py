@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import faulthandler
+import fcntl
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import uvloop
 from aiohttp import web
@@ -232,6 +234,15 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
         place = error.filename or run_dir or "the run directory or the folder of temporary files"
         return f"{error.strerror}: {place}; free some space and start the same command again, the run will resume"
     return None
+
+
+def locked(file: IO[str]) -> bool:
+    """Lock a file for this process and those that inherit it; return False where another one has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:

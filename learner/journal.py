@@ -6,7 +6,6 @@ were rolled back, so that each step has one line. An evaluation belongs to the s
 ticket ended.
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.service import locked
 from horizonrl.common.types import Group
 
 
@@ -23,10 +23,8 @@ def only_learner(run_dir: Path) -> Iterator[None]:
     """Hold the run directory while the body runs. Raises RunFailed when another learner of this machine holds it."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / "learner.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFailed(f"another learner works in {run_dir}: end it, or give this run another run.name") from None
+        if not locked(file):
+            raise RunFailed(f"another learner works in {run_dir}: end it, or give this run another run.name")
         yield
 
 

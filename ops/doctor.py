@@ -130,11 +130,4 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    _python,
-    _core,
-    _packages,
-    _nats_server,
-    _model,
-    _machine,
-)
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _core, _packages, _nats_server, _model, _machine)

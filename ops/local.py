@@ -35,7 +35,7 @@ from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
-from horizonrl.ops.rundir import ADDRESS, BEST, read_config, write_config
+from horizonrl.ops.rundir import ADDRESS, BEST, read_address, read_config, write_config
 from horizonrl.ops.standing import Observer
 from horizonrl.ops.trackers import require
 from horizonrl.ops.troubles import STARTED
@@ -174,17 +174,16 @@ async def _train(config: RunConfig, console: Console) -> bool:
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
-    address = config.run_dir / ADDRESS
-    port = earlier_port(address)
+    port = earlier_port(config.run_dir)
     async with EmbeddedServer(config.run_dir / "nats", config.broker.durability, port=port) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
-        address.write_text(server.url)
+        (config.run_dir / ADDRESS).write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
 
 
-def earlier_port(address: Path) -> int | None:
+def earlier_port(run_dir: Path) -> int | None:
     """Return the port of the run's last broker if it is free: an actor that was started by hand finds its run again."""
-    port = urlsplit(address.read_text().strip()).port if address.exists() else None
+    port = urlsplit(read_address(run_dir) or "").port
     if port is None:
         return None
     with socket.socket() as probe:

@@ -52,6 +52,12 @@ def write_config(config: RunConfig) -> Path:
     return path
 
 
+def read_address(run_dir: Path) -> str | None:
+    """Return the url of the run's latest embedded broker, or None where it never had one."""
+    file = run_dir / ADDRESS
+    return file.read_text().strip() if file.exists() else None
+
+
 def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
     if not (run_dir / CONFIG).is_file():

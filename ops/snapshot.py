@@ -79,8 +79,7 @@ class Snapshot:
     @property
     def silent_s(self) -> float:
         """How long the learner has said nothing."""
-        spoken = self.standing.spoken_at if self.standing else None
-        return self.at - spoken if spoken is not None else 0.0
+        return self.standing.silent_s if self.standing else 0.0
 
     def _complete(self) -> bool:
         evaluated = self.config is None or len(self.files.evals) >= self.config.eval_rounds

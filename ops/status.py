@@ -24,7 +24,7 @@ from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.figures import percent
 from horizonrl.ops.report.facts import Files
-from horizonrl.ops.rundir import ADDRESS, read_config
+from horizonrl.ops.rundir import read_address, read_config
 from horizonrl.ops.snapshot import Rows, Snapshot
 from horizonrl.ops.standing import Observer, Standing
 from horizonrl.ops.troubles import LogReader, Trouble, collect
@@ -114,9 +114,9 @@ class Source:
 
 def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """Return a run directory's config with its broker's address."""
-    config, address = read_config(run_dir, overrides), run_dir / ADDRESS
-    if config.broker.url is None and address.exists():
-        broker = config.broker.model_copy(update={"url": address.read_text().strip()})
+    config = read_config(run_dir, overrides)
+    if config.broker.url is None:
+        broker = config.broker.model_copy(update={"url": read_address(run_dir)})
         return config.model_copy(update={"broker": broker})
     return config
 

@@ -46,10 +46,9 @@ def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkey
 
 
 def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it(tmp_path: Path) -> None:
-    address = tmp_path / "broker.url"
-    assert earlier_port(address) is None
+    assert earlier_port(tmp_path) is None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        address.write_text(f"nats://127.0.0.1:{port}")
-        assert earlier_port(address) is None
-    assert earlier_port(address) == port
+        (tmp_path / "broker.url").write_text(f"nats://127.0.0.1:{port}")
+        assert earlier_port(tmp_path) is None
+    assert earlier_port(tmp_path) == port
