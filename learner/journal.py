@@ -6,7 +6,9 @@ were rolled back, so that each step has one line. An evaluation belongs to the s
 ticket ended.
 """
 
+import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,13 +40,10 @@ class Journal:
         self._episodes.mkdir(parents=True, exist_ok=True)
 
     def rewind(self, step: int) -> None:
-        """Cut what was written of steps after `step`."""
+        """Cut what was written of steps after `step`, and what a crash cut short."""
         for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
-            if path.exists():
-                kept = [line for line in path.read_text().splitlines(keepends=True) if _step_of(line, key) <= step]
-                beside = path.with_suffix(".rewound")
-                beside.write_text("".join(kept))
-                os.replace(beside, path)
+            _cut(path, key, step)
+        _cut(self._lineages, "lineage", math.inf)
         for path in self._episodes.glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
@@ -104,9 +103,23 @@ def _append(path: Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _step_of(line: str, key: str) -> float:
-    """Return a line's step; a line cut short by a crash belongs to no step that is kept."""
+def _cut(path: Path, key: str, last: float) -> None:
+    """End the file before the first line that is above `last`, or not whole; a new file, so that readers begin anew."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = list(itertools.takewhile(lambda line: _number(line, key) <= last, lines))
+    if len(kept) < len(lines):
+        beside = path.with_suffix(".rewound")
+        with beside.open("wb") as file:
+            file.writelines(kept)
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+
+
+def _number(line: bytes, key: str) -> float:
+    """Return a line's step, or NaN, which is never kept, when a crash cut the line short."""
     try:
-        return int(json.loads(line)[key])
+        return float(json.loads(line)[key]) if line.endswith(b"\n") else math.nan
     except (ValueError, KeyError):
-        return float("inf")
+        return math.nan

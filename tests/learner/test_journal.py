@@ -42,9 +42,13 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
         journal.write_metrics({"step": step})
         journal.write_evaluation({"step": step - 1, "settled_step": step})
         journal.write_episodes(step, [make_group(step)])
-    with (tmp_path / "ledger.jsonl").open("a") as file:
-        file.write('{"step": 3, "cut')
+    journal.write_lineage({"lineage": 0})
+    for name, torn in (("metrics.jsonl", '{"step": 3, "cut'), ("lineages.jsonl", '{"lineage": 1}')):
+        with (tmp_path / name).open("a") as file:
+            file.write(torn)
     journal.rewind(3)
+    journal.write_lineage({"lineage": 2})
+    assert [line["lineage"] for line in lines(tmp_path / "lineages.jsonl")] == [0, 2]
     assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2, 3]
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert [line["settled_step"] for line in lines(tmp_path / "evals.jsonl")] == [1, 2, 3]
