@@ -1,14 +1,17 @@
 """`horizonrl eval`: plan, play what the file does not hold yet, report."""
 
 import asyncio
+import multiprocessing
+import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import uvloop
 from rich.console import Console
@@ -29,6 +32,7 @@ BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
 PLAIN_COLUMNS = 120
 """Width of a table that goes into a file."""
+STOPPED = "stopped. The same command goes on where it was"
 
 
 def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
@@ -37,18 +41,18 @@ def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
         plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
         settings = settings_of(subject, plan)
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "eval.log").open("a") as sink:
+        with (directory / "eval.log").open("a") as sink, _noise_into(sink) as terminal:
             configure_logs(run="eval", role="eval", stream=sink)
-            return carry_out(subject, plan, settings, directory)
+            return carry_out(subject, plan, settings, directory, terminal)
 
 
-def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path) -> int:
-    """Play, report into the directory, and print the table."""
+def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path, terminal: Console) -> int:
+    """Play, report into the directory, and print the table; `terminal` shows how far it is."""
     with Journal.open(directory, settings) as journal:
         try:
-            uvloop.run(play_missing(plan, subject, journal))
+            uvloop.run(play_missing(plan, subject, journal, terminal))
         except KeyboardInterrupt:
-            print("stopped. The same command goes on where it was", file=sys.stderr)
+            terminal.print(STOPPED)
             return 130
         blocks = blocks_of(plan, journal.lines)
     write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
@@ -80,15 +84,15 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def play_missing(plan: Plan, subject: Subject, journal: Journal) -> None:
+async def play_missing(plan: Plan, subject: Subject, journal: Journal, terminal: Console) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
     left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
     if not left:
         return
     async with AsyncExitStack() as opened:
-        with waiting(Console(stderr=True), f"starting {subject.name}"):
+        with waiting(terminal, f"starting {subject.name}"), _ended_by_interrupt(terminal):
             make_rollout = await opened.enter_async_context(subject.start(subject.config))
-        with _progress() as progress:
+        with _progress(terminal) as progress:
             bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(left))
             player = Player(make_rollout, journal, lambda: progress.advance(bar))
             try:
@@ -98,6 +102,37 @@ async def play_missing(plan: Plan, subject: Subject, journal: Journal) -> None:
                         group.create_task(player.run(queue))
             except* HorizonError as failures:
                 raise failures.exceptions[0] from None
+
+
+@contextmanager
+def _noise_into(sink: IO[str]) -> Iterator[Console]:
+    """Send what libraries and the engine's process write to stderr to the log; yield the console that was there."""
+    sys.stderr.flush()
+    with os.fdopen(os.dup(2), "w") as before:
+        os.dup2(sink.fileno(), 2)
+        try:
+            yield Console(file=before)
+        finally:
+            sys.stderr.flush()
+            os.dup2(before.fileno(), 2)
+
+
+@contextmanager
+def _ended_by_interrupt(terminal: Console) -> Iterator[None]:
+    """Let Ctrl-C end the process at once: an engine that starts blocks the event loop, and there is nothing to keep."""
+
+    def end(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        terminal.show_cursor()
+        terminal.print(f"\n{STOPPED}")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass
@@ -128,6 +163,6 @@ class Player:
             )
 
 
-def _progress() -> Progress:
+def _progress(terminal: Console) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True))
+    return Progress(*columns, console=terminal)

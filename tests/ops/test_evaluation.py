@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.scripted_policy import ScriptedPolicy, text_script
@@ -21,7 +22,7 @@ from horizonrl.common.types import StopReason
 from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
-from horizonrl.ops.evaluation.run import BROKEN_LIMIT, carry_out, play_missing, settings_of
+from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
 from horizonrl.ops.rundir import write_config
 from tests.actors.players import make_chat
@@ -29,6 +30,7 @@ from tests.completions import Completions, refusal, serving
 from tests.engine import Played
 
 CONFIG = RunConfig.load()
+TERMINAL = Console(stderr=True)
 PARITY = Choice(env_ids=("parity",))
 TASKS = 16
 """Of parity's test split."""
@@ -46,7 +48,7 @@ def evaluate(server: Completions, out: Path, choice: Choice = PARITY, *overrides
     asked = Asked(None, server.url, "big", overrides=("--actor.slots=8", *overrides))
     with subject_of(asked) as subject:
         plan = make_plan(subject.config, choice, own_envs=False)
-        assert carry_out(subject, plan, settings_of(subject, plan), out) == 0
+        assert carry_out(subject, plan, settings_of(subject, plan), out, TERMINAL) == 0
     results: dict[str, Any] = json.loads((out / "results.json").read_text())
     return results
 
@@ -253,7 +255,7 @@ def scripted(answers: dict[str, str], default: str) -> Subject:
 def test_pass_at_k_comes_from_the_samples_of_each_task(tmp_path: Path) -> None:
     subject = scripted({"round-03": "odd", "round-07": "odd"}, "even")
     plan = make_plan(CONFIG, Choice(env_ids=("parity",), samples=(1, 3)), own_envs=False)
-    assert carry_out(subject, plan, settings_of(subject, plan), tmp_path) == 0
+    assert carry_out(subject, plan, settings_of(subject, plan), tmp_path, TERMINAL) == 0
     row = json.loads((tmp_path / "results.json").read_text())["blocks"][0]["rows"][0]
     assert row["success_rate"] == (TASKS - 2) / TASKS
     assert row["pass_at"]["3"] == pytest.approx((TASKS - 2) / TASKS * pass_at_k(3, 3, 3))
@@ -265,7 +267,7 @@ def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         subject = scripted({}, "even")
         plan = make_plan(CONFIG, Choice(env_ids=("textcraft",), tasks=1), own_envs=False)
-        carry_out(subject, plan, settings_of(subject, plan), tmp_path / name)
+        carry_out(subject, plan, settings_of(subject, plan), tmp_path / name, TERMINAL)
         lines = lines_of(tmp_path / name)
         said.append(sorted((of["task"], json.dumps(of["turns"])) for of in lines))
     assert said[0] == said[1]
@@ -282,7 +284,7 @@ def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_
     config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])
     plan = make_plan(config, Choice(env_ids=("parity",), tasks=3, samples=(2,)), own_envs=False)
     with Journal.open(tmp_path, {}) as journal:
-        vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal))
+        vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal, TERMINAL))
         (block,) = blocks_of(plan, journal.lines)
     assert (block["rows"][0]["episodes"], block["rows"][0]["broken"]) == (6, 0)
     assert all(0 < turn.tokens <= 4 for line in journal.lines.values() for turn in line.turns)
@@ -322,9 +324,12 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
 
 
 def program(server: Completions, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "horizonrl.ops.cli", "eval", "--endpoint", server.url, "--model-name", "big"]
+    return start("--endpoint", server.url, "--model-name", "big", "--out", str(out), "--samples", "1", "4", *more)
+
+
+def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*command, "--env", "parity", "--out", str(out), "--samples", "1", "4", *more],
+        [sys.executable, "-m", "horizonrl.ops.cli", "eval", *words, "--env", "parity"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -352,3 +357,19 @@ def test_a_killed_evaluation_goes_on_where_it_was(server: Completions, tmp_path:
     assert len(keys) == len(set(keys)) == TASKS * 4
     assert len(server.bodies) - asked == (TASKS * 4 - done) * 4
     assert "100 % (94-100 %)" in told
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("after_s", [0.0, 2.0])
+def test_an_evaluation_whose_engine_starts_ends_at_once(
+    tiny_models: list[Path], tmp_path: Path, after_s: float
+) -> None:
+    asked = start(str(tiny_models[0]), "--out", str(tmp_path))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / FILE).exists():
+        assert time.monotonic() < deadline and asked.poll() is None, asked.communicate()[0]
+        time.sleep(0.05)
+    time.sleep(after_s)
+    asked.send_signal(signal.SIGINT)
+    told = asked.communicate(timeout=5)[0]
+    assert (asked.returncode, told.strip()) == (130, STOPPED)

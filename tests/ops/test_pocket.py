@@ -120,6 +120,7 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.timeout(1800)
 def test_the_pocket_model_half_knows_how_to_craft(tmp_path: Path) -> None:
     """Greedy teacher forcing would flatter it: what counts is how likely it is to say all that the expert says."""
     import torch
