@@ -125,7 +125,7 @@ def _ended_by_interrupt(terminal: Console) -> Iterator[None]:
         for child in multiprocessing.active_children():
             child.kill()
         terminal.show_cursor()
-        terminal.print(f"\n{STOPPED}")
+        print(f"\n{STOPPED}", file=terminal.file, flush=True)  # not under the spinner, which would be drawn again
         os._exit(130)
 
     before = signal.signal(signal.SIGINT, end)
