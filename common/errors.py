@@ -21,19 +21,26 @@ HorizonError
 │   ├── ContextFull                     the conversation leaves no room for another turn: a cut, not a failure
 │   ├── EngineDead                      the engine is gone; its process must be replaced
 │   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
-├── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or matched to the config
+├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
+│   └── CheckpointMismatch              it was made with another model or config than this run's
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
+    └── NothingToLearn                  hardly any group of these tasks has anything to learn from
 """
 
 
 class HorizonError(Exception):
     """Any error that HorizonRL raises on purpose."""
 
+    exit_code = 1
+    """Of a program that it ends; 2 says that the same command would end so again."""
 
-class ConfigError(HorizonError, ValueError): ...
+
+class ConfigError(HorizonError, ValueError):
+    exit_code = 2
 
 
-class MissingDependency(HorizonError, ImportError): ...
+class MissingDependency(HorizonError, ImportError):
+    exit_code = 2
 
 
 class RecordError(HorizonError, ValueError): ...
@@ -93,4 +100,12 @@ class WeightsRejected(PolicyFailure): ...
 class CheckpointError(HorizonError, RuntimeError): ...
 
 
+class CheckpointMismatch(CheckpointError):
+    exit_code = 2
+
+
 class RunFailed(HorizonError, RuntimeError): ...
+
+
+class NothingToLearn(RunFailed):
+    exit_code = 2

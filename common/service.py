@@ -192,7 +192,7 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
 
 
 def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -> int:
-    """Run a role's main coroutine on uvloop and return the exit code; whatever it raises is told and is code 1."""
+    """Run a role's main coroutine on uvloop and return the exit code; whatever it raises is told, and is not code 0."""
     closing = _deadline(CLOSE_S, "close_overdue", "after its work: a thread of it is stuck")
     try:
         return uvloop.run(_told(role, run_dir, closing))
@@ -212,7 +212,7 @@ async def _told(role: Callable[[], Awaitable[None]], run_dir: Path | None, closi
                 print(f"error: {message}", file=sys.stderr)
         if any(message is None for _, message in messages):
             traceback.print_exception(error)
-        return 1
+        return max(leaf.exit_code if isinstance(leaf, HorizonError) else 1 for leaf, _ in messages)
     finally:
         closing.start()
     return 0

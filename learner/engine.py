@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
 from horizonrl.common.objective import Objective
 from horizonrl.learner.advantage import Scores
 from horizonrl.learner.api import StepStats
@@ -162,7 +162,7 @@ class DeepSpeedEngine:
         with open_shards(directory, files) as shards:
             _check_same_model(shards.shapes, rng | self._partitions.shapes, directory)
             if (base := written.get("base", {})) != self._base:
-                raise CheckpointError(
+                raise CheckpointMismatch(
                     f"the adapters in {directory} stand beside other weights ({base}) than those of "
                     f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
                 )
@@ -297,7 +297,7 @@ def _check_same_model(saved: Mapping[str, list[int]], mine: Mapping[str, list[in
     differing = [name for name in sorted(saved.keys() | mine.keys()) if saved.get(name) != mine.get(name)]
     if differing:
         name = differing[0]
-        raise CheckpointError(
+        raise CheckpointMismatch(
             f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
             f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {mine.get(name, 'none')} here; "
             "resume with the model and the rank that the run began with"

@@ -20,7 +20,7 @@ from horizonrl.broker.seals import Seals
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointError, RunFailed, StateConflict
+from horizonrl.common.errors import CheckpointMismatch, NothingToLearn, RunFailed, StateConflict
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -213,7 +213,7 @@ class LearnerLoop:
     def _check_identity(self, checkpoint: Checkpoint) -> None:
         if changed := changes(checkpoint.state["identity"], self.identity):
             told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
-            raise CheckpointError(
+            raise CheckpointMismatch(
                 f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
                 f"({told}); give the run another run.name, or restore what was changed"
             )
@@ -242,7 +242,7 @@ class LearnerLoop:
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
 
     def _tell_of_starvation(self, draft: Draft, wanted: int) -> None:
-        """Say that hardly any group of this step can be trained on. Raises RunFailed when it has been so for too long.
+        """Say that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.
 
         A policy that solves every task, or none, would be sampled for ever.
         """
@@ -255,7 +255,7 @@ class LearnerLoop:
         }
         log.warning("batch_starved", **told)
         if len(draft.dropped) >= GIVE_UP_AFTER * wanted:
-            raise RunFailed(
+            raise NothingToLearn(
                 f"hardly any group can be trained on ({told}): the policy solves all of these tasks, or it has "
                 "collapsed and solves none. Give harder or easier tasks, a larger rollout.group_size or a lower "
                 "rl.lr, or export what there is (`horizonrl export`)"

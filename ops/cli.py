@@ -22,14 +22,14 @@ BROKER_KEYS = "broker keys"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 asked wrongly, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 would fail again as it is, 130 interrupted."""
     arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
     try:
         _refuse_unused(arguments, overrides)
         return COMMANDS[arguments.command](arguments, overrides)
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1
+        return error.exit_code
     except BrokenPipeError:  # `horizonrl ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

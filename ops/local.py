@@ -109,13 +109,15 @@ class Part:
     async def watch(self) -> None:
         """Return when the process has ended well; start it again when it has not.
 
-        Raises RunFailed after MAX_RESTARTS ends without progress.
+        Raises RunFailed when it would end so again, and after MAX_RESTARTS ends without progress.
         """
         while True:
             assert self.process is not None
             code = await self.process.wait()
             if code == 0:
                 return
+            if code == ConfigError.exit_code:
+                raise RunFailed(f"the {self.name} cannot go on, {last_error(self.log_file)}")
             await self.restarts.wait(code)
             await self.start()
 
@@ -257,6 +259,11 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
         log_file = config.run_dir / "logs" / f"{name}.log"
         parts.append(Part(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
     return parts
+
+
+def last_error(path: Path) -> str:
+    """Return what a role told when it ended, from `error:` on."""
+    return "error: " + f"\n{path.read_text(errors='replace')}".rpartition("\nerror: ")[2].strip()
 
 
 def last_lines(path: Path, count: int = 15) -> str:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.common.errors import BrokerUnreachable, ConfigError
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, NothingToLearn
 from horizonrl.common.service import Service, run_role, until_stopped
 
 
@@ -92,14 +92,19 @@ def test_work_is_cancelled_when_asked_to_stop_and_its_error_is_not_swallowed() -
     asyncio.run(scenario())
 
 
-def test_an_expected_error_is_one_message_and_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(BrokerUnreachable("no server answers"), 1), (NothingToLearn("all is solved"), 2)]
+)
+def test_an_expected_error_is_one_message_and_a_code_that_says_whether_to_try_again(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
     async def role() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.sleep(10))
-            raise BrokerUnreachable("no server answers at nats://nowhere")
+            raise error
 
-    assert run_role(role) == 1
-    assert "error: no server answers at nats://nowhere" in capsys.readouterr().err
+    assert run_role(role) == code
+    assert f"error: {error}\n" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

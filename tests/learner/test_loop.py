@@ -12,7 +12,7 @@ from structlog.testing import CapturingLogger
 from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress
 from horizonrl.learner.batch import Trace
 from horizonrl.learner.best import Best
@@ -322,7 +322,7 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     given_up = False
     try:
         asyncio.run(World(tmp_path).run())
-    except* RunFailed:
+    except* NothingToLearn:
         given_up = True
     assert given_up == (refused == 10_000)
     told = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]

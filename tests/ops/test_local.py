@@ -1,3 +1,4 @@
+import asyncio
 import socket
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 import yaml
 
 from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import RunFailed
 from horizonrl.ops.local import Part, _parts, earlier_port
 from horizonrl.ops.rundir import write_config
 
@@ -52,3 +54,18 @@ def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it
         (tmp_path / "broker.url").write_text(f"nats://127.0.0.1:{port}")
         assert earlier_port(tmp_path) is None
     assert earlier_port(tmp_path) == port
+
+
+@pytest.mark.process
+def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("")
+    part = Part("controller", "controller", recipe, tmp_path / "controller.log", {}, 10.0)
+
+    async def scenario() -> None:
+        await part.start()
+        await part.watch()
+
+    with pytest.raises(RunFailed, match=r"^the controller cannot go on, error: broker\.url is not set"):
+        asyncio.run(scenario())
+    assert part.restarts.count == 0
