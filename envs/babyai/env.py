@@ -4,15 +4,14 @@ The levels are minigrid's, the tasks AgentGym's, the text layer is our own (docs
 differs). A step takes under 2 ms; a reset draws levels until one can be solved, for up to 100 ms, so it has a thread.
 """
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.aside import aside
 from horizonrl.envs.babyai.expert import BabyAIExpert
 from horizonrl.envs.babyai.levels import MINIGRID, Levels, load_tasks
 from horizonrl.envs.babyai.prompt import Style, first_observation, listing, observation
@@ -22,9 +21,6 @@ from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
 
 MAX_ACTION_CHARS = 100
 """The longest action that a view offers has under 60."""
-
-_GENERATOR = ThreadPoolExecutor(1, "babyai")
-"""One thread for all instances: several would keep the event loop from the interpreter for longer than they take."""
 
 
 class BabyAI:
@@ -64,7 +60,7 @@ class BabyAI:
         """Begin a mission."""
         if task_id not in self._known:
             raise ConfigError(f"babyai has no task {task_id!r} among these levels: a task is a number, such as '1804'")
-        world = await asyncio.get_running_loop().run_in_executor(_GENERATOR, GridWorld, task_id)
+        world = await aside(GridWorld, task_id)
         text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
         self._world = world
         return Observation(text)

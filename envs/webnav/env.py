@@ -1,7 +1,7 @@
 """Web navigation: find something out or change something on sites of a small web, read as accessibility trees.
 
 The observations and actions are WebArena's; the sites are ours, kept by the episode, and rendered without a browser
-(docs/environments/webnav.md). Nothing here waits: a step takes a fraction of a millisecond and needs no thread.
+(docs/environments/webnav.md). A step takes a fraction of a millisecond; a world is drawn in a thread.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.aside import aside
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
 from horizonrl.envs.webnav.actions import COMMANDS, read_command
@@ -78,7 +79,7 @@ class WebNav:
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task on sites that nobody has touched."""
-        drawn = draw_task(task_id, self._style)
+        drawn = await aside(draw_task, task_id, self._style)
         sites = [site(drawn.world) for site in SITES]
         episode = _Episode(drawn, Browser(SiteWeb(sites, self._style), drawn.start, self._style))
         text = whole(self._first(episode), task_id, self._max_chars)

@@ -27,6 +27,7 @@ from horizonrl.common.lag import LoopLag
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment
+from horizonrl.ops.waiting import waiting
 
 CLIENTS = (1, 32)
 WORKERS = 2
@@ -67,7 +68,8 @@ def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
     report["environments"] = environments
     for env_id in only or _playable():
         try:
-            measured = uvloop.run(_measure(env_id, seconds))
+            with waiting(Console(stderr=True), f"measuring {env_id}", announced=True):
+                measured = uvloop.run(_measure(env_id, seconds))
         except HorizonError as error:
             environments[env_id] = {"error": str(error)}
             table.add_row(env_id, str(error))
