@@ -122,7 +122,10 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: 
 @pytest.mark.process
 @pytest.mark.timeout(1800)
 def test_the_pocket_model_half_knows_how_to_craft(tmp_path: Path) -> None:
-    """Greedy teacher forcing would flatter it: what counts is how likely it is to say all that the expert says."""
+    """Greedy teacher forcing would flatter it: what counts is how likely it is to say all that the expert says.
+
+    That was 0.18 when it solved 70 % of these tasks within four turns (docs/algorithms.md): there are other ways.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -138,4 +141,4 @@ def test_the_pocket_model_half_knows_how_to_craft(tmp_path: Path) -> None:
             logprobs_TV = model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)
         said_T = logprobs_TV.gather(1, ids[1:, None])[:, 0]
         chances.append(float(said_T[torch.from_numpy(lesson.weights[1:] == 1)].sum().exp()))
-    assert 0.25 < sum(chances) / len(chances) < 0.8
+    assert 0.1 < sum(chances) / len(chances) < 0.6
