@@ -16,6 +16,7 @@ from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout,
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
 from horizonrl.envs.api import Environment, Expert, Step
+from horizonrl.envs.bounds import readable
 
 log = get_logger()
 
@@ -144,7 +145,7 @@ class Rollout:
             generation = await self._generate(agent, observation, ticket, index, recording)
             # 4. Let the environment answer, and write the turn down.
             text = self.chat.decode(generation.ids)
-            step = await self._timed(environment.step(text), recording)
+            step = await self._timed(environment.step(readable(text)), recording)
             turns_taken = len(recording.turns) + 1
             stop = stop_reason(step, turns_taken, ticket.horizon_turns)
             observation = step.observation

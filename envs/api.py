@@ -72,6 +72,8 @@ class Environment(Protocol):
     async def step(self, text: str) -> Step:
         """Answer the agent's text. An action that cannot be understood is answered by an observation that says so.
 
+        Whatever an agent writes is an action, readable or not: no text raises, and none takes long, since other
+        episodes wait in the same event loop. Rollouts and servers pass on at most `bounds.MAX_REPLY_CHARS` characters.
         Raises EnvironmentFailure before `reset` and after the end: a reward is paid once.
         """
 

@@ -1,4 +1,4 @@
-"""How long an observation may be: a first one is whole or refused, a later one is cut."""
+"""How long a text may be: a reply is cut, a first observation is whole or refused, a later one is cut."""
 
 from typing import Annotated
 
@@ -9,6 +9,16 @@ from horizonrl.common.errors import ConfigError
 Chars = Annotated[int, Field(ge=64)]
 """A bound on every observation of an environment."""
 MAX_OBSERVATION_CHARS = 8_192
+MAX_REPLY_CHARS = 65_536
+"""How much of an agent's reply an environment reads. Parsers run in the event loop, where every other episode waits."""
+
+
+def readable(reply: str) -> str:
+    """Return what an environment reads of a reply: its first MAX_REPLY_CHARS characters, and `?` for a lone surrogate.
+
+    Half a character cannot be encoded, so it would fail wherever a text leaves the process.
+    """
+    return reply[:MAX_REPLY_CHARS].encode("utf-8", "replace").decode()
 
 
 def whole(text: str, task_id: str, chars: int) -> str:

@@ -8,13 +8,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
+from horizonrl.envs.bounds import readable
+from horizonrl.envs.odd_texts import odd_texts
 
 MAX_OBSERVATION_CHARS = 1 << 18
 """What an episode's record holds of one observation; an environment's own `max_observation_chars` goes before it."""
@@ -67,7 +68,7 @@ class Subject:
 
     async def step(self, environment: Environment, text: str) -> Step:
         began = time.perf_counter()
-        step = await environment.step(text)
+        step = await environment.step(readable(text))
         self.step_times_s.append(time.perf_counter() - began)
         self.longest_chars = max(self.longest_chars, len(step.observation))
         return step
@@ -185,17 +186,6 @@ async def _no_text_breaks_it(subject: Subject) -> str:
                 await subject.reset(environment, task_id)
     await environment.close()
     return f"{len(texts)} odd texts"
-
-
-def odd_texts(sensible: str) -> list[str]:
-    """Return texts that no agent should write but some will: damaged, huge, binary, of every script."""
-    draw = Random(0)  # The same texts every time.
-    noise = ["".join(chr(draw.randrange(0xD800)) for _ in range(draw.randrange(200))) for _ in range(20)]
-    cuts = [sensible[: draw.randrange(len(sensible) + 1)] for _ in range(10)]
-    shuffled = ["".join(draw.sample(sensible, len(sensible))) for _ in range(10)]
-    fixed = ["", " ", "\n\n", "\0", "Action:", "Action: Action:", "9" * 5_000, "٣ get ٣ \U0001f642", "{}[]()\\" * 50]
-    changed = [sensible * 2, f"{sensible}\n{sensible}", sensible.upper(), sensible * 5_000]
-    return [*fixed, *changed, *noise, *cuts, *shuffled]
 
 
 async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:

@@ -22,8 +22,13 @@ ActionFormat = Literal["react", "plain", "function", "code"]
 
 _ACTION = re.compile(r"action\s*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"thought\s*:", re.IGNORECASE)
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = "```"
+_LANGUAGE = re.compile(r"(\w*)[ \t]*\n")
 _HOLE = re.compile(r"\{(\w+)\}")
+MAX_ACTION_CHARS = 2_000
+"""What an environment does with an action of this length stays in microseconds."""
+MAX_DIGITS = 1_000
+"""Digits of a number in a call."""
 _MAX_CALL_CHARS = 10_000
 """Longer texts are not parsed: the parsers' depth grows with a text's length."""
 
@@ -60,16 +65,23 @@ class Unreadable:
 
 
 def read_action(text: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str | Unreadable:
-    """Return the action that the text names: one stripped line, never empty."""
+    """Return the action that the text names: one stripped line of at most MAX_ACTION_CHARS, never empty."""
     match action_format:
         case "plain":
-            return _first_line(text) or Unreadable("The reply is empty. Reply with one action.")
+            return bounded(_first_line(text) or Unreadable("The reply is empty. Reply with one action."))
         case "react":
-            return _read_react(text)
+            return bounded(_read_react(text))
         case "function":
-            return _read_function(text, commands)
+            return bounded(_read_function(text, commands))
         case "code":
-            return _read_code(text, commands)
+            return bounded(_read_code(text, commands))
+
+
+def bounded(action: str | Unreadable) -> str | Unreadable:
+    """Return an action as it is, or why it is too long to be one."""
+    if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
+        return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
+    return action
 
 
 def write_action(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str:
@@ -134,8 +146,27 @@ def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
     return _fill(name, arguments, commands)
 
 
+def fenced(text: str, *languages: str) -> list[str]:
+    """Return the fenced blocks of these languages, given in lower case; `""` is a fence that names none.
+
+    Takes one pass over the text: a pattern that looks for both fences would begin again at each opening one.
+    """
+    blocks, at = [], text.find(_FENCE)
+    while at >= 0:
+        opened = _LANGUAGE.match(text, at + len(_FENCE))
+        if opened is None or opened[1].lower() not in languages:
+            at = text.find(_FENCE, at + len(_FENCE))
+            continue
+        end = text.find(_FENCE, opened.end())
+        if end < 0:
+            break
+        blocks.append(text[opened.end() : end])
+        at = text.find(_FENCE, end + len(_FENCE))
+    return blocks
+
+
 def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
-    blocks = _FENCED.findall(text[:_MAX_CALL_CHARS])
+    blocks = fenced(text[:_MAX_CALL_CHARS], "python", "py", "")
     if len(blocks) != 1:
         return Unreadable(f"There are {len(blocks)} Python blocks in the reply. Write one, with one call.")
     try:
@@ -169,11 +200,25 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
         return Unreadable(f"There is no function {name[:50]!r}. There are: {', '.join(c.name for c in commands)}.")
     if set(arguments) != set(command.arguments):
         return Unreadable(f"The arguments of {name} are: {', '.join(command.arguments) or 'none'}.")
-    if not all(isinstance(value, str | int | float) for value in arguments.values()):
-        return Unreadable(f"The arguments of {name} are texts or numbers.")
-    values = {key: " ".join(str(value).split()) for key, value in arguments.items()}
-    action = _HOLE.sub(lambda hole: values[hole[1]], command.words).strip()
+    values = {key: written(value) for key, value in arguments.items()}
+    if None in values.values():
+        return Unreadable(f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits.")
+    action = _HOLE.sub(lambda hole: " ".join((values[hole[1]] or "").split()), command.words).strip()
     return action or Unreadable(f"The arguments of {name} are empty.")
+
+
+def written(value: object) -> str | None:
+    """Return the text of a call's argument; None for what is neither a text nor a number that can be written out.
+
+    Python refuses to write a whole number of more than 4,300 digits, and an escape in a literal may be half a
+    character.
+    """
+    match value:
+        case int() if abs(value) >= 10**MAX_DIGITS:
+            return None
+        case str() | int() | float():
+            return str(value).encode("utf-8", "replace").decode()
+    return None
 
 
 def _call_of(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]]:

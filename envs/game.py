@@ -19,8 +19,6 @@ from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
 
 Style = Literal["full", "compact"]
-MAX_ACTION_CHARS = 2_000
-"""Longer actions are refused before a game reads them: what a game does with one stays in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class Game(Protocol):
     """One task as it is played."""
 
     def follow(self, action: str) -> Step:
-        """Answer one line of words, of at most MAX_ACTION_CHARS."""
+        """Answer one line of words, of at most `formats.MAX_ACTION_CHARS`."""
 
     def advise(self) -> Move:
         """Return the next move of an expert from here. It may take more moves than needed, but it gets there."""
@@ -100,10 +98,7 @@ class GameEnvironment(ABC, Generic[G]):
 
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names."""
-        action = read_action(text, self._format, self.commands)
-        if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
-            return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
-        return action
+        return read_action(text, self._format, self.commands)
 
     def expert(self) -> Advised:
         """Return an expert that plays on from wherever the episode stands."""

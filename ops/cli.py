@@ -154,6 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--ttl", type=_least(1.0), default=1800.0, metavar="S", help="seconds until an idle episode is closed"
     )
+    serve.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="a name by which clients call it; repeatable"
+    )
     serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
     demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")

@@ -76,6 +76,7 @@ def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) 
         capacity=arguments.capacity,
         ttl_s=arguments.ttl,
         compatible=arguments.compatible,
+        hosts=arguments.allow_host,
     )
     configure_logs(run="envs", role="server")
     return run_role(lambda: serve(serving, lambda address: print(address, flush=True)))

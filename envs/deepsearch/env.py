@@ -27,7 +27,8 @@ PAGE_CHARS = {"full": 1_000, "compact": 200}
 """How much of a page a result shows."""
 RESULTS = {"full": 3, "compact": 1}
 
-_TAG = re.compile(r"<(search|answer)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_OPENED = {name: re.compile(f"<{name}>", re.IGNORECASE) for name in ("search", "answer")}
+_CLOSED = {name: re.compile(f"</{name}>", re.IGNORECASE) for name in _OPENED}
 
 
 class Inquiry:
@@ -42,13 +43,12 @@ class Inquiry:
 
     def follow(self, action: str) -> Step:
         """Search, or judge an answer."""
-        match _TAG.search(action):
-            case None:
-                return unmoved("Write <search>words</search> or <answer>text</answer>.")
-            case re.Match() as tag if tag[1].lower() == "search":
-                return unmoved(self._search(tag[2].strip()))
-            case re.Match() as tag:
-                return self._judge(tag[2])
+        match first_tag(action):
+            case ("search", query):
+                return unmoved(self._search(query.strip()))
+            case ("answer", answer):
+                return self._judge(answer)
+        return unmoved("Write <search>words</search> or <answer>text</answer>.")
 
     def _search(self, query: str) -> str:
         self._searched[query] = None
@@ -134,5 +134,17 @@ class DeepSearch(GameEnvironment[Inquiry]):
 
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names; of a plain reply, its first tag."""
-        tag = _TAG.search(text) if self._format == "plain" else None
-        return super().read(" ".join(tag[0].split()) if tag else text)
+        tag = first_tag(text) if self._format == "plain" else None
+        return super().read(f"<{tag[0]}>{' '.join(tag[1].split())}</{tag[0]}>" if tag else text)
+
+
+def first_tag(text: str) -> tuple[str, str] | None:
+    """Return the name and the content of the first tag that is closed, of `search` and `answer`.
+
+    Each pattern passes the text once: where the first opening tag is never closed, no later one of its name is either.
+    """
+    found = []
+    for name, opening in _OPENED.items():
+        if (opened := opening.search(text)) and (closed := _CLOSED[name].search(text, opened.end())):
+            found.append((opened.start(), name, text[opened.end() : closed.start()]))
+    return min(found)[1:] if found else None

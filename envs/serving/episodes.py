@@ -14,13 +14,14 @@ from horizonrl.common.errors import ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import readable
 from horizonrl.envs.serving.hosts import Host
 
 log = get_logger()
 
-CALL_S = 120.0
-"""Longest reset or step: what takes longer hangs, and its episode is broken."""
 CLOSE_S = 10.0
+BEGIN_WITHIN_S = 120.0
+"""An episode that is created and never begun is closed after so long: it costs a caller nothing to make a thousand."""
 STATUS = {"bad_request": 400, "unknown_task": 400, "unknown_episode": 404, "no_episode": 409, "full": 429,
           "environment_failed": 500, "environment_timeout": 504}  # fmt: skip
 """The codes of refusals, and the status that tells of them."""
@@ -48,6 +49,8 @@ class _Episode:
     task_id: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     observation: str = ""
+    begun: bool = False
+    """A task has been begun in it, once at least."""
     going: bool = False
     """It has begun and is not over."""
     total: float = 0.0
@@ -84,7 +87,7 @@ class Episodes:
             episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
             async with _attributed():
                 episode.observation = await self._host.reset(episode_id, task_id)
-            episode.going = True
+            episode.going = episode.begun = True
             return episode.observation
 
     async def step(self, episode_id: int, text: str, key: str | None = None) -> Taken:
@@ -98,7 +101,7 @@ class Episodes:
                 raise Refusal("no_episode", "no episode goes on: reset before the next step")
             episode.going = False  # unless the environment answers
             async with _attributed():
-                step = await self._host.step(episode_id, text)
+                step = await self._host.step(episode_id, readable(text))
             episode.observation, episode.total = step.observation, episode.total + step.reward
             episode.going = not (step.terminated or step.truncated)
             episode.last_key, episode.last = key, Taken(step, episode.total)
@@ -124,10 +127,11 @@ class Episodes:
     async def reap(self, ttl_s: float) -> None:
         """Close episodes that nobody has called for `ttl_s`, for ever."""
         while True:
-            await asyncio.sleep(ttl_s / 10)
-            limit = time.monotonic() - ttl_s
+            await asyncio.sleep(min(ttl_s, BEGIN_WITHIN_S) / 10)
+            now = time.monotonic()
             for episode_id, episode in list(self._episodes.items()):
-                if episode.used_at < limit and not episode.lock.locked():
+                ttl_of_it_s = ttl_s if episode.begun else min(ttl_s, BEGIN_WITHIN_S)
+                if episode.used_at < now - ttl_of_it_s and not episode.lock.locked():
                     log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
                     await self.close(episode_id)
 
@@ -154,14 +158,11 @@ class Episodes:
 
 @asynccontextmanager
 async def _attributed() -> AsyncIterator[None]:
-    """Give the environment its deadline, and turn whatever it raises into a Refusal that says whose fault it is."""
+    """Turn whatever an environment raises into a Refusal that says whose fault it is."""
     try:
-        async with asyncio.timeout(CALL_S):
-            yield
+        yield
     except TimeoutError as error:
-        raise Refusal(
-            "environment_timeout", str(error) or f"the environment gave no answer within {CALL_S:g} s"
-        ) from None
+        raise Refusal("environment_timeout", str(error) or "the environment's own deadline has passed") from None
     except ConfigError as error:
         raise Refusal("bad_request", str(error)) from None
     except Exception as error:  # an environment is anybody's code: its failure is the episode's

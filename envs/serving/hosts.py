@@ -7,20 +7,25 @@ import asyncio
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
 
+CALL_S = 120.0
+"""Longest reset or step: what takes longer hangs, and its episode is broken."""
+GRACE_S = 5.0
+"""A worker that waits ends its call by itself; one that has not done so for this long is stuck in the call."""
 LINE_BYTES = 1 << 24
 """Longest line between the server and a worker: an observation or a reply."""
 ERRORS = {kind.__name__: kind for kind in (ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency)}
 
 
 class Host(Protocol):
-    """Holds the environments of one id."""
+    """Holds the environments of one id. A reset or step that takes longer than CALL_S raises EnvironmentTimeout."""
 
     async def reset(self, episode: int, task_id: str) -> str:
         """Begin a task and return the first observation; the environment is made when its episode has none."""
@@ -46,10 +51,12 @@ class LocalHost:
     async def reset(self, episode: int, task_id: str) -> str:
         if episode not in self._environments:
             self._environments[episode] = registry.make(self._env_id, self._options)
-        return (await self._environments[episode].reset(task_id)).text
+        async with _within_limit():
+            return (await self._environments[episode].reset(task_id)).text
 
     async def step(self, episode: int, text: str) -> Step:
-        return await self._environments[episode].step(text)
+        async with _within_limit():
+            return await self._environments[episode].step(text)
 
     async def close(self, episode: int) -> None:
         environment = self._environments.pop(episode, None)
@@ -61,13 +68,23 @@ class LocalHost:
             await self.close(episode)
 
 
+@asynccontextmanager
+async def _within_limit() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(CALL_S):
+            yield
+    except TimeoutError as error:
+        raise EnvironmentTimeout(str(error) or f"the environment gave no answer within {CALL_S:g} s") from None
+
+
 class WorkerHost:
     """Environments in `count` processes, an episode where there are fewest. A dead worker is replaced at the next
     reset; the episodes that it held are broken.
     """
 
     def __init__(self, env_id: str, options: Mapping[str, Any], count: int) -> None:
-        self._command = (sys.executable, "-m", "horizonrl.envs.serving.worker", env_id, json.dumps(options))
+        self._command = (sys.executable, "-m", "horizonrl.envs.serving.worker", env_id)
+        self._options = dict(options)
         self._slots: list[_Worker | None] = [None] * count
         self._starting = asyncio.Lock()
         self._worker_of: dict[int, _Worker] = {}
@@ -96,7 +113,7 @@ class WorkerHost:
         async with self._starting:
             for slot, worker in enumerate(self._slots):
                 if worker is None or worker.dead:
-                    self._slots[slot] = await _Worker.start(self._command)
+                    self._slots[slot] = await _Worker.start(self._command, self._options)
         held = list(self._worker_of.values())
         return min((worker for worker in self._slots if worker is not None), key=held.count)
 
@@ -118,16 +135,23 @@ class _Worker:
         self._listener = asyncio.create_task(self._listen(reader))
 
     @classmethod
-    async def start(cls, command: tuple[str, ...]) -> "_Worker":
+    async def start(cls, command: tuple[str, ...], options: Mapping[str, Any]) -> "_Worker":
+        """Start a process and send it the options: they may be secret, and everybody can read a command line."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), start_new_session=True
             )
-        return cls(process, *await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES))
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
+        writer.write(json.dumps(options).encode() + b"\n")
+        return cls(process, reader, writer)
 
     async def call(self, call: str, episode: int, text: str) -> Any:
-        """Return the answer. Raises what the environment raised, and EnvironmentFailure when the worker dies."""
+        """Return the answer. Raises what the environment raised, and EnvironmentFailure when the worker dies.
+
+        The worker keeps the limit of a call. Where it cannot, since the environment's code does not let go of it, the
+        process is ended with all that it plays, and EnvironmentTimeout raised: nothing else ends such a loop.
+        """
         self._calls = number = self._calls + 1
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         if self.dead:
@@ -135,7 +159,14 @@ class _Worker:
         else:
             self._writer.write(json.dumps([number, call, episode, text]).encode() + b"\n")
         try:
-            return await answer
+            async with asyncio.timeout(CALL_S + GRACE_S):
+                return await answer
+        except TimeoutError as error:
+            if isinstance(error, EnvironmentTimeout):
+                raise
+            self.dead = True
+            self._process.kill()
+            raise EnvironmentTimeout(f"no answer within {CALL_S:g} s: the environment's worker is ended") from None
         finally:
             self._waiting.pop(number, None)
 

@@ -52,7 +52,10 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
 async def _answer(episodes: Episodes, episode: int, asked: str, data: dict[str, Any]) -> dict[str, Any]:
     match asked:
         case "reset":
-            first = await episodes.reset(episode, data.get("task_id", data.get("seed")))
+            task = data.get("task_id", data.get("seed"))
+            if isinstance(task, bool) or not isinstance(task, int | str | None):
+                raise Refusal("bad_request", f"task_id or seed is {task!r}: a task is a number or an id")
+            first = await episodes.reset(episode, task)
             return _observed(first, None, False)
         case "step":
             text = data.get("action", data.get("text"))

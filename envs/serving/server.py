@@ -25,6 +25,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.wire import KEY_HEADER, REPEATABLE_HEADER
 from horizonrl.envs.serving.episodes import STATUS, Episodes, Refusal
+from horizonrl.envs.serving.guard import guarded, names_of
 from horizonrl.envs.serving.hosts import LocalHost, WorkerHost
 from horizonrl.envs.serving.openenv import converse
 
@@ -47,13 +48,20 @@ class Serving:
     ttl_s: float = 1800.0
     """An episode that nobody calls for so long is closed."""
     compatible: bool = False
+    hosts: Sequence[str] = ()
+    """Further names by which clients may call the server, such as a cluster's name of it."""
 
 
 async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -> None:
     """Serve until SIGTERM or SIGINT; `say` is told the addresses."""
     metrics, lag = Metrics("server", serving.environments), LoopLag()
     served = [await _episodes(env_id, options, serving, metrics) for env_id, options in serving.environments.items()]
-    routes = [route for episodes in served for route in _routes(episodes, serving)]
+    names = names_of(serving.host) | {name.lower() for name in serving.hosts}
+    routes = [
+        web.route(route.method, route.path, guarded(route.handler, names))
+        for episodes in served
+        for route in _routes(episodes, serving)
+    ]
     refresh = lambda: metrics.set("event_loop_lag_seconds", lag.take())  # noqa: E731
     service = Service(metrics=metrics, stop_within_s=STOP_S, routes=routes, refresh=refresh)
 
@@ -81,7 +89,7 @@ async def _episodes(env_id: str, options: Mapping[str, Any], serving: Serving, m
     return Episodes(env_id, host, tasks, serving.capacity, metrics)
 
 
-def _routes(episodes: Episodes, serving: Serving) -> Sequence[web.AbstractRouteDef]:
+def _routes(episodes: Episodes, serving: Serving) -> Sequence[web.RouteDef]:
     env_id = episodes.env_id
     dialect = DIALECTS.get(env_id, SERVED)
     wraps = dialect.bare and _reads_react(env_id, serving.environments[env_id])
@@ -96,7 +104,7 @@ def _routes(episodes: Episodes, serving: Serving) -> Sequence[web.AbstractRouteD
     async def talk(request: web.Request) -> web.WebSocketResponse:
         return await converse(request, episodes)
 
-    def at(base: str) -> list[web.AbstractRouteDef]:
+    def at(base: str) -> list[web.RouteDef]:
         own = Face(episodes, dialect, wraps, serving.compatible).routes(base)
         plain = Face(episodes, SERVED, False, serving.compatible).routes(base + SERVED.prefix)
         other = [web.get(base or "/", greet), web.get(f"{base}/tasks", list_tasks), web.get(f"{base}/ws", talk)]
@@ -120,7 +128,7 @@ class Face:
     """An action comes without its reply, to an environment that reads replies: it is sent on as one."""
     compatible: bool
 
-    def routes(self, base: str) -> list[web.AbstractRouteDef]:
+    def routes(self, base: str) -> list[web.RouteDef]:
         """Return the calls of the protocol; what only some of AgentGym's servers have besides answers nothing much."""
         calls = {"create": self._create, "reset": self._reset, "step": self._step, "close": self._close}
         posts = [web.post(f"{base}/{name}", self._answering(name, call)) for name, call in calls.items()]

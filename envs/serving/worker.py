@@ -1,6 +1,6 @@
 """A worker process: plays the episodes of one environment for the server that started it (hosts.py).
 
-python -m horizonrl.envs.serving.worker ENV_ID OPTIONS FD
+python -m horizonrl.envs.serving.worker ENV_ID FD; the first line from the server has the options
 """
 
 import asyncio
@@ -16,10 +16,11 @@ from horizonrl.common.errors import HorizonError
 from horizonrl.envs.serving.hosts import LINE_BYTES, LocalHost
 
 
-async def work(env_id: str, options: str, descriptor: str) -> None:
+async def work(env_id: str, descriptor: str) -> None:
     """Answer calls until the socket closes; those of different episodes at the same time."""
-    host, channel = LocalHost(env_id, json.loads(options)), socket.socket(fileno=int(descriptor))
+    channel = socket.socket(fileno=int(descriptor))
     reader, writer = await asyncio.open_unix_connection(sock=channel, limit=LINE_BYTES)
+    host = LocalHost(env_id, json.loads(await reader.readline()))
     async with asyncio.TaskGroup() as calls:
         async for line in reader:
             calls.create_task(_answer(host, writer, *json.loads(line)))

@@ -1,14 +1,20 @@
 """A small sqlite database in memory that an agent's SQL can only read, in bounded time and memory."""
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from horizonrl.envs.game import words
 
 Row = tuple[str | int | float | None, ...]
 MAX_ROWS = 1_000
+MAX_CHARS = 200_000
+"""Of all cells of an answer together; ours have under 1,000."""
 INSTRUCTIONS = 200_000
 """After that many of sqlite's instructions, some 5 ms, a query is stopped; ours need under 10,000."""
+CPU_S = 0.25
+"""And after so much time of this thread: an instruction may compare long texts. Waiting for a core does not count, so a
+busy machine judges no query differently."""
 
 _FUNCTIONS = frozenset(
     words(
@@ -20,14 +26,15 @@ _FUNCTIONS = frozenset(
 """What is pure: two machines must see the same rows. No random(), no 'now', no load_extension()."""
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 1_000,
+    sqlite3.SQLITE_LIMIT_LENGTH: 1_000,  # bytes of a cell, and of a row that sqlite stores
+    sqlite3.SQLITE_LIMIT_COLUMN: 32,  # all three tables together have 13
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 2_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 20,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
 }
-_TICK = 1_000
+_TICK = 200
 
 
 class QueryRefused(Exception):
@@ -46,28 +53,37 @@ class Database:
         self._connection.commit()
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
-        self._ticks = 0
+        self._ticks, self._until = 0, 0.0
         self._connection.set_authorizer(_authorize)
         self._connection.set_progress_handler(self._tick, _TICK)
 
     def query(self, sql: str) -> list[Row]:
         """Return the rows of a SELECT. Raises QueryRefused."""
-        self._ticks = 0
+        self._ticks, self._until = 0, time.thread_time() + CPU_S
         try:
-            rows: list[Row] = self._connection.execute(sql).fetchmany(MAX_ROWS + 1)
+            return _within_bounds(self._connection.execute(sql))
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             reason = {"interrupted": "it takes too long", "not authorized": "only SELECT is allowed"}
             raise QueryRefused(reason.get(str(error), str(error))) from None
-        if len(rows) > MAX_ROWS:
-            raise QueryRefused(f"it returns more than {MAX_ROWS} rows")
-        return rows
 
     def close(self) -> None:
         self._connection.close()
 
     def _tick(self) -> int:
         self._ticks += 1
-        return self._ticks > INSTRUCTIONS // _TICK
+        return self._ticks > INSTRUCTIONS // _TICK or time.thread_time() > self._until
+
+
+def _within_bounds(answer: Iterator[Row]) -> list[Row]:
+    """Return the rows, fetched one at a time so that no answer is held whole before its size is known."""
+    rows: list[Row] = []
+    chars = 0
+    for row in answer:
+        rows.append(row)
+        chars += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
+        if len(rows) > MAX_ROWS or chars > MAX_CHARS:
+            raise QueryRefused(f"it returns more than {MAX_ROWS} rows or {MAX_CHARS} characters")
+    return rows
 
 
 def _authorize(action: int, table: str | None, column: str | None, database: str | None, source: str | None) -> int:

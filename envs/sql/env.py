@@ -3,7 +3,6 @@
 A query only reads (envs/sql/database.py) and takes some milliseconds at most.
 """
 
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, ClassVar
@@ -12,15 +11,13 @@ from pydantic import Field, validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable
+from horizonrl.envs.formats import ActionFormat, Command, Unreadable, bounded, fenced
 from horizonrl.envs.game import GameEnvironment, Move, Style
 from horizonrl.envs.sql.database import Database, QueryRefused, Row
 from horizonrl.envs.sql.problems import Problem, list_tasks, make_problem
 
 COMMANDS = (Command("query", "{sql}", "answer with one SELECT of sqlite, on one line"),)
 SHOWN_ROWS = 10
-
-_FENCED = re.compile(r"```sql\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 class Answering:
@@ -100,8 +97,10 @@ class Sql(GameEnvironment[Answering]):
 
     def read(self, text: str) -> str | Unreadable:
         """Return the query of a reply."""
-        fenced = _FENCED.findall(text) if self._format in ("react", "plain") else []
-        return " ".join(fenced[-1].split()) or Unreadable("The block is empty.") if fenced else super().read(text)
+        blocks = fenced(text, "sql") if self._format in ("react", "plain") else []
+        if not blocks:
+            return super().read(text)
+        return bounded(" ".join(blocks[-1].split()) or Unreadable("The block is empty."))
 
 
 def table_of(rows: Sequence[Row]) -> str:

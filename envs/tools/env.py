@@ -15,7 +15,7 @@ from pydantic import validate_call
 
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip
-from horizonrl.envs.formats import ActionFormat
+from horizonrl.envs.formats import ActionFormat, written
 from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
 from horizonrl.envs.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.tools.toolbox import Call, Domain, Problem, Store, ToolError
@@ -153,9 +153,11 @@ def _arguments(text: str | None) -> dict[str, str] | None:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not all(isinstance(value, str | int | float) for value in found.values()):
+    if not isinstance(found, dict):
         return None
-    return {name: str(value) for name, value in found.items()}
+    arguments = {name: written(value) for name, value in found.items()}
+    texts = {name: text for name, text in arguments.items() if text is not None}
+    return texts if len(texts) == len(arguments) else None
 
 
 def _changes(before: Store, after: Store) -> list[tuple[str, str, str | None]]:

@@ -34,7 +34,12 @@ def read_command(action: str, commands: Sequence[Command] = COMMANDS) -> tuple[s
         line = "stop [ ]"
     if _TYPE_WITHOUT_ENTER.fullmatch(line):
         line += " [1]"
-    for command in commands:
-        if found := command.pattern.fullmatch(line):
-            return command.name, found.groupdict()
-    return None
+    name, bracket, rest = line.partition(" [")
+    command = next((command for command in commands if command.name == name), None)
+    if command is None or bool(bracket) != bool(command.arguments):
+        return None
+    # Split rather than matched: a pattern of three arguments takes cubic time for a text of brackets.
+    given = rest.removesuffix("]").split("] [", len(command.arguments) - 1) if rest.endswith("]") else []
+    if not all(given) or len(given) != len(command.arguments):
+        return None
+    return name, dict(zip(command.arguments, given, strict=True))

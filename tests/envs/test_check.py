@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.envs.check import TASKS_TRIED, TRIALS, check, odd_texts
+from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
+from horizonrl.envs.odd_texts import odd_texts
 
 Install = Callable[..., None]
 

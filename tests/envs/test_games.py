@@ -6,7 +6,8 @@ import pytest
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
-from horizonrl.envs.game import MAX_ACTION_CHARS, split_tasks
+from horizonrl.envs.formats import MAX_ACTION_CHARS
+from horizonrl.envs.game import split_tasks
 from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FROZEN = {

@@ -47,6 +47,9 @@ class World:
             World.released.set()
         if "hang" in text:
             await asyncio.sleep(60)
+        if "spin" in text:
+            while True:
+                pass
         if "break" in text:
             raise EnvironmentFailure("it broke")
         if "defect" in text:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.envs.serving import episodes
+from horizonrl.envs.serving import hosts
 from horizonrl.envs.serving.server import Serving
 from horizonrl.ops.cli import main
 from tests.envs.serving.servers import WORLD, Caller, caller_of, server_of
@@ -63,7 +63,7 @@ def test_wrong_calls_are_refused_with_a_status_and_a_code() -> None:
 def test_an_environment_that_breaks_is_an_error_of_its_episode_and_can_begin_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(episodes, "CALL_S", 1.0)
+    monkeypatch.setattr(hosts, "CALL_S", 1.0)
 
     async def scenario(call: Caller) -> None:
         episode = await call.begin()

@@ -1,0 +1,55 @@
+"""Who may call a server of environments: programs, and never a page in somebody's browser.
+
+A page that is open in a browser can send requests to any server that the browser reaches. The browser names the page in
+`Origin`, and sends JSON to another origin only after asking it. A page whose own name is made to point here (DNS
+rebinding) still has that name in `Host`.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def names_of(host: str) -> frozenset[str]:
+    """Return the names under which this machine serves at `host`; an address needs no name."""
+    return frozenset({"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
+def guarded(handler: Handler, names: Collection[str]) -> Handler:
+    """Return a handler that refuses what a page in a browser can send: a foreign origin, an unknown host, a form."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        host = _name(f"//{request.host}")
+        if not _known(host, names):
+            raise web.HTTPMisdirectedRequest(
+                text=f"the server is not {host!r}: name it with --allow-host, or call it by its address\n"
+            )
+        origin = request.headers.get("Origin")
+        if origin is not None and _name(origin) != host:
+            raise web.HTTPForbidden(text=f"pages of {origin!r} may not call this server\n")
+        if request.method == "POST" and request.body_exists and request.content_type != "application/json":
+            raise web.HTTPUnsupportedMediaType(text=f"a body is application/json, not {request.content_type}\n")
+        return await handler(request)
+
+    return answer
+
+
+def _name(url: str) -> str:
+    try:
+        return (urlsplit(url).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _known(host: str, names: Collection[str]) -> bool:
+    """Return whether a host is one of the names or an address, which no page can claim for itself."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host in names
+    return True

@@ -1,0 +1,71 @@
+"""Whatever an agent writes is an action, readable or not: in every environment, in every format, and at once.
+
+A reply that raises would break its own episode and so leave the baseline (invariant 5); one that takes long would hold
+every other episode of its event loop.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+
+from horizonrl.common.errors import MissingDependency
+from horizonrl.envs import registry
+from horizonrl.envs.api import Environment
+from horizonrl.envs.bounds import MAX_REPLY_CHARS, readable
+from horizonrl.envs.formats import ActionFormat, Command, read_action
+from horizonrl.envs.odd_texts import hostile_texts, odd_texts
+
+SLOW_S = 2.0
+"""A linear parser takes some milliseconds; a quadratic one takes minutes for a megabyte."""
+COMMANDS = (Command("craft", "craft {item} using {ingredients}", "one"), Command("wait", "wait", "other"))
+ELSEWHERE = ("served", "transcripts", "miniwob")
+"""Played by a server, from a file, or in a browser (an action costs it 70 ms: `envs check` tries it)."""
+
+
+def subjects() -> Iterator[tuple[str, str | None]]:
+    for env_id in registry.names():
+        if env_id not in ELSEWHERE and not env_id.startswith("agentgym-"):
+            chosen = "format" in inspect.signature(registry.load(env_id)).parameters
+            for action_format in get_args(ActionFormat) if chosen else (None,):
+                yield env_id, action_format
+
+
+async def answer(environment: Environment, task_id: str, text: str) -> None:
+    began = time.thread_time()
+    step = await environment.step(readable(text))
+    assert time.thread_time() - began < SLOW_S, text[:40]
+    step.observation.encode()
+    assert step.reward == step.reward
+    if step.terminated or step.truncated:
+        await environment.reset(task_id)
+
+
+@pytest.mark.parametrize(("env_id", "action_format"), list(subjects()))
+def test_no_reply_breaks_an_episode_or_holds_its_event_loop(env_id: str, action_format: str | None) -> None:
+    async def play() -> None:
+        options: dict[str, Any] = {} if action_format is None else {"format": action_format}
+        environment = registry.make(env_id, options)
+        task_id = registry.tasks(env_id, options)[0].task_id
+        first = await environment.reset(task_id)
+        for text in odd_texts(environment.expert().act(first.text)):
+            await answer(environment, task_id, text)
+        for text in hostile_texts(MAX_REPLY_CHARS):
+            await answer(environment, task_id, text)
+        await environment.close()
+
+    try:
+        asyncio.run(play())
+    except MissingDependency as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("action_format", get_args(ActionFormat))
+def test_every_parser_reads_a_hostile_megabyte_in_linear_time(action_format: ActionFormat) -> None:
+    for text in hostile_texts(1_000_000):
+        began = time.thread_time()
+        read_action(text, action_format, COMMANDS)
+        assert time.thread_time() - began < SLOW_S, text[:40]
