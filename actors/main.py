@@ -27,6 +27,7 @@ async def run(
     policy = await start_policy(config, model_dir)
     chat = ChatTemplate.load(model_dir)
     environments = {env.id: env for env in config.envs}
+    shared_dir = config.run_dir / "weights" if config.broker.shared_files else None
     try:
         versions = ", ".join([await version_of(env) for env in config.envs])
         async with connected(config.run.name, config.broker, Role.ACTOR) as transport:
@@ -44,7 +45,7 @@ async def run(
                     for env in config.envs
                 },
                 make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
-                follower=WeightsFollower(transport, policy, scratch_dir, service.metrics),
+                follower=WeightsFollower(transport, policy, scratch_dir, service.metrics, shared_dir),
                 provenance=Provenance(
                     actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
                     engine=policy.engine,

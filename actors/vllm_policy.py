@@ -17,6 +17,8 @@ from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
+MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as in its own reader."""
 REQUEST_TIMEOUT_S = 900.0
 """A request without an answer for so long has been forgotten by its engine."""
 APPLY_TIMEOUT_S = 300.0
@@ -241,12 +243,18 @@ def generation_of(output: Any) -> Generation:
 
 
 def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in safetensors files, read from their headers."""
+    """Return the shapes of the tensors in safetensors files, read from their headers. Raises ValueError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+                raise ValueError(f"{path} has no safetensors header: it would have {header_bytes} bytes")
+            header = json.loads(file.read(header_bytes))
+        try:
+            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} has no safetensors header: {error!r}") from error
     return shapes
 
 

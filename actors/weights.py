@@ -24,11 +24,22 @@ RETRY_S = 5.0
 
 
 class WeightsFollower:
-    def __init__(self, transport: Transport, policy: Policy, scratch_dir: Path, metrics: Metrics | None = None) -> None:
-        """`scratch_dir` holds a fetched frame until it is applied; /dev/shm saves a write to disk."""
+    def __init__(
+        self,
+        transport: Transport,
+        policy: Policy,
+        scratch_dir: Path,
+        metrics: Metrics | None = None,
+        shared_dir: Path | None = None,
+    ) -> None:
+        """`scratch_dir` holds a fetched frame until it is applied; /dev/shm saves a write to disk.
+
+        A frame that the learner announces as a file is read where it is if it lies in `shared_dir`.
+        """
         self._transport = transport
         self._policy = policy
         self._scratch_dir = scratch_dir
+        self._shared_dir = shared_dir
         self._metrics = metrics or Metrics()
         self._announced: WeightsManifest | None = None
         self._news = asyncio.Event()
@@ -85,7 +96,7 @@ class WeightsFollower:
         started = time.monotonic()
         scratch = self._scratch_dir / f"{manifest.policy}.safetensors"
         try:
-            frame = await fetch_frame(self._transport, manifest, scratch)
+            frame = await fetch_frame(self._transport, manifest, scratch, self._shared_dir)
         except (WeightsRejected, BrokerError) as error:
             log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
             return False

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import mmap
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
@@ -59,17 +60,22 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
     )
 
 
-async def fetch_frame(transport: Transport, manifest: WeightsManifest, into: Path) -> Path:
+async def fetch_frame(
+    transport: Transport, manifest: WeightsManifest, into: Path, shared_dir: Path | None = None
+) -> Path:
     """Return a file with the announced weights, verified by size and digest: the shared one, else `into`.
 
-    Raises WeightsRejected when neither can be had; LogGap when the frame has been replaced by a newer one.
+    A manifest is another program's word: the only files that are opened for it are regular ones in `shared_dir`.
+    Raises WeightsRejected when the weights cannot be had; LogGap when the frame has been replaced by a newer one.
     """
-    if manifest.path is not None and await asyncio.to_thread(_verified, Path(manifest.path), manifest):
-        return Path(manifest.path)
+    shared = _within(shared_dir, manifest.path)
+    if shared is not None and await asyncio.to_thread(_verified, shared, manifest):
+        return shared
     if not manifest.chunks:
         raise WeightsRejected(
-            f"{manifest.policy} is announced as the file {manifest.path}, which is not on this host or not the one "
-            "announced; turn broker.shared_files off, or share the learner's run directory"
+            f"{manifest.policy} is announced as the file {manifest.path}, which is not on this host, not the one "
+            f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or on "
+            "at every actor, with the learner's run directory under the same run.root"
         )
     beside = into.with_name(f".{into.name}.{os.getpid()}")
     try:
@@ -124,8 +130,22 @@ def digest_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _verified(path: Path, manifest: WeightsManifest) -> bool:
+def _within(folder: Path | None, path: str | None) -> Path | None:
+    """Return the file that `path` names if it lies directly in `folder`, whatever links lead there."""
+    if folder is None or path is None:
+        return None
     try:
-        return path.stat().st_size == manifest.weights_bytes and digest_file(path) == manifest.digest
-    except OSError:
+        file = Path(os.path.realpath(path))
+    except ValueError:  # a null character
+        return None
+    return file if file.parent == Path(os.path.realpath(folder)) else None
+
+
+def _verified(path: Path, manifest: WeightsManifest) -> bool:
+    """Return whether a regular file has the bytes announced; a device or a pipe might never end."""
+    try:
+        found = path.stat()
+        same_size = stat.S_ISREG(found.st_mode) and found.st_size == manifest.weights_bytes
+        return same_size and digest_file(path) == manifest.digest
+    except (OSError, ValueError):
         return False

@@ -52,7 +52,8 @@ def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
     )
     parts = {
         "title": html.escape(f"{config.run.name}: HorizonRL report"),
-        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:",
+        "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
         "style": style,
         "facts": inert_json(told),
         "index": packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":"))),

@@ -45,7 +45,7 @@ class Play:
         self.folder = folder
         self.policy = RecordingPolicy()
         self.scratch = folder / "scratch"
-        self.follower = WeightsFollower(transport, self.policy, self.scratch)
+        self.follower = WeightsFollower(transport, self.policy, self.scratch, shared_dir=folder)
 
     async def announce(self, version: int, lineage: int = 0, *, spoil: bool = False) -> PolicyVersion:
         policy = PolicyVersion(version=version, lineage=lineage)

@@ -8,7 +8,7 @@ from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
 from horizonrl.common.errors import LogGap, WeightsRejected
-from horizonrl.common.types import PolicyVersion
+from horizonrl.common.types import PolicyVersion, WeightsManifest
 from tests.brokers import Broker
 
 FRAME_BYTES = 20_000_003
@@ -123,11 +123,38 @@ def test_a_shared_file_is_used_when_it_is_the_one_announced(
         file, digest = frame
         manifest = await publish_frame(small, file, PolicyVersion(), digest)
         shared = manifest.model_copy(update={"path": str(file)})
-        assert await fetch_frame(small, shared, tmp_path / "fetched") == file
+        fetched = tmp_path / "fetched"
+        assert await fetch_frame(small, shared, fetched, file.parent) == file
+        assert await fetch_frame(small, shared, fetched) == fetched  # unless the actor shares no folder
         file.write_bytes(b"overwritten")
-        assert await fetch_frame(small, shared, tmp_path / "fetched") == tmp_path / "fetched"
+        assert await fetch_frame(small, shared, fetched, file.parent) == fetched
         with pytest.raises(WeightsRejected, match="shared_files"):
-            await fetch_frame(small, shared.model_copy(update={"chunks": 0}), tmp_path / "fetched")
+            await fetch_frame(small, shared.model_copy(update={"chunks": 0}), fetched, file.parent)
+
+    asyncio.run(scenario())
+
+
+def test_a_manifest_names_no_file_but_a_regular_one_of_the_shared_folder(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
+    folder, outside = tmp_path / "weights", tmp_path / "secret"
+    folder.mkdir()
+    outside.write_bytes(b"")
+    (folder / "link").symlink_to(outside)
+    (folder / "zero").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    (folder / "below").mkdir()
+
+    async def refused(path: str) -> None:
+        manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest=digest_file(outside), path=path)
+        with pytest.raises(WeightsRejected, match="announced as the file"):
+            await fetch_frame(small, manifest, tmp_path / "fetched", folder)
+
+    async def scenario() -> None:
+        for path in ("/dev/zero", "/dev/stdin", str(outside), f"{folder}/../secret", "a\0b"):
+            await refused(path)
+        for name in ("link", "zero", "pipe", "below", "absent"):
+            await refused(str(folder / name))
 
     asyncio.run(scenario())
 

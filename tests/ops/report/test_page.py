@@ -15,6 +15,7 @@ def test_the_command_writes_one_file_that_names_no_other(run_dir: Path, capsys: 
     assert "144 episodes" in capsys.readouterr().out
     page = (run_dir / "report.html").read_text()
     assert "default-src 'none'" in page
+    assert "base-uri 'none'; form-action 'none'" in page
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?!data:|#)[\w/.:]+""", page.split('<script type="module">')[0])
     assert "{{" not in page.split('<script type="application/json"')[0]
 
