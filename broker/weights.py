@@ -74,8 +74,8 @@ async def fetch_frame(
     if not manifest.chunks:
         raise WeightsRejected(
             f"{manifest.policy} is announced as the file {manifest.path}, which is not on this host, not the one "
-            f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or on "
-            "at every actor, with the learner's run directory under the same run.root"
+            f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or "
+            "turn it on at every actor, with the learner's run directory under the same run.root"
         )
     beside = into.with_name(f".{into.name}.{os.getpid()}")
     try:

@@ -8,11 +8,12 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from typing import Any, TypedDict
 from weakref import WeakKeyDictionary
 
-from playwright.async_api import Browser, BrowserContext, Page, Playwright, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, Playwright, Route, async_playwright
 from playwright.async_api import Error as BrowserError
 from playwright.async_api import TimeoutError as BrowserTimeout
 
@@ -66,7 +67,9 @@ class SharedChromium:
             context = await self._context()
             try:
                 await context.add_init_script(script=_script())
+                await context.route("**/*", partial(_stay, url))
                 page = await context.new_page()
+                context.on("page", Page.close)  # a window that the page opens
                 await page.goto(url, timeout=LOAD_S * 1e3)
             except BaseException:  # A cancelled reset leaves no context behind.
                 await context.close()
@@ -214,6 +217,17 @@ async def _start(executable: str) -> _Running:
         await playwright.stop()
         raise
     return _Running(playwright, browser)
+
+
+async def _stay(url: str, route: Route) -> None:
+    """Let a page load what it is made of, and go nowhere else: a click that leads away does nothing."""
+    request = route.request
+    beside = url.rpartition("/")[0].rpartition("/")[0]  # the pages' folder and those of their scripts
+    wanted = request.url.partition("#")[0]
+    if wanted == url if request.is_navigation_request() else wanted.startswith((f"{beside}/", "data:", "blob:")):
+        await route.continue_()
+    else:
+        await route.abort("aborted")  # any other reason would show the browser's own error page
 
 
 def _alive(started: "asyncio.Task[_Running]") -> bool:

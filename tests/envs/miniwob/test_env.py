@@ -237,3 +237,22 @@ def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
             await environment.reset("enter-text-0")
 
     run(scenario, max_observation_chars="64")
+
+
+@needs_chromium
+def test_a_page_goes_nowhere_and_opens_no_window() -> None:
+    async def scenario(environment: MiniWob) -> None:
+        for leaving in ("location.href = 'file:///etc/passwd'", "window.open('')",
+                        "document.body.innerHTML += '<iframe src=file:///etc/passwd></iframe>'"):  # fmt: skip
+            await environment.reset("click-test-0")
+            assert environment._played is not None
+            page = environment._played._page
+            url = page.url
+            await page.evaluate(f"() => {{ {leaving} }}")
+            await page.wait_for_timeout(200)
+            assert page.url == url, leaving
+            assert "root:" not in "".join([await frame.content() for frame in page.frames]), leaving
+            assert [open_page for open_page in page.context.pages if not open_page.is_closed()] == [page], leaving
+            assert (await let_the_expert_play(environment, "click-test-0")).success
+
+    run(scenario)
