@@ -11,6 +11,7 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs.api import Observation, Step
+from horizonrl.envs.bounds import MAX_REPLY_CHARS
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -211,3 +212,19 @@ def test_a_demonstration_that_does_not_fit_is_no_episode_rather_than_a_shorter_o
     episode = play(Echo(last=40), order, SayingPolicy(CHAT, max_context_tokens=max_context_tokens))
     assert (episode.stop, episode.valid) == (StopReason.UNFIT, False)
     assert re.search(reason, episode.error or "")
+
+
+def test_an_environment_reads_no_more_of_a_reply_than_its_parsers_were_made_for() -> None:
+    seen: list[int] = []
+
+    class Measuring(Echo):
+        async def step(self, text: str) -> Step:
+            seen.append(len(text))
+            return await super().step("x")
+
+    long = "word " * 20_000
+    policy = SayingPolicy(CHAT, text=long, max_context_tokens=1 << 20)
+    episode = play(Measuring(last=1), ticket(max_turn_tokens=1 << 18), policy)
+    assert episode.stop is StopReason.TERMINATED
+    assert seen == [MAX_REPLY_CHARS]
+    assert len(episode.turns[0].output_ids) > MAX_REPLY_CHARS / 5, "what was sampled is trained whole"
