@@ -95,6 +95,7 @@ def _unpack(data: bytes) -> Any:
             object_hook=lambda fields: _unpack_arrays(counted(fields)),
             list_hook=counted,
             ext_hook=_refuse_extension,
+            unicode_errors="replace",  # a text that was cut within a character is no reason to lose its group
             strict_map_key=True,
             max_array_len=MAX_COLLECTION,
             max_map_len=MAX_COLLECTION,
