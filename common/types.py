@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
@@ -21,6 +21,7 @@ SEAL_HALF = 32
 """Hexadecimal digits of half a ticket's seal: 128 bits."""
 MAX_ENTRIES = 16
 """Most entries of a map that has one a kind or a reason."""
+MAX_ENVIRONMENTS = 1_024
 MAX_LONG_TEXT = 1 << 18
 """Characters that are kept of a text for people."""
 MAX_SHORT_TEXT = 1_024
@@ -392,3 +393,27 @@ class HorizonState(Record):
     horizons: dict[Name, HorizonTurns] = {}
     """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
     issued: Annotated[dict[Kind, Count], Few] = {}
+
+
+class EnvironmentSettings(Record):
+    """How the run's actors make an environment."""
+
+    env_id: Name
+    options: dict[str, JsonValue] = {}
+    """Keyword arguments of the environment."""
+    step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    """A reset or step that takes longer breaks the episode."""
+
+
+class RunSettings(Record):
+    """What an actor has to know of the run's recipe (key `run`): the controller's word, set before its first ticket."""
+
+    total_steps: Count
+    """Optimizer steps of the run: it is over when `progress` is finished at this step or a later one."""
+    max_deliver: Annotated[int, Field(ge=1)]
+    """Deliveries of a ticket after which an actor ends it as void."""
+    max_context_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    """Longest sequence of an episode; the learner settles a longer one as malformed."""
+    system_prompt: Annotated[str, Field(max_length=MAX_LONG_TEXT)] | None = None
+    """The chat's system message; None leaves the template's default."""
+    environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]

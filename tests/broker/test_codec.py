@@ -14,6 +14,7 @@ from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
 from horizonrl.common.types import (
+    EnvironmentSettings,
     Episode,
     Group,
     HorizonGrowth,
@@ -68,7 +69,7 @@ def test_every_array_of_numbers_in_the_records_is_packed() -> None:
         for model in (Turn, Episode, *TYPES)
         for name, field in model.model_fields.items()
         if get_args(field.annotation)
-        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth)
+        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth, EnvironmentSettings)
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
