@@ -398,10 +398,12 @@ class HorizonState(Record):
 class EnvironmentSettings(Record):
     """How the run's actors make an environment."""
 
+    model_config = ConfigDict(allow_inf_nan=False)  # a NaN would differ from itself
+
     env_id: Name
     options: dict[str, JsonValue] = {}
     """Keyword arguments of the environment."""
-    step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """A reset or step that takes longer breaks the episode."""
 
 

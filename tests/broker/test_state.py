@@ -2,6 +2,7 @@ import asyncio
 
 import msgpack
 import pytest
+from pydantic import ValidationError
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryTransport
@@ -110,3 +111,8 @@ def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -
         assert seen == [(4, True), (6, False), (8, True)]
 
     asyncio.run(scenario())
+
+
+def test_the_options_of_an_environment_hold_no_number_that_differs_from_itself() -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        EnvironmentSettings(env_id="textcraft", options={"sizes": [1, float("nan")]})
