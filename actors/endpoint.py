@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError
 
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import ContextFull, EngineDead, PolicyFailure, WeightsRejected
-from horizonrl.common.types import MAX_TOKENS, LongText, PolicyVersion, VersionSpan
+from horizonrl.common.types import MAX_LONG_TEXT, MAX_TOKENS, PolicyVersion, VersionSpan
 
 COUNTED = 0
 """An id that only counts a token; the places of messages begin at 1."""
@@ -46,7 +46,7 @@ class EndpointSettings:
 
 
 class _Message(BaseModel):
-    content: LongText
+    content: str = Field(max_length=MAX_LONG_TEXT)
 
 
 class _Choice(BaseModel):

@@ -1,5 +1,6 @@
 """The actor's wiring: engine, chat, broker, loop."""
 
+import asyncio
 import json
 import os
 import socket
@@ -13,11 +14,20 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.scripted_policy import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.access import Role
+from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.connect import connected
+from horizonrl.broker.state import StateStore
 from horizonrl.common.config import EnvSection, RunConfig
-from horizonrl.common.service import Service
-from horizonrl.common.types import Provenance
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.logs import get_logger
+from horizonrl.common.service import Service, until_stopped
+from horizonrl.common.types import Provenance, RunSettings
 from horizonrl.envs import registry
+
+log = get_logger()
+
+AGREEMENT_WAIT_S = 120.0
+"""A controller that was started together with this actor, on a changed recipe, has said so within this."""
 
 
 async def run(
@@ -57,10 +67,50 @@ async def run(
                 metrics=service.metrics,
             )
             async with service.open(config.metrics.host, config.metrics.port, transport):
+                await until_stopped(agreed(transport, config.settings), service.stopping)
                 service.ready = True
                 await loop.run()
     finally:
         await policy.close()
+
+
+async def agreed(transport: Transport, mine: RunSettings, wait_s: float = AGREEMENT_WAIT_S) -> None:
+    """Return once the key `run` says what this actor's recipe says; a controller that has yet to start is waited for.
+
+    Raises ConfigError when it still says something else after `wait_s`: what this actor played would be another run's.
+    """
+    differing = ""
+    try:
+        async with asyncio.timeout(None) as patience:
+            async for said in StateStore(transport).watch(Key.RUN):
+                if not isinstance(said, RunSettings) or not (differing := differences(mine, said)):
+                    return
+                if patience.when() is None:
+                    log.warning("recipe_differs", differences=differing, wait_s=wait_s)
+                    patience.reschedule(asyncio.get_running_loop().time() + wait_s)
+    except TimeoutError:
+        raise ConfigError(
+            f"this actor's recipe is not the run's: {differing}. Start it with the recipe that the controller was "
+            "started with, or start the controller again with this one"
+        ) from None
+    raise RunFailed("the broker stopped sending the run's settings; start this role again")
+
+
+def differences(mine: RunSettings, said: RunSettings) -> str:
+    """Name what two recipes disagree on, and both values; empty when they agree."""
+    here, there = _by_name(mine), _by_name(said)
+    return "; ".join(
+        f"{name} is {here.get(name, 'absent')!s:.300} here and {there.get(name, 'absent')!s:.300} in the run"
+        for name in here | there
+        if here.get(name, "absent") != there.get(name, "absent")
+    )
+
+
+def _by_name(settings: RunSettings) -> dict[str, object]:
+    of_environments = {
+        f"{env.env_id}.{name}": value for env in settings.environments for name, value in env if name != "env_id"
+    }
+    return {name: value for name, value in settings if name != "environments"} | of_environments
 
 
 async def version_of(env: EnvSection) -> str:

@@ -32,7 +32,7 @@ WRITES = {
     Role.MONITOR: (),
 }
 SETS = {
-    Role.CONTROLLER: (Key.HORIZON,),
+    Role.CONTROLLER: (Key.HORIZON, Key.RUN),
     Role.LEARNER: (Key.PROGRESS, Key.POLICY),
     Role.ACTOR: (),
     Role.MONITOR: (),

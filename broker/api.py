@@ -28,6 +28,7 @@ class Key(StrEnum):
     PROGRESS = "progress"
     POLICY = "policy"
     HORIZON = "horizon"
+    RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)

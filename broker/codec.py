@@ -13,7 +13,7 @@ import msgpack
 from pydantic import ValidationError
 
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
-from horizonrl.common.types import Group, HorizonState, Progress, Record, Ticket, Void, WeightsManifest
+from horizonrl.common.types import Group, HorizonState, Progress, Record, RunSettings, Ticket, Void, WeightsManifest
 
 SCHEMA_VERSION = 1
 MAX_RECORD_BYTES = 64 << 20
@@ -29,6 +29,7 @@ TYPES: dict[type[Record], str] = {
     Progress: "progress",
     WeightsManifest: "weights",
     HorizonState: "horizon",
+    RunSettings: "run",
 }
 PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprobs": "f"}
 """The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
@@ -95,6 +96,7 @@ def _unpack(data: bytes) -> Any:
             object_hook=lambda fields: _unpack_arrays(counted(fields)),
             list_hook=counted,
             ext_hook=_refuse_extension,
+            unicode_errors="replace",  # a text that was cut within a character is no reason to lose its group
             strict_map_key=True,
             max_array_len=MAX_COLLECTION,
             max_map_len=MAX_COLLECTION,

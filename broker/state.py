@@ -1,4 +1,4 @@
-"""The run's state: three keys, each with one writer, that everyone may watch."""
+"""The run's state: four keys, each with one writer, that everyone may watch."""
 
 from collections.abc import AsyncIterator
 
@@ -6,16 +6,17 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed, StateConflict
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import HorizonState, Progress, WeightsManifest
+from horizonrl.common.types import HorizonState, Progress, RunSettings, WeightsManifest
 
 log = get_logger()
 
-StateRecord = Progress | WeightsManifest | HorizonState
+StateRecord = Progress | WeightsManifest | HorizonState | RunSettings
 
 RECORDS: dict[Key, type[StateRecord]] = {
     Key.PROGRESS: Progress,
     Key.POLICY: WeightsManifest,
     Key.HORIZON: HorizonState,
+    Key.RUN: RunSettings,
 }
 
 

@@ -34,7 +34,7 @@ from horizonrl.common.objective import (
     ReferenceSection,
 )
 from horizonrl.common.section import Positive, Seconds, Section, Share
-from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name, Phase
+from horizonrl.common.types import MAX_GROUP_SIZE, EnvironmentSettings, HorizonTurns, Kind, Name, Phase, RunSettings
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 
@@ -126,7 +126,7 @@ class EnvSection(Section):
     categories: tuple[str, ...] = ()
     """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment. Actors read them from the broker: no place for a secret."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(Kind)
     """The tickets that draw it: `demo` (imitation), `train` (RL), `eval`."""
     horizons: tuple[HorizonTurns, ...] = ()
@@ -405,6 +405,22 @@ class RunConfig(BaseSettings):
     @property
     def total_steps(self) -> int:
         return self.imitation.steps + self.rl.steps
+
+    @property
+    def settings(self) -> RunSettings:
+        """What the run's actors have to agree on, as the key `run` says it."""
+        return RunSettings(
+            total_steps=self.total_steps,
+            max_deliver=self.broker.max_deliver,
+            max_context_tokens=self.model.max_context_tokens,
+            system_prompt=self.rollout.system_prompt,
+            environments=tuple(
+                EnvironmentSettings(
+                    env_id=env.id, options=env.model_dump(mode="json")["options"], step_timeout_s=env.step_timeout_s
+                )
+                for env in self.envs
+            ),
+        )
 
     def horizons(self, env_id: str) -> tuple[int, ...]:
         """Return the horizons of an environment's schedule: its own, or those of the run."""

@@ -6,9 +6,10 @@ people to read; nothing is ever trained from text (invariant 4, token exactness)
 """
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
@@ -20,11 +21,27 @@ SEAL_HALF = 32
 """Hexadecimal digits of half a ticket's seal: 128 bits."""
 MAX_ENTRIES = 16
 """Most entries of a map that has one a kind or a reason."""
+MAX_ENVIRONMENTS = 1_024
+MAX_LONG_TEXT = 1 << 18
+"""Characters that are kept of a text for people."""
+MAX_SHORT_TEXT = 1_024
+"""Characters that are kept of a note for people: an error, a reason, an engine's name."""
+
+
+def _cut(text: str, most: int) -> str:
+    """Return the text with at most `most` characters; a cut one ends with how many there were."""
+    if len(text) <= most:
+        return text
+    mark = f" [... {len(text)} characters]"
+    return text[: most - len(mark)] + mark
+
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_\-]+$")]
 """A token of a subject: run, ticket and environment names."""
-ShortText = Annotated[str, Field(max_length=1_024)]
-LongText = Annotated[str, Field(max_length=1 << 18)]
+ShortText = Annotated[str, AfterValidator(partial(_cut, most=MAX_SHORT_TEXT))]
+LongText = Annotated[str, AfterValidator(partial(_cut, most=MAX_LONG_TEXT))]
+"""For people: one that is too long is cut, since nothing that is trained is lost with it."""
+Digest = Annotated[str, Field(max_length=128)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
@@ -246,9 +263,9 @@ class Provenance(Record):
     actor: Name
     engine: ShortText = ""
     """Engine name, version and precision."""
-    model_digest: ShortText = ""
+    model_digest: Digest = ""
     """Digest of the model's configuration and tokenizer: what the token ids mean."""
-    template_digest: ShortText = ""
+    template_digest: Digest = ""
     environment: ShortText = ""
     """Environment id and the version of its task list."""
 
@@ -362,7 +379,7 @@ class WeightsManifest(Record):
 
     policy: PolicyVersion
     weights_bytes: Count
-    digest: ShortText
+    digest: Digest
     path: Annotated[str, Field(max_length=4096)] | None = None
     chunks: Count = 0
     first_sequence: Count = 0
@@ -376,3 +393,29 @@ class HorizonState(Record):
     horizons: dict[Name, HorizonTurns] = {}
     """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
     issued: Annotated[dict[Kind, Count], Few] = {}
+
+
+class EnvironmentSettings(Record):
+    """How the run's actors make an environment."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # a NaN would differ from itself
+
+    env_id: Name
+    options: dict[str, JsonValue] = {}
+    """Keyword arguments of the environment."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """A reset or step that takes longer breaks the episode."""
+
+
+class RunSettings(Record):
+    """What an actor has to know of the run's recipe (key `run`): the controller's word, set before its first ticket."""
+
+    total_steps: Count
+    """Optimizer steps of the run: it is over when `progress` is finished at this step or a later one."""
+    max_deliver: Annotated[int, Field(ge=1)]
+    """Deliveries of a ticket after which an actor ends it as void."""
+    max_context_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    """Longest sequence of an episode; the learner settles a longer one as malformed."""
+    system_prompt: Annotated[str, Field(max_length=MAX_LONG_TEXT)] | None = None
+    """The chat's system message; None leaves the template's default."""
+    environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]

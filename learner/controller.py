@@ -47,6 +47,7 @@ class Controller:
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        await self._state.put(Key.RUN, self.config.settings)
         if isinstance(said := await self._state.get(Key.HORIZON), HorizonState):
             self._said = said
         async with asyncio.TaskGroup() as group:

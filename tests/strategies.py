@@ -5,6 +5,7 @@ from hypothesis.strategies import SearchStrategy
 
 from horizonrl.common.types import (
     DropReason,
+    EnvironmentSettings,
     Episode,
     Group,
     HorizonGrowth,
@@ -16,6 +17,7 @@ from horizonrl.common.types import (
     Progress,
     Provenance,
     Record,
+    RunSettings,
     Sampling,
     StopReason,
     Task,
@@ -152,4 +154,21 @@ horizon_states = st.builds(
     horizons=st.dictionaries(names, st.integers(1, 1024), max_size=3),
     issued=st.dictionaries(kinds, counts),
 )
-records: SearchStrategy[Record] = st.one_of(tickets(), groups(), voids, progresses, manifests, horizon_states)
+values = st.none() | st.integers(-5, 5) | texts | st.lists(st.booleans(), max_size=3)
+environments = st.builds(
+    EnvironmentSettings,
+    env_id=names,
+    options=st.dictionaries(texts, values, max_size=3),
+    step_timeout_s=st.floats(min_value=0.1, max_value=1e6),
+)
+run_settings = st.builds(
+    RunSettings,
+    total_steps=counts,
+    max_deliver=st.integers(1, 1000),
+    max_context_tokens=st.integers(1, 1 << 20),
+    system_prompt=st.none() | texts,
+    environments=st.lists(environments, max_size=3).map(tuple),
+)
+records: SearchStrategy[Record] = st.one_of(
+    *(tickets(), groups(), voids, progresses, manifests, horizon_states, run_settings)
+)

@@ -30,6 +30,7 @@ from horizonrl.broker.groups import Entry
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
 from horizonrl.common.types import (
     DropReason,
+    EnvironmentSettings,
     Episode,
     Group,
     HorizonGrowth,
@@ -40,6 +41,7 @@ from horizonrl.common.types import (
     Progress,
     Provenance,
     Record,
+    RunSettings,
     StopReason,
     Task,
     Ticket,
@@ -220,6 +222,12 @@ def records() -> list[Record]:
         Progress(growths=(HorizonGrowth(env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"),)),
         WeightsManifest(policy=ticket.issued, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129),
         HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, issued=counts),
+        RunSettings(
+            total_steps=9,
+            max_deliver=5,
+            max_context_tokens=1024,
+            environments=(EnvironmentSettings(env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5]}),),
+        ),
     ]
 
 

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.main import version_of
-from horizonrl.common.config import EnvSection
+from horizonrl.actors.main import agreed, version_of
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.learner.controller import Controller
+from horizonrl.learner.curriculum import Source
 from horizonrl.ops.bench.tiny_model import VOCABULARY
 
 PLAY = """
@@ -52,3 +57,43 @@ def test_the_provenance_names_the_file_that_tasks_come_from_and_a_wrong_option_i
     assert asyncio.run(version_of(EnvSection(id="parity"))) == "parity 1"
     with pytest.raises(ConfigError, match="no option 'distractor'"):
         asyncio.run(version_of(EnvSection(id="textcraft", options={"distractor": 2})))
+
+
+CRAFTING = '--envs=[{"id": "textcraft", "options": {"distractors": 2}}]'
+
+
+def recipe(*overrides: str) -> RunConfig:
+    return RunConfig.load((), ["--rl.steps=3", "--model.max_context_tokens=256", *overrides])
+
+
+def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> None:
+    async def scenario() -> None:
+        transport, config = (
+            MemoryTransport(MemoryServer()),
+            recipe(CRAFTING),
+        )
+        await StateStore(transport).put(Key.RUN, recipe("--rl.steps=2").settings)  # of before it was given more steps
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            waiting = group.create_task(agreed(transport, config.settings))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            source = Source("textcraft", ("stick",), 1.0)
+            controller = group.create_task(Controller(config, transport, [source]).run())
+            await waiting
+            controller.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_of_another_recipe_ends_and_says_what_differs() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer())
+        run = recipe("--model.max_context_tokens=512", CRAFTING)
+        await StateStore(transport).put(Key.RUN, run.settings)
+        await agreed(transport, recipe('--envs=[{"id": "parity"}]').settings, wait_s=0.01)
+
+    with pytest.raises(ConfigError, match="recipe is not the run's") as caught:
+        asyncio.run(scenario())
+    assert "max_context_tokens is 256 here and 512 in the run" in str(caught.value)
+    assert "textcraft.options is absent here and {'distractors': 2} in the run" in str(caught.value)
+    assert "parity.options is {} here and absent in the run" in str(caught.value)

@@ -107,19 +107,25 @@ class Odd(Echo):
 @pytest.mark.parametrize(
     "environment",
     [
-        Odd(first="x" * 300_000),
         Odd(first="half a character: \ud83d"),
         Odd(step=RuntimeError("half a character: \ud83d")),
         Odd(step=Step("", reward=1.0, terminated=True, success=None)),  # type: ignore[arg-type]
-        Odd(step=Step("x" * 300_000, reward=1.0, terminated=True)),
     ],
-    ids=["long", "surrogate", "error", "success", "observation"],
+    ids=["surrogate", "error", "success"],
 )
 def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(environment: Echo) -> None:
     rollout = Rollout(SayingPolicy(CHAT, max_context_tokens=10**6), CHAT, None, step_timeout_s=5.0)
     episode = asyncio.run(rollout_module.play(lambda: environment, rollout, ticket(), 0))
     assert (episode.stop, episode.valid, environment.closed) == (StopReason.ENV_ERROR, False, 1)
     assert episode.error
+
+
+def test_a_text_that_is_too_long_for_a_record_is_cut_and_the_episode_is_valid() -> None:
+    environment = Odd(first="x" * 300_000, step=Step("y" * 300_000, reward=1.0, terminated=True))
+    episode = play(environment, policy=SayingPolicy(CHAT, max_context_tokens=10**6))
+    assert (episode.stop, episode.episode_return) == (StopReason.TERMINATED, 1.0)
+    assert len(episode.prompt) == len(episode.turns[0].observation) == 262_144
+    assert episode.prompt.endswith("x [... 300000 characters]")
 
 
 def test_what_the_last_turn_was_answered_is_text_and_no_tokens_when_the_context_ends_the_episode() -> None:

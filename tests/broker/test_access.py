@@ -61,7 +61,7 @@ ATTEMPTS = [
 ALLOWED = {
     Role.CONTROLLER: {
         *(f"{RUN}.tickets.{name}" for name in ("train", "demo", "eval", "again")),
-        f"$KV.{RUN}_STATE.horizon",
+        *(f"$KV.{RUN}_STATE.horizon", f"$KV.{RUN}_STATE.run"),
         *(f"$JS.API.STREAM.{call}.{name.format(run=RUN)}" for call in ("INFO", "CREATE", "UPDATE") for name in STREAMS),
         f"$JS.API.STREAM.PURGE.{RUN}_TICKETS",
         *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_TICKETS", f"{RUN}_GROUPS", f"KV_{RUN}_STATE")),

@@ -14,6 +14,7 @@ from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
 from horizonrl.common.types import (
+    EnvironmentSettings,
     Episode,
     Group,
     HorizonGrowth,
@@ -68,7 +69,7 @@ def test_every_array_of_numbers_in_the_records_is_packed() -> None:
         for model in (Turn, Episode, *TYPES)
         for name, field in model.model_fields.items()
         if get_args(field.annotation)
-        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth)
+        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth, EnvironmentSettings)
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
@@ -165,7 +166,6 @@ def test_bytes_that_are_no_ticket_are_malformed(data: bytes) -> None:
         ("spans", [{"version": 0, "lineage": 0, "tokens": 3}]),
         ("spans", [{"version": 1 << 31, "lineage": 0, "tokens": 2}]),
         ("reward", 1e300),
-        ("text", "x" * ((1 << 18) + 1)),
     ],
 )
 def test_a_turn_that_is_out_of_bounds_makes_its_group_malformed(name: str, value: Any) -> None:
@@ -173,6 +173,26 @@ def test_a_turn_that_is_out_of_bounds_makes_its_group_malformed(name: str, value
     body["episodes"][0]["turns"][0][name] = value
     with pytest.raises(MalformedRecord):
         decode(envelope(body, "group"), Group)
+
+
+def test_a_text_for_people_is_cut_and_its_group_is_kept() -> None:
+    body, long = body_of(one_turn_group()), "x" * 300_000
+    body["episodes"][0] |= {"prompt": long, "error": long}
+    body["episodes"][0]["turns"][0] |= {"text": long, "observation": long}
+    body["provenance"] |= {"engine": long, "environment": long}
+    group = decode(envelope(body, "group"), Group)
+    episode, turn = group.episodes[0], group.episodes[0].turns[0]
+    assert turn.output_ids == (5, 2**31 - 1)
+    mark = " [... 300000 characters]"
+    assert {episode.prompt, turn.text, turn.observation} == {"x" * 262_120 + mark}
+    assert {episode.error, group.provenance.engine, group.provenance.environment} == {"x" * 1_000 + mark}
+    assert decode(encode(group), Group) == group
+
+
+def test_a_text_that_ends_in_half_a_character_keeps_its_group() -> None:
+    data = encode(one_turn_group().model_copy(update={"provenance": Provenance(actor="a", engine="half: X.")}))
+    group = decode(data.replace(b"half: X.", b"half: \xed\xa0"), Group)  # what languages of UTF-16 cut a text to
+    assert group.provenance.engine.startswith("half: \ufffd")
 
 
 def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> None:

@@ -2,18 +2,34 @@ import asyncio
 
 import msgpack
 import pytest
+from pydantic import ValidationError
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import StateConflict, UnknownSchema
-from horizonrl.common.types import HorizonState, Kind, Phase, PolicyVersion, Progress, WeightsManifest
+from horizonrl.common.types import (
+    EnvironmentSettings,
+    HorizonState,
+    Kind,
+    Phase,
+    PolicyVersion,
+    Progress,
+    RunSettings,
+    WeightsManifest,
+)
 from tests.brokers import Broker
 
 RECORDS = {
     Key.PROGRESS: Progress(step=4, phase=Phase.RL, lowest_unsettled={Kind.TRAIN: 7}),
     Key.POLICY: WeightsManifest(policy=PolicyVersion(version=4), weights_bytes=9, digest="d", chunks=1),
     Key.HORIZON: HorizonState(phase_step=4, horizons={"textcraft": 10}, issued={Kind.TRAIN: 12}),
+    Key.RUN: RunSettings(
+        total_steps=9,
+        max_deliver=5,
+        max_context_tokens=1024,
+        environments=(EnvironmentSettings(env_id="textcraft", options={"style": "compact", "sizes": [1, 2.5, None]}),),
+    ),
 }
 
 
@@ -95,3 +111,8 @@ def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -
         assert seen == [(4, True), (6, False), (8, True)]
 
     asyncio.run(scenario())
+
+
+def test_the_options_of_an_environment_hold_no_number_that_differs_from_itself() -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        EnvironmentSettings(env_id="textcraft", options={"sizes": [1, float("nan")]})
