@@ -125,7 +125,7 @@ class List {
       h("span", { class: "task" }, badge(episode), group.task),
       h("span", { class: "reward" }, reward(episode.reward)),
       h("span", { class: "note" }, `${group.env} · ${episode.id}`),
-      h("span", { class: "note end" }, `${span(episode.low, episode.high)} · ${episode.turns}/${group.horizon} turns`));
+      h("span", { class: "note end" }, `${group.kind === "demo" ? "" : `${player(episode)} · `}${episode.turns}/${group.horizon} turns`));
     row.style.top = `${place * ROW}px`;
     return row;
   }

@@ -54,7 +54,7 @@ class Reader {
 
   caption(episode, at) {
     return h("h3", {}, glyph(episode), h("a", { href: address({ open: episode.id, with: "" }) }, episode.id),
-      h("small", {}, `${span(episode.low, episode.high)}, ${episode.outcome}, reward ${reward(episode.reward)}, ${episode.turns} turns`),
+      h("small", {}, `${player(episode)}, ${episode.outcome}, reward ${reward(episode.reward)}, ${episode.turns} turns`),
       at ? h("button", { type: "button", onclick: () => this.changed({ with: "" }) }, "Close") : null);
   }
 
@@ -90,7 +90,7 @@ class Reader {
   mark(episode, one, two) {
     const shown = episode === one ? "one" : episode === two ? "two" : "";
     return h("a", { class: `mark ${shown}`, href: address({ open: one.id, with: episode === one ? "" : episode.id }), tabindex: shown ? 0 : -1,
-      title: `${episode.id}: ${BADGES[episode.group.kind] ?? ""} ${span(episode.low, episode.high)}, ${episode.outcome}, reward ${reward(episode.reward)}` }, glyph(episode));
+      title: `${episode.id}: ${player(episode)}, ${episode.outcome}, reward ${reward(episode.reward)}` }, glyph(episode));
   }
 
   // The episode of the task that is farthest from this one in versions.
@@ -126,9 +126,16 @@ function legend(bodies) {
     SHADES.map(([, shade, text]) => h("span", { class: `shade ${shade}` }, text)), h("output", { id: "token" }, "point at a token"));
 }
 
+// A turn's text without its special tokens, of which a demonstration shows none.
+function spoken({ text, lengths, special = [] }) {
+  let place = 0;
+  const pieces = special.length ? lengths.map((length) => text.slice(place, (place += length))) : [text];
+  return pieces.filter((_, at) => !special.includes(at)).join("");
+}
+
 // The first turn in which two episodes of a task said something else.
 function parting([one, two]) {
-  const at = one.turns.findIndex((turn, place) => turn.text !== two.turns[place]?.text);
+  const at = one.turns.findIndex((turn, place) => spoken(turn) !== (two.turns[place] && spoken(two.turns[place])));
   return at < 0 ? Math.min(one.turns.length, two.turns.length) : at;
 }
 

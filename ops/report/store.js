@@ -68,3 +68,8 @@ function glyph({ outcome, group }) {
 function badge({ group: { kind } }) {
   return BADGES[kind] ? h("span", { class: `badge ${kind}` }, BADGES[kind]) : null;
 }
+
+function player({ group, low, high }) {
+  if (group.kind === "demo") return "an expert";
+  return low === null ? "–" : low === high ? `v${low}` : `v${low}–${high}`;
+}

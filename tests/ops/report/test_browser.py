@@ -252,6 +252,8 @@ def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(o
     expect(page.locator("#reader h2 .badge")).to_have_text("demonstration")
     expect(page.locator(".chips")).not_to_contain_text("version 0")
     assert page.locator(".token, .boundary").count() == 0
+    page.locator(".across .strip .mark").last.click()
+    expect(page.locator(".column h3 small").first).to_contain_text("an expert, success")
     page.select_option("[name=kind]", "train")
     assert page.locator("#found").inner_text().startswith("96 of 117 episodes, ")
     assert page.locator(".row .badge").count() == 0
