@@ -2,15 +2,17 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import ConfigError
+from horizonrl.common.errors import ConfigError, RunFailed
 
 CONFIG = "config.toml"
 ADDRESS = "broker.url"
@@ -19,6 +21,8 @@ LEDGER = "ledger.jsonl"
 LINEAGES = "lineages.jsonl"
 EVALS = "evals.jsonl"
 BEST = "best"
+LOCK = "train.lock"
+"""Held by the `horizonrl train` of the directory; names its process."""
 
 
 def to_toml(config: RunConfig) -> str:
@@ -56,6 +60,39 @@ def read_address(run_dir: Path) -> str | None:
     """Return the url of the run's latest embedded broker, or None where it never had one."""
     file = run_dir / ADDRESS
     return file.read_text().strip() if file.exists() else None
+
+
+@contextmanager
+def only_train(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory for one `horizonrl train`. Raises RunFailed, which names the process that has it."""
+    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / LOCK).open("a+") as file:
+        if not locked(file):
+            raise RunFailed(
+                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: `horizonrl status {run_dir}` "
+                "shows it; end that one, or give this run another run.name"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def in_training(run_dir: Path) -> bool:
+    """Return whether the `train` that last had the directory still lives: then a broker that is away comes back."""
+    holder = _holder(run_dir)
+    return holder is not None and psutil.pid_exists(holder)
+
+
+def _holder(run_dir: Path) -> int | None:
+    file = run_dir / LOCK
+    told = file.read_text() if file.exists() else ""
+    return int(told) if told.isdecimal() else None
 
 
 def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
