@@ -292,15 +292,14 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from rich.console import Console
-
     from horizonrl.ops.hub import push, require_push
     from horizonrl.ops.local import export_run
+    from horizonrl.ops.terminal import plain_console
     from horizonrl.ops.waiting import waiting
 
     if arguments.push:
         require_push(arguments.push)
-    with waiting(Console(stderr=True), f"exporting {arguments.run_dir}"):
+    with waiting(plain_console(stderr=True), f"exporting {arguments.run_dir}"):
         step = export_run(arguments.run_dir, arguments.out, best=arguments.best)
     print(f"exported step {step} to {arguments.out}")
     if arguments.push:

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import rich.console
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -27,6 +26,7 @@ from horizonrl.ops.models import Tell
 from horizonrl.ops.rundir import EVALS, METRICS, GrowingLines
 from horizonrl.ops.snapshot import checkpoint_in_writing
 from horizonrl.ops.standing import Standing, waits
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.troubles import LogReader, Trouble, collect, event_time
 from horizonrl.ops.waiting import waiting
 
@@ -79,7 +79,7 @@ class Console:
         self._logs = LogReader.at_end(logs)
         self._told: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
-        self._console = rich.console.Console()
+        self._console = plain_console()
         self._started = time.monotonic()
         self._ready: dict[str, float] = {}
         """When each part was last up, in seconds since the epoch."""
@@ -96,7 +96,7 @@ class Console:
         return self._console.is_terminal
 
     def say(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, style=style, highlight=False, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[Tell]:
         """Show that something takes a while, and how long it took."""

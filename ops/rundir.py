@@ -71,8 +71,8 @@ def only_train(run_dir: Path) -> Iterator[None]:
     with (run_dir / LOCK).open("a+") as file:
         if not locked(file):
             raise RunFailed(
-                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: `horizonrl status {run_dir}` "
-                "shows it; end that one, or give this run another run.name"
+                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
+                f"`horizonrl status {run_dir}` shows it; end that one, or give this run another run.name"
             )
         file.truncate(0)
         file.write(str(os.getpid()))

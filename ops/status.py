@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
@@ -28,6 +28,7 @@ from horizonrl.ops.report.facts import Files
 from horizonrl.ops.rundir import in_training, read_address, read_config
 from horizonrl.ops.snapshot import Rows, Snapshot
 from horizonrl.ops.standing import Observer, Standing
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.troubles import LogReader, Trouble, collect
 
 REFRESH_S = 2.0
@@ -150,13 +151,13 @@ def _print(snapshot: Snapshot, as_json: bool) -> None:
     if as_json:
         print(json.dumps(snapshot.as_json()), flush=True)
     else:
-        Console(highlight=False).print(screen(snapshot))
+        plain_console().print(screen(snapshot), highlight=False)
 
 
 def _watch(source: Source, as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
     if sys.stdout.isatty() and not as_json:
-        with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        with Live(console=plain_console(), auto_refresh=False, screen=True) as live:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
                 time.sleep(REFRESH_S)

@@ -26,6 +26,7 @@ from horizonrl.ops.evaluation.journal import Journal, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.waiting import waiting
 
 BROKEN_LIMIT = 20
@@ -56,7 +57,7 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
             return 130
         blocks = blocks_of(plan, journal.lines)
     write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+    console = plain_console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):
         console.print(table)
     console.print(f"results.json, table.md and episodes.jsonl are in {directory}", highlight=False)
@@ -111,7 +112,7 @@ def _noise_into(sink: IO[str]) -> Iterator[Console]:
     with os.fdopen(os.dup(2), "w") as before:
         os.dup2(sink.fileno(), 2)
         try:
-            yield Console(file=before)
+            yield plain_console(before)
         finally:
             sys.stderr.flush()
             os.dup2(before.fileno(), 2)
@@ -164,5 +165,5 @@ class Player:
 
 
 def _progress(terminal: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=terminal)
