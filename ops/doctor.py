@@ -79,7 +79,7 @@ PACKAGES = (
 
 
 def _packages() -> Iterator[Finding]:
-    """The packages of the extras, and the trap of CUDA builds beside a CPU torch: transformers cannot be imported then."""
+    """The packages of the extras; a CUDA build beside a CPU torch, with which transformers cannot be imported."""
     for what, names, extra, needed in PACKAGES:
         version = next((found for name in names if (found := _version(name))), None)
         yield Finding(what, version or "-", None if version else _cure(extra), needed)
