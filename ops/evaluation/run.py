@@ -22,7 +22,7 @@ from horizonrl.actors.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.envs import registry
-from horizonrl.ops.evaluation.journal import Journal, Line
+from horizonrl.ops.evaluation.journal import Journal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
@@ -61,7 +61,19 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
     for table in rich_tables(plan, blocks):
         console.print(table)
     console.print(f"results.json, table.md and episodes.jsonl are in {directory}", highlight=False)
+    _refuse_nothing(plan, journal.lines)
     return 0
+
+
+def _refuse_nothing(plan: Plan, lines: Mapping[Key, Line]) -> None:
+    """Raise RunFailed when every episode of an environment broke: then nothing was evaluated there."""
+    for part in plan.parts:
+        played = [lines[of.key] for of in plan.plays if of.env.id == part.env.id]
+        if all(line.stop.broken for line in played):
+            raise RunFailed(
+                f"all {len(played)} episodes of {part.env.id} broke, the last with: {played[-1].error}. Mend that, and "
+                "give the same command again: it plays the broken ones again"
+            )
 
 
 def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def _remote(asked: Asked) -> Subject:
             return Rollout(both, both, config.rollout.system_prompt, env.step_timeout_s)
 
         async with Endpoint(settings) as endpoint:
+            await endpoint.reach()
             yield conversation
 
     config = _config(asked.recipes, asked.overrides, CONTEXT_TOKENS)
