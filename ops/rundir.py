@@ -13,6 +13,7 @@ import tomli_w
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.ops.models import hub_id
 
 CONFIG = "config.toml"
 ADDRESS = "broker.url"
@@ -38,10 +39,16 @@ def public_config(config: RunConfig) -> dict[str, Any]:
     """Return what of a config others may see: nothing of the broker, and no path of this machine."""
     shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
     shown["run"].pop("root")
-    shown["model"]["name"] = Path(config.model.name).name
+    shown["model"]["name"] = model_label(config)
     for env in shown["envs"]:
         env["options"] = {key: _without_folder(value) for key, value in env["options"].items()}
     return shown
+
+
+def model_label(config: RunConfig) -> str:
+    """Return what a person calls the run's model: its id on the hub, or the name of its directory."""
+    model_dir = Path(config.model.name)
+    return hub_id(model_dir) or model_dir.name
 
 
 def _without_folder(value: Any) -> Any:

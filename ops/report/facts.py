@@ -17,7 +17,7 @@ from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.horizon import horizon_turns
 from horizonrl.ops.figures import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
-from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, read_lines, to_toml
+from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, model_label, read_lines, to_toml
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """Whom a broker's address names before its host."""
@@ -238,7 +238,7 @@ def summary(config: RunConfig) -> list[list[str]]:
     envs = ", ".join(f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id for env in config.envs)
     schedule = ", ".join(map(str, config.horizon.horizons))
     return [
-        ["Model", Path(config.model.name).name],
+        ["Model", model_label(config)],
         ["Environments", envs],
         ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
         ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],
