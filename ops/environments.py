@@ -22,8 +22,7 @@ MOST_CATEGORIES = 8
 
 def list_environments(env_ids: Sequence[str] = ()) -> int:
     """Print every registered environment, or those that are named, with its tasks by category."""
-    if unknown := [env_id for env_id in env_ids if env_id not in registry.names()]:
-        raise ConfigError(f"no environment {unknown[0]}: there are {', '.join(registry.names())}")
+    registry.require_known(*env_ids)
     table = Table("environment", "version", "train", "test", "categories")
     for name in env_ids or registry.names():
         try:

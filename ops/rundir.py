@@ -105,7 +105,9 @@ def _holder(run_dir: Path) -> int | None:
 def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
     if not (run_dir / CONFIG).is_file():
-        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}")
+        meant = Path("runs") / run_dir.name
+        told = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{told}")
     return RunConfig.load([run_dir / CONFIG], overrides)
 
 

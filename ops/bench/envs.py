@@ -21,7 +21,7 @@ import uvloop
 from aiohttp import ClientSession
 from rich.table import Table
 
-from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
+from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
@@ -60,8 +60,7 @@ class Measured:
 
 def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
     """Measure environments, all that are installed unless some are named, and print a table."""
-    if unknown := [name for name in only if name not in registry.names()]:
-        raise ConfigError(f"no environment {unknown[0]!r}; known: {', '.join(registry.names())}")
+    registry.require_known(*only)
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds}
     table = Table("environment", "place", "clients", "steps/s", "calls/s", "lag ms", "MiB", "client µs", "server µs")
     environments: dict[str, Any] = {}
