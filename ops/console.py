@@ -201,7 +201,7 @@ class Console:
         return bar
 
     def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
-        told = waits(self.standing, self._config)
+        told = waits(self.standing, self._config, lines)
         if told and lines:
             told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
         if self.standing is not None and now - self.standing.looked_at > SILENT_S:

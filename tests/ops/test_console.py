@@ -11,6 +11,9 @@ import rich.console
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
 from horizonrl.ops.console import COLUMNS, Console, fitting, row, waiting_for
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.snapshot import Snapshot
+from horizonrl.ops.standing import waits
 from tests.ops.runs import EVAL, LINE, standing, write_log
 
 
@@ -87,6 +90,20 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     assert f"the learner waits for groups: 0 of {wanted} are in (last step: 5 s ago)" in shown
     assert "actor-0 ended and was started again 2x, last 20 s ago (logs/actor-0.log)" in shown
     assert max(map(len, live(console, {}).splitlines())) <= 80
+
+
+def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: RunConfig) -> None:
+    console = Console(config)
+    write_lines(config, *(LINE | {"step": step, "groups_dropped": 2} for step in (1, 2)))
+    dropped = {DropReason.ZERO_VARIANCE: 40, DropReason.STALE: 1}
+    outcomes = {Kind.TRAIN: Outcomes(trained=16, dropped=dropped), Kind.EVAL: Outcomes(dropped=dropped)}
+    progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57})
+    console.standing = standing(config, progress)
+    wanted = config.rl.groups_per_step
+    assert f"waits for groups: 0 of {wanted} are in, 37 dropped for this step" in live(console, {}, width=120)
+    shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.standing)
+    assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped for this step"
+    assert waits(console.standing, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
 
 
 def test_a_broker_that_does_not_answer_is_told(config: RunConfig) -> None:
