@@ -6,6 +6,7 @@ Heavy imports come after parsing, so that `--help` answers at once.
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -287,7 +288,7 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = _load(arguments.recipes, overrides)
     from horizonrl.ops.local import train
 
-    return train(config, resume_command=" ".join(["horizonrl", *sys.argv[1:]]))
+    return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))
 
 
 def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -217,8 +217,10 @@ class Console:
                 told.append(f"{name} for {duration(now - since)}{usual}")
         return f"starting: {', '.join(told)}" if told else ""
 
-    def summary(self, model_dir: Path) -> None:
-        """Say how the run ended: success in the first and the last five RL steps, and where the model is."""
+    def summary(self, model_dir: Path, report: Path, command: str) -> None:
+        """Say how the run ended: success in the first and the last five RL steps, where model and report are, and what
+        there is to do next; `command` is the one that started the run.
+        """
         lines = [line for line in self._metrics.read() if line["phase"] == "rl"]
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
         if lines:
@@ -228,7 +230,22 @@ class Console:
         if evals := self._evals.read():
             told = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
             self.say(f"eval: {told}; `horizonrl export --best` takes the best version of all {len(evals)}")
-        self.say(f"model: {model_dir}")
+        self.say(f"model:  {model_dir}")
+        self.say(f"report: {report}")
+        self.say("What next:")
+        for next_command, what in next_commands(self._config, command).items():
+            self.say(f"  {next_command}\n      {what}")
+
+
+def next_commands(config: RunConfig, command: str) -> dict[str, str]:
+    """Return three commands that make something of a finished run, and what."""
+    run_dir = config.run_dir
+    more = f"--rl.steps {2 * config.rl.steps}" if config.rl.steps else f"--imitation.steps {2 * config.imitation.steps}"
+    return {
+        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "how good it is on held-out tasks, with intervals",
+        f"horizonrl lineage {run_dir} --version {config.total_steps}": "which groups made the last version",
+        f"{command} {more}": "goes on from here",
+    }
 
 
 def row(cells: Mapping[str, str]) -> str:

@@ -34,8 +34,9 @@ from horizonrl.learner.controller_main import sources_of
 from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
+from horizonrl.ops.report.page import save_page
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
-from horizonrl.ops.rundir import ADDRESS, BEST, only_train, read_address, read_config, write_config
+from horizonrl.ops.rundir import ADDRESS, BEST, REPORT, only_train, read_address, read_config, write_config
 from horizonrl.ops.standing import Observer
 from horizonrl.ops.trackers import require
 from horizonrl.ops.troubles import STARTED
@@ -162,7 +163,10 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         export_run(config.run_dir, beside)
         shutil.rmtree(out, ignore_errors=True)  # of the same run, when it was shorter
         beside.rename(out)
-    console.summary(out)
+    report = config.run_dir / REPORT
+    with console.waiting("writing the report"):
+        save_page(config.run_dir, config, report)
+    console.summary(out, report, resume_command)
     return 0
 
 

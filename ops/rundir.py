@@ -22,6 +22,7 @@ LEDGER = "ledger.jsonl"
 LINEAGES = "lineages.jsonl"
 EVALS = "evals.jsonl"
 BEST = "best"
+REPORT = "report.html"
 LOCK = "train.lock"
 """Held by the `horizonrl train` of the directory; names its process."""
 

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import rich.console
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
+from horizonrl.ops.cli import parse
 from horizonrl.ops.console import COLUMNS, Console, fitting, row, waiting_for
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.snapshot import Snapshot
@@ -167,5 +169,18 @@ def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
         "  version 4: eval 43 % (33-54 %) of 64 held-out episodes",
         "  version 6: eval - (0-100 %) of 64 held-out episodes",
     ]
-    console.summary(config.run_dir)
+    console.summary(config.run_dir, config.run_dir, "horizonrl train")
     assert "eval: version 4 43 % (33-54 %), version 6 - (0-100 %)" in capsys.readouterr().out
+
+
+def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_understood(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(config, LINE)
+    Console(config).summary(config.run_dir / "model", config.run_dir / "report.html", "horizonrl train laptop")
+    shown = capsys.readouterr().out
+    assert f"report: {config.run_dir}/report.html" in shown
+    commands = [line.strip() for line in shown.partition("What next:")[2].splitlines() if "horizonrl" in line]
+    parsed = [parse(shlex.split(command)[1:]) for command in commands]
+    assert [arguments.command for arguments, _ in parsed] == ["eval", "lineage", "train"]
+    assert parsed[2][1] == ["--rl.steps", "20"]
