@@ -29,6 +29,8 @@ REFUSED = (401, 403, 404)
 LONGEST_WAIT_S = 60.0
 """An endpoint that asks to come back later than this is not waited for: its episode breaks."""
 ATTEMPTS = 6
+REACH_S = 30.0
+"""Longest time in which an endpoint must say anything at all before an evaluation begins."""
 SEEDS = (1 << 31) - 1
 """Some endpoints take 32 bits; a prime keeps all bits of ours in play."""
 
@@ -109,6 +111,23 @@ class Endpoint:
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
+
+    async def reach(self) -> None:
+        """Raise EngineDead unless somebody answers there and takes the key; what is answered does not matter.
+
+        Before the first episode nothing passes: a wrong address would only be found by many retries of many episodes.
+        """
+        address = f"{self._settings.url.rstrip('/')}/models"
+        try:
+            async with self._http.get(address, allow_redirects=False, timeout=ClientTimeout(total=REACH_S)) as answer:
+                text = await answer.text(errors="replace")
+        except (ClientError, TimeoutError, OSError, ValueError) as error:
+            raise EngineDead(
+                f"no answer from {address} ({type(error).__name__}: {error}): is the server up, and is --endpoint its "
+                "address up to and with the version, such as http://127.0.0.1:8000/v1?"
+            ) from None
+        if answer.status in (401, 403):
+            raise self._refusal(answer.status, None, text)
 
     async def complete(self, messages: Sequence[dict[str, str]], max_tokens: int, **sampling: Any) -> Completion:
         """Return the endpoint's answer to a conversation. What may pass is tried again, up to ATTEMPTS times.

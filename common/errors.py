@@ -27,6 +27,23 @@ HorizonError
     └── NothingToLearn                  hardly any group of these tasks has anything to learn from
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: what it may have meant, where something is like it.
+
+    Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike.
+    """
+    names = list(dict.fromkeys(known))
+    meant = [name for name in names if _key(name) == _key(word)] or get_close_matches(word, names, n=2, cutoff=0.7)
+    return f"; did you mean {' or '.join(meant)}?" if meant else "."
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("--").rpartition(".")[2].replace("-", "_")
+
 
 class HorizonError(Exception):
     """Any error that HorizonRL raises on purpose."""

@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
-
-import numpy as np
+from statistics import NormalDist, fmean
 
 Z_95 = NormalDist().inv_cdf(0.975)
 
 
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean; None of nothing, which is not 0."""
-    return float(np.mean(values)) if values else None
+    return fmean(values) if values else None
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:

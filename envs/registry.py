@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 from horizonrl.envs.api import Environment, Split, TaskSpec
 
 GROUP = "horizonrl.envs"
@@ -24,13 +24,19 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_registered()))
 
 
+def require_known(*env_ids: str) -> None:
+    """Raise ConfigError for an id that no environment has."""
+    known = names()
+    for env_id in env_ids:
+        if env_id not in known:
+            raise ConfigError(f"no environment {env_id!r}{did_you_mean(env_id, known)} Known: {', '.join(known)}")
+
+
 def load(env_id: str) -> type[Environment]:
     """Import an environment. Raises ConfigError for an unknown id and MissingDependency for what is not installed."""
-    registered = _registered()
-    if env_id not in registered:
-        raise ConfigError(f"no environment {env_id!r}; known: {', '.join(sorted(registered))}")
+    require_known(env_id)
     try:
-        environment: type[Environment] = registered[env_id].load()
+        environment: type[Environment] = _registered()[env_id].load()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "horizonrl":
             raise  # Ours, and not there: a defect, not something to install.
@@ -57,7 +63,10 @@ def select(
     listed = tasks(env_id, options)
     known = dict.fromkeys(task.category for task in listed)
     if unknown := [category for category in categories if category not in known]:
-        raise ConfigError(f"environment {env_id!r} has no category {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"environment {env_id!r} has no category {unknown[0]!r}{did_you_mean(unknown[0], known)} Known: "
+            f"{', '.join(sorted(known))}"
+        )
     selected = tuple(
         task for task in listed if split in ("all", task.split) and (not categories or task.category in categories)
     )
@@ -74,7 +83,10 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     options = options or {}
     known = inspect.signature(environment).parameters
     if unknown := [option for option in options if option not in known]:
-        raise ConfigError(f"environment {env_id!r} has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"environment {env_id!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], known)} Known: "
+            f"{', '.join(sorted(known))}"
+        )
     return _call(env_id, environment, options)
 
 

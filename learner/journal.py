@@ -1,5 +1,6 @@
 """The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step; `evals.jsonl`, a line an
-evaluation; `lineages.jsonl`, a line each time a learner started; and `episodes/`.
+evaluation; `lineages.jsonl`, a line each time a learner started; and `episodes/`, where `step-*` holds what was
+consumed for a step and `eval-*` the held-out episodes that came in while it was made.
 
 Appended in step order and flushed to disk before the step's checkpoint; a resumed learner cuts the lines of steps that
 were rolled back, so that each step has one line. An evaluation belongs to the step in whose making its last
@@ -13,11 +14,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.service import locked
 from horizonrl.common.types import Group
+
+EVAL_EPISODES_BYTES = 256_000_000
+"""Of held-out episodes that are kept: the files of the first evaluation and the newest ones."""
 
 
 @contextmanager
@@ -44,8 +48,8 @@ class Journal:
         for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
             _cut(path, key, step)
         _cut(self._lineages, "lineage", math.inf)
-        for path in self._episodes.glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
+        for path in self._episodes.glob("*-*.jsonl"):
+            if int(path.stem.partition("-")[2]) > step:
                 path.unlink()
 
     def write_ledger(self, line: dict[str, Any]) -> None:
@@ -64,8 +68,25 @@ class Journal:
         """Keep a step's episodes to read: their text, and of each generated token its id, logprob and version."""
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
-                for episode in group.episodes:
-                    file.write(json.dumps(_readable(group, episode.index)) + "\n")
+                _write_group(file, group)
+
+    def write_held_out(self, step: int, group: Group) -> None:
+        """Keep an evaluated group that came in while `step` was made; the oldest make room, those of the first stay."""
+        path = self._episodes / f"eval-{step:06d}.jsonl"
+        if not path.exists():
+            self._make_room()
+        with path.open("a") as file:
+            _write_group(file, group)
+
+    def _make_room(self) -> None:
+        kept = sorted(self._episodes.glob("eval-*.jsonl"))
+        while len(kept) > 1 and sum(path.stat().st_size for path in kept) > EVAL_EPISODES_BYTES:
+            kept.pop(1).unlink()
+
+
+def _write_group(file: TextIO, group: Group) -> None:
+    for episode in group.episodes:
+        file.write(json.dumps(_readable(group, episode.index)) + "\n")
 
 
 def _readable(group: Group, index: int) -> dict[str, Any]:

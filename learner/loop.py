@@ -288,6 +288,8 @@ class LearnerLoop:
         if end is None:
             return
         count_end(self.metrics, end)
+        if end.group is not None:
+            self._journal.write_held_out(self._commit.step + 1, end.group)
         results = self._rounds.add(end)
         if results is None:
             return

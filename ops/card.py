@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from horizonrl.common.config import RunConfig
 from horizonrl.ops.figures import percent
-from horizonrl.ops.models import POCKET, SMOLLM2
+from horizonrl.ops.models import POCKET, SMOLLM2, hub_id
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.rundir import public_config
 
@@ -35,7 +35,7 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
         return None, "apache-2.0"
     card = model_dir / "README.md"
     found = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", card.read_text(), re.S | re.M) if card.is_file() else None
-    return None, "unknown" if found is None else found[1]
+    return hub_id(model_dir), "unknown" if found is None else found[1]
 
 
 def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[str, Any]) -> str:

@@ -6,30 +6,40 @@ Heavy imports come after parsing, so that `--help` answers at once.
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency
+from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency, did_you_mean
+from horizonrl.ops.command_help import CommandParser, refuse_unknown
 
 if TYPE_CHECKING:
     from horizonrl.common.config import RunConfig
 
 ROLES = ("broker", "controller", "learner", "actor")
 BROKER_KEYS = "broker keys"
+RECIPES = "TOML files, or names that `horizonrl recipes` lists; later ones win"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail again as it is, 130 interrupted."""
-    arguments, overrides = parse(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
+        arguments, overrides = parse(words)
         _refuse_unused(arguments, overrides)
         return COMMANDS[arguments.command](arguments, overrides)
     except HorizonError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "horizonrl"):
+            raise  # ours, and not there: a defect, not something to install
+        print(_not_installed(words[0], package), file=sys.stderr)
+        return MissingDependency.exit_code
     except BrokenPipeError:  # `horizonrl ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -43,17 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Return a command's arguments and its overrides. Ends the program when they make no command."""
+    """Return a command's arguments and its overrides. Raises ConfigError, or ends the program, when they make none."""
     words, overrides = split_overrides(argv)
     if words[:2] == ["broker", "keys"]:
         words = [BROKER_KEYS, *words[2:]]
-    return _parser().parse_args(words), overrides
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise ConfigError(f"no command {words[0]!r}{did_you_mean(words[0], COMMANDS)} There are: {known}")
+    arguments, unknown = _parser().parse_known_args(words)
+    refuse_unknown(arguments.command, unknown)
+    return arguments, overrides
+
+
+def _not_installed(command: str, package: str) -> str:
+    return (
+        f"error: `horizonrl {command}` needs the package {package}, which is not installed here: "
+        "pip install 'horizonrl[cpu]', or see `horizonrl doctor`"
+    )
 
 
 def _refuse_unused(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Raise ConfigError for a key that the command would pass over."""
     passed_over = (
-        arguments.command in ("export", "dataset", "lineage", "doctor", BROKER_KEYS)
+        arguments.command in ("export", "dataset", "lineage", "doctor", "recipes", BROKER_KEYS)
         or (arguments.command == "envs" and arguments.action == "list")
         or (arguments.command == "bench" and arguments.bench in ("fuzz", "broker", "envs"))
     )
@@ -80,7 +102,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="horizonrl",
         description="Asynchronous reinforcement learning for LLM agents on long, multi-turn tasks.",
         epilog="Any key of the config can be set with --section.key value; `horizonrl config` shows them all.",
@@ -96,7 +118,11 @@ def _parser() -> argparse.ArgumentParser:
         "config": "print the resolved config",
     }.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+        command.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help=RECIPES)
+        command.takes_keys = True
+    text = "the recipes that come with the package: what each trains, or the text of some"
+    named = commands.add_parser("recipes", help=text, description=text)
+    named.add_argument("names", nargs="*", type=Path, metavar="NAME", help="print its text, to begin your own with")
     text = "make the keys of a secured broker: nkeys for the roles, TLS, and nats-server's configuration"
     keys = commands.add_parser(BROKER_KEYS, help=text, description=text)
     keys.add_argument(
@@ -159,7 +185,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--compatible", action="store_true", help="errors as AgentGym's: 200 with an error in it")
     demos = commands.add_parser("demos", help="write an expert's demonstrations as conversations (JSONL)")
-    demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help="TOML files; later ones win")
+    demos.add_argument("recipes", nargs="*", type=Path, metavar="RECIPE", help=RECIPES)
+    demos.takes_keys = True
     demos.add_argument("--out", type=Path, required=True, metavar="FILE")
     demos.add_argument("--count", type=int, metavar="N", help="the first N tasks; all by default")
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which of the recipe's envs, where it has several")
@@ -173,13 +200,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_eval(command: argparse.ArgumentParser) -> None:
-    command.epilog = "Any key of the config: --section.key value; of the environments: --options.KEY value."
+def _add_eval(command: CommandParser) -> None:
+    command.description = "Of all environments that are played: --options.KEY VALUE."
+    command.takes_keys = True
     command.add_argument("model", nargs="?", help="a Hugging Face directory, a run, a checkpoint, or a known name")
     command.add_argument("--endpoint", metavar="URL", help="an OpenAI-compatible one instead, such as http://HOST/v1")
     command.add_argument("--model-name", metavar="NAME", help="the model as the endpoint calls it")
     command.add_argument("--key-variable", default="OPENAI_API_KEY", metavar="NAME", help="where its key is, if any")
-    command.add_argument("--recipe", action="append", type=Path, default=[], metavar="FILE", help="sampling, envs")
+    command.add_argument(
+        "--recipe", action="append", type=Path, default=[], metavar="FILE", help="sampling, envs; or a name"
+    )
     command.add_argument("--table", action="store_true", help="the 27 tasks of the paper, on our counterparts")
     command.add_argument("--env", nargs="+", default=(), metavar="ID", help="on these; those of the recipe by default")
     command.add_argument("--split", choices=("train", "test", "all"), default="test")
@@ -190,7 +220,7 @@ def _add_eval(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="goes on with its own")
 
 
-def _add_bench(bench: argparse.ArgumentParser) -> None:
+def _add_bench(bench: CommandParser) -> None:
     names = bench.add_subparsers(dest="bench", required=True, metavar="NAME")
     chaos = names.add_parser("chaos", help="kill, stop, delay and repeat at random; prove that nothing is lost")
     chaos.add_argument("--kills", type=_least(1), default=20, metavar="N", help="events, a sixth or more for each role")
@@ -213,6 +243,8 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
         name.add_argument("--seed", type=int, default=0, metavar="S")
     for name in (chaos, soak, fuzz, broker, envs):
         name.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
+    for name in (chaos, soak, learning):
+        name.takes_keys = True
     for name in (chaos, soak):
         name.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; a temporary one by default")
 
@@ -250,15 +282,16 @@ def _least(least: float, most: float = math.inf) -> Callable[[str], float]:
 
 def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
     from horizonrl.common.config import RunConfig
+    from horizonrl.ops.recipe_names import find_recipe
 
-    return RunConfig.load(recipes, overrides)
+    return RunConfig.load([find_recipe(recipe) for recipe in recipes], overrides)
 
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = _load(arguments.recipes, overrides)
     from horizonrl.ops.local import train
 
-    return train(config, resume_command=" ".join(["horizonrl", *sys.argv[1:]]))
+    return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))
 
 
 def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -287,6 +320,12 @@ def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return 0
 
 
+def _recipes(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.recipe_names import show_recipes
+
+    return show_recipes(arguments.names)
+
+
 def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.status import Request, show_status
 
@@ -295,15 +334,14 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from rich.console import Console
-
     from horizonrl.ops.hub import push, require_push
     from horizonrl.ops.local import export_run
+    from horizonrl.ops.terminal import plain_console
     from horizonrl.ops.waiting import waiting
 
     if arguments.push:
         require_push(arguments.push)
-    with waiting(Console(stderr=True), f"exporting {arguments.run_dir}"):
+    with waiting(plain_console(stderr=True), f"exporting {arguments.run_dir}"):
         step = export_run(arguments.run_dir, arguments.out, best=arguments.best)
     print(f"exported step {step} to {arguments.out}")
     if arguments.push:
@@ -377,6 +415,7 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.evaluation.plan import Choice
     from horizonrl.ops.evaluation.run import evaluate
     from horizonrl.ops.evaluation.subjects import Asked
+    from horizonrl.ops.recipe_names import find_recipe
 
     own, options = split_options(overrides)
     given = (arguments.model, arguments.endpoint, arguments.model_name, arguments.key_variable)
@@ -390,7 +429,7 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
         turns=tuple(arguments.turns),
         options=options,
     )
-    code = evaluate(Asked(*given, tuple(arguments.recipe), own), choice, arguments.out)
+    code = evaluate(Asked(*given, tuple(map(find_recipe, arguments.recipe)), own), choice, arguments.out)
     if code == 130:  # an engine that is interrupted while it starts leaves threads that never end
         sys.stderr.flush()
         os._exit(code)
@@ -436,6 +475,7 @@ COMMANDS = {
     **dict.fromkeys(ROLES, _role),
     BROKER_KEYS: _keys,
     "config": _config,
+    "recipes": _recipes,
     "status": _status,
     "export": _export,
     "dataset": _dataset,

@@ -15,13 +15,13 @@ Made from `common/config.py` and `common/objective.py` by `python -m horizonrl.o
 A run is described by recipes: TOML files with the sections below. Later sources win:
 
 1. the defaults of this page,
-2. recipes, from left to right: `horizonrl train ops/recipes/laptop.toml ops/recipes/lora.toml`,
+2. recipes, from left to right, by path or by the names that `horizonrl recipes` lists: `horizonrl train laptop lora`,
 3. environment variables: `HORIZONRL_RL__STEPS=20`,
 4. the command line: `--rl.steps 20`, or `--rl.steps=20`; a list or a table as JSON: `--horizon.horizons '[3, 6]'`.
 
-`horizonrl config ops/recipes/laptop.toml --rl.steps 20` prints what they come to, without starting anything; a run
+`horizonrl config laptop --rl.steps 20` prints what they come to, without starting anything; a run
 writes it to `config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key
-that does not exist and a combination that is wrong are refused with the reason and the cure.
+that does not exist is refused with the one that it may have meant, a wrong combination with the reason and the cure.
 """
 
 

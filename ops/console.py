@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import rich.console
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -27,6 +26,7 @@ from horizonrl.ops.models import Tell
 from horizonrl.ops.rundir import EVALS, METRICS, GrowingLines
 from horizonrl.ops.snapshot import checkpoint_in_writing
 from horizonrl.ops.standing import Standing, waits
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.troubles import LogReader, Trouble, collect, event_time
 from horizonrl.ops.waiting import waiting
 
@@ -79,7 +79,7 @@ class Console:
         self._logs = LogReader.at_end(logs)
         self._told: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
-        self._console = rich.console.Console()
+        self._console = plain_console()
         self._started = time.monotonic()
         self._ready: dict[str, float] = {}
         """When each part was last up, in seconds since the epoch."""
@@ -96,7 +96,7 @@ class Console:
         return self._console.is_terminal
 
     def say(self, text: str, style: str = "") -> None:
-        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, style=style, highlight=False, soft_wrap=True)
 
     def waiting(self, what: str) -> AbstractContextManager[Tell]:
         """Show that something takes a while, and how long it took."""
@@ -201,7 +201,7 @@ class Console:
         return bar
 
     def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
-        told = waits(self.standing, self._config)
+        told = waits(self.standing, self._config, lines)
         if told and lines:
             told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
         if self.standing is not None and now - self.standing.looked_at > SILENT_S:
@@ -217,8 +217,10 @@ class Console:
                 told.append(f"{name} for {duration(now - since)}{usual}")
         return f"starting: {', '.join(told)}" if told else ""
 
-    def summary(self, model_dir: Path) -> None:
-        """Say how the run ended: success in the first and the last five RL steps, and where the model is."""
+    def summary(self, model_dir: Path, report: Path, command: str) -> None:
+        """Say how the run ended: success in the first and the last five RL steps, where model and report are, and what
+        there is to do next; `command` is the one that started the run.
+        """
         lines = [line for line in self._metrics.read() if line["phase"] == "rl"]
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
         if lines:
@@ -228,7 +230,22 @@ class Console:
         if evals := self._evals.read():
             told = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
             self.say(f"eval: {told}; `horizonrl export --best` takes the best version of all {len(evals)}")
-        self.say(f"model: {model_dir}")
+        self.say(f"model:  {model_dir}")
+        self.say(f"report: {report}")
+        self.say("What next:")
+        for next_command, what in next_commands(self._config, command).items():
+            self.say(f"  {next_command}\n      {what}")
+
+
+def next_commands(config: RunConfig, command: str) -> dict[str, str]:
+    """Return three commands that make something of a finished run, and what."""
+    run_dir = config.run_dir
+    more = f"--rl.steps {2 * config.rl.steps}" if config.rl.steps else f"--imitation.steps {2 * config.imitation.steps}"
+    return {
+        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "how good it is on held-out tasks, with intervals",
+        f"horizonrl lineage {run_dir} --version {config.total_steps}": "which groups made the last version",
+        f"{command} {more}": "goes on from here",
+    }
 
 
 def row(cells: Mapping[str, str]) -> str:

@@ -144,7 +144,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Writte
                 env=record["env"],
                 task=record["task"],
                 horizon=record["horizon"],
-                end=ended.get(ticket, "not settled"),
+                end=ended[ticket].told if ticket in ended else "not settled",
                 stop=record["stop"],
                 success=record["success"],
                 episode_return=record["return"],

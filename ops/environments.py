@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.config import parse_overrides
@@ -15,6 +14,7 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
 from horizonrl.envs import registry
 from horizonrl.envs.check import check
+from horizonrl.ops.terminal import plain_console
 
 MOST_CATEGORIES = 8
 """A longer list is shown where its environment is asked for."""
@@ -22,8 +22,7 @@ MOST_CATEGORIES = 8
 
 def list_environments(env_ids: Sequence[str] = ()) -> int:
     """Print every registered environment, or those that are named, with its tasks by category."""
-    if unknown := [env_id for env_id in env_ids if env_id not in registry.names()]:
-        raise ConfigError(f"no environment {unknown[0]}: there are {', '.join(registry.names())}")
+    registry.require_known(*env_ids)
     table = Table("environment", "version", "train", "test", "categories")
     for name in env_ids or registry.names():
         try:
@@ -37,7 +36,7 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
         if len(categories) > MOST_CATEGORIES and not env_ids:
             shown = f"{len(categories)} categories: horizonrl envs list {name}"
         table.add_row(name, environment.version, str(splits["train"]), str(splits["test"]), shown)
-    Console().print(table)
+    plain_console().print(table)
     return 0
 
 
@@ -52,7 +51,7 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     table = Table("check", "holds", "")
     for item in report.checks:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail)
-    Console().print(table)
+    plain_console().print(table)
     return 0 if report.passed else 1
 
 

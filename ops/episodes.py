@@ -13,15 +13,18 @@ from typing import Any
 
 @dataclass
 class EpisodeFiles:
-    """`episodes/step-NNNNNN.jsonl` of a run directory."""
+    """`episodes/step-NNNNNN.jsonl` of a run directory, and the held-out ones of `eval-NNNNNN.jsonl` if asked for."""
 
     run_dir: Path
+    held_out: bool = False
     unreadable: int = 0
     """Lines that were cut short, of those read so far."""
     files: list[Path] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.files = sorted((self.run_dir / "episodes").glob("step-*.jsonl"))
+        kinds = ("step", "eval") if self.held_out else ("step",)
+        found = [file for kind in kinds for file in (self.run_dir / "episodes").glob(f"{kind}-*.jsonl")]
+        self.files = sorted(found, key=_step)
 
     @property
     def size_bytes(self) -> int:
@@ -30,9 +33,8 @@ class EpisodeFiles:
     def groups(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         """Yield step, ticket and records of every group, in the order of consumption."""
         for file in self.files:
-            step = int(file.stem.removeprefix("step-"))
             for ticket, records in groupby(self._records(file), key=lambda record: str(record["ticket"])):
-                yield step, ticket, list(records)
+                yield _step(file), ticket, list(records)
 
     def _records(self, file: Path) -> Iterator[dict[str, Any]]:
         with file.open(errors="replace") as lines:
@@ -41,3 +43,7 @@ class EpisodeFiles:
                     yield json.loads(line)
                 except ValueError:
                     self.unreadable += 1
+
+
+def _step(file: Path) -> int:
+    return int(file.stem.partition("-")[2])

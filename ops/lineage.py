@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, read_config, read_lines
+from horizonrl.ops.terminal import plain_console
 
 
 def show_version(run_dir: Path, version: int) -> int:
@@ -22,7 +22,7 @@ def show_version(run_dir: Path, version: int) -> int:
     )
     for sequence, ticket, end in _ends(line):
         table.add_row(ticket, str(sequence), end)
-    console = Console()
+    console = plain_console()
     console.print(table)
     for name in ("data_digest", "weights_digest", "cursor", "repeats"):
         console.print(f"{name.replace('_', ' ')}: {line[name]}", highlight=False)

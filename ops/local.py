@@ -34,8 +34,9 @@ from horizonrl.learner.controller_main import sources_of
 from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
 from horizonrl.ops.models import resolve_model
+from horizonrl.ops.report.page import save_page
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
-from horizonrl.ops.rundir import ADDRESS, BEST, read_address, read_config, write_config
+from horizonrl.ops.rundir import ADDRESS, BEST, REPORT, only_train, read_address, read_config, write_config
 from horizonrl.ops.standing import Observer
 from horizonrl.ops.trackers import require
 from horizonrl.ops.troubles import STARTED
@@ -138,6 +139,11 @@ def train(config: RunConfig, resume_command: str) -> int:
     """Run everything here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
     _try_environments(config)
     require(config.tracker.kind)
+    with only_train(config.run_dir):
+        return _train_and_export(config, resume_command)
+
+
+def _train_and_export(config: RunConfig, resume_command: str) -> int:
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
     with (config.run_dir / "logs" / "console.log").open("a") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
@@ -157,7 +163,10 @@ def train(config: RunConfig, resume_command: str) -> int:
         export_run(config.run_dir, beside)
         shutil.rmtree(out, ignore_errors=True)  # of the same run, when it was shorter
         beside.rename(out)
-    console.summary(out)
+    report = config.run_dir / REPORT
+    with console.waiting("writing the report"):
+        save_page(config.run_dir, config, report)
+    console.summary(out, report, resume_command)
     return 0
 
 

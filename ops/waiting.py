@@ -30,7 +30,7 @@ def waiting(console: Console, what: str, *, announced: bool = False) -> Iterator
         yield lambda text, share: _say(console, f"  {text}")
         return
     started = time.monotonic()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), _Bar(), _Time()
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), _Bar(), _Time()
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda text, share: _tell(progress, task, text, share)

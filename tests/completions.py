@@ -21,6 +21,8 @@ class Completions:
     """What `usage` says; None leaves it empty."""
     faults: list[Fault | None] = field(default_factory=list)
     """For the next requests, one after the other; None answers well, and an empty list too."""
+    listing: int = 200
+    """Status of the list of models."""
     delay_s: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -37,6 +39,9 @@ class Completions:
         usage = None if self.tokens is None else {"prompt_tokens": 9, "completion_tokens": self.tokens}
         return web.json_response({"id": "x", "choices": [{"index": 0, "message": message}], "usage": usage})
 
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "big"}]}, status=self.listing)
+
 
 def refusal(status: int, message: str = "no", **headers: str) -> Fault:
     return status, headers, json.dumps({"error": {"message": message}})
@@ -50,6 +55,7 @@ def serving(completions: Completions) -> Iterator[Completions]:
     async def serve() -> None:
         application = web.Application()
         application.router.add_post("/v1/chat/completions", completions.answer)
+        application.router.add_get("/v1/models", completions.models)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

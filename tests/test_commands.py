@@ -27,6 +27,7 @@ from horizonrl.common.config import RunConfig, parse_overrides
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.ops import cli
+from horizonrl.ops.recipe_names import find_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "broker/PROTOCOL.md"]
@@ -113,7 +114,7 @@ def words(command: str) -> list[str]:
 def check_files(arguments: Namespace) -> None:
     """Recipes and studies that a command names are in the repository."""
     for recipe in [*getattr(arguments, "recipes", ()), *getattr(arguments, "recipe", ())]:
-        assert stands_for_another(recipe) or (ROOT / recipe).is_file(), recipe
+        assert stands_for_another(recipe) or (ROOT / find_recipe(recipe)).is_file(), recipe
     if study := getattr(arguments, "study", None):
         assert stands_for_another(study) or (ROOT / "ops/recipes/studies" / study).with_suffix(".toml").is_file(), study
 
@@ -121,7 +122,7 @@ def check_files(arguments: Namespace) -> None:
 def check_keys(arguments: Namespace, overrides: Sequence[str]) -> None:
     """Keys are known to the config, options to the environments. Raises ConfigError."""
     recipes = [*getattr(arguments, "recipes", ()), *getattr(arguments, "recipe", ())]
-    there = [ROOT / recipe for recipe in recipes if (ROOT / recipe).is_file()]
+    there = [ROOT / find_recipe(recipe) for recipe in recipes if not stands_for_another(recipe)]
     if arguments.command == "envs":
         given = parse_overrides(overrides)
         for env_id in arguments.env_ids:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import uvloop
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.broker.connect import connected
 from horizonrl.broker.server import EmbeddedServer
 from horizonrl.common.config import BrokerSection
+from horizonrl.ops.terminal import plain_console
 
 SIZES = {"ticket": 300, "group": 40_000, "frame chunk": 2 << 20}
 """Bytes of what is published: a ticket, a group of 8 short episodes, a chunk of weights."""
@@ -39,7 +39,7 @@ def run(json_file: Path | None = None) -> int:
         process, power = (statistics.median(rates[kind, name]) for kind in ("process", "power"))
         report[name] = {"bytes": size, "process_per_s": process, "power_per_s": power, "ratio": process / power}
         table.add_row(name, str(size), f"{process:.0f}", f"{power:.0f}", f"{process / power:.1f} x")
-    Console().print(table)
+    plain_console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     return 0

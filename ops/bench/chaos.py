@@ -26,6 +26,7 @@ from horizonrl.ops.bench.storm import Storm
 from horizonrl.ops.bench.verdict import Verdict, gather, judge
 from horizonrl.ops.local import last_lines
 from horizonrl.ops.rundir import EVALS, LEDGER, read_lines
+from horizonrl.ops.terminal import plain_console
 
 LAST_STEPS = 10
 """RL steps that the run takes undisturbed, to its end."""
@@ -37,7 +38,7 @@ def run(
     kills: int, seed: int, json_file: Path | None = None, directory: Path | None = None, overrides: Sequence[str] = ()
 ) -> int:
     """Fire `kills` events at a run and return 0 when it came through; otherwise keep its files and say where."""
-    console = Console()
+    console = plain_console()
     with workplace("chaos", directory) as place:
         console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
         report = uvloop.run(_chaos(make_plan(kills, seed), seed, place, overrides, console))
@@ -45,7 +46,7 @@ def run(
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     console.print(_table(report))
     for finding in report["findings"]:
-        console.print(finding, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(finding, style="red", highlight=False, soft_wrap=True)
     if not report["passed"]:
         console.print(f"the run, its logs and its broker's files are kept in {place}", soft_wrap=True)
     elif directory is None:

@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 import uvloop
 from aiohttp import ClientSession
-from rich.console import Console
 from rich.table import Table
 
-from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
+from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.waiting import waiting
 
 CLIENTS = (1, 32)
@@ -60,15 +60,14 @@ class Measured:
 
 def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
     """Measure environments, all that are installed unless some are named, and print a table."""
-    if unknown := [name for name in only if name not in registry.names()]:
-        raise ConfigError(f"no environment {unknown[0]!r}; known: {', '.join(registry.names())}")
+    registry.require_known(*only)
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds}
     table = Table("environment", "place", "clients", "steps/s", "calls/s", "lag ms", "MiB", "client µs", "server µs")
     environments: dict[str, Any] = {}
     report["environments"] = environments
     for env_id in only or _playable():
         try:
-            with waiting(Console(stderr=True), f"measuring {env_id}", announced=True):
+            with waiting(plain_console(stderr=True), f"measuring {env_id}", announced=True):
                 measured = uvloop.run(_measure(env_id, seconds))
         except HorizonError as error:
             environments[env_id] = {"error": str(error)}
@@ -79,7 +78,7 @@ def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
             numbers = (each.steps_per_s, each.calls_per_s, each.lag_ms, each.memory_mib, each.client_us, each.server_us)
             table.add_row(env_id, each.place, str(each.clients), *(f"{number:,.0f}" for number in numbers))
     report["load_after"] = os.getloadavg()[0]
-    Console().print(table)
+    plain_console().print(table)
     print(f"{report['cores']} cores, load {report['load_before']:.1f} before and {report['load_after']:.1f} after")
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")

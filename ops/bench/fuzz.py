@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.broker.codec import TYPES, decode, encode
@@ -52,6 +51,7 @@ from horizonrl.common.types import (
 )
 from horizonrl.learner.collector import Collector, Rules, Standing
 from horizonrl.learner.settlement import Books
+from horizonrl.ops.terminal import plain_console
 
 OUTCOMES = ("decoded", *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)), "other")
 SAMPLE_EVERY = 100
@@ -108,7 +108,7 @@ class Report:
 def run(payloads: int, seed: int, json_file: Path | None) -> int:
     """Fuzz, print the report, and return 1 when anything else than a record or a RecordError came out."""
     report = fuzz(payloads, seed)
-    Console().print(_table(report))
+    plain_console().print(_table(report))
     for mutation, error, payload in report.failed:
         print(f"error: {mutation}: {error}: {payload[:400]}", file=sys.stderr)
     if json_file is not None:

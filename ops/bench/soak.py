@@ -26,6 +26,7 @@ from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
 from horizonrl.common.types import Progress
 from horizonrl.ops.bench.cluster import Cluster, cluster, workplace
+from horizonrl.ops.terminal import plain_console
 
 SAMPLE_S = 10.0
 START_S = 180.0
@@ -58,7 +59,7 @@ def run(
     overrides: Sequence[str] = (),
 ) -> int:
     """Let a run go on for `minutes`; return 0 when every role was still there and then ended with code 0."""
-    console = Console()
+    console = plain_console()
     with workplace("soak", directory) as place:
         console.print(f"soak: {minutes:g} minutes in {place}", soft_wrap=True)
         samples, crashes = uvloop.run(_soak(minutes, place, seed, overrides, console))

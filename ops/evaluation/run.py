@@ -22,10 +22,11 @@ from horizonrl.actors.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.envs import registry
-from horizonrl.ops.evaluation.journal import Journal, Line
+from horizonrl.ops.evaluation.journal import Journal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.waiting import waiting
 
 BROKEN_LIMIT = 20
@@ -56,11 +57,23 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
             return 130
         blocks = blocks_of(plan, journal.lines)
     write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+    console = plain_console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):
         console.print(table)
     console.print(f"results.json, table.md and episodes.jsonl are in {directory}", highlight=False)
+    _refuse_nothing(plan, journal.lines)
     return 0
+
+
+def _refuse_nothing(plan: Plan, lines: Mapping[Key, Line]) -> None:
+    """Raise RunFailed when every episode of an environment broke: then nothing was evaluated there."""
+    for part in plan.parts:
+        played = [lines[of.key] for of in plan.plays if of.env.id == part.env.id]
+        if all(line.stop.broken for line in played):
+            raise RunFailed(
+                f"all {len(played)} episodes of {part.env.id} broke, the last with: {played[-1].error}. Mend that, and "
+                "give the same command again: it plays the broken ones again"
+            )
 
 
 def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
@@ -111,7 +124,7 @@ def _noise_into(sink: IO[str]) -> Iterator[Console]:
     with os.fdopen(os.dup(2), "w") as before:
         os.dup2(sink.fileno(), 2)
         try:
-            yield Console(file=before)
+            yield plain_console(before)
         finally:
             sys.stderr.flush()
             os.dup2(before.fileno(), 2)
@@ -164,5 +177,5 @@ class Player:
 
 
 def _progress(terminal: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=terminal)

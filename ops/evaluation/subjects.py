@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
-from rich.console import Console
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.broker.weights import digest_file
@@ -18,6 +17,7 @@ from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.models import model_identity, resolve_model
 from horizonrl.ops.rundir import BEST, CONFIG
+from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.waiting import waiting
 
 MakeRollout = Callable[[EnvSection], Rollout]
@@ -66,11 +66,11 @@ def subject_of(asked: Asked) -> Iterator[Subject]:
         )
     elif (run_dir := _run_dir(path := Path(asked.model).expanduser())) is not None:
         with tempfile.TemporaryDirectory(prefix="horizonrl-eval-") as scratch:
-            with waiting(Console(stderr=True), f"exporting {path.name}"):
+            with waiting(plain_console(stderr=True), f"exporting {path.name}"):
                 model_dir = _exported(run_dir, path, Path(scratch) / "model")
             yield _local(asked, model_dir, run_dir / CONFIG)
     else:
-        with waiting(Console(stderr=True), "preparing the model") as tell:
+        with waiting(plain_console(stderr=True), "preparing the model") as tell:
             model_dir = resolve_model(asked.model, tell=tell)
         yield _local(asked, model_dir, None)
 
@@ -142,6 +142,7 @@ def _remote(asked: Asked) -> Subject:
             return Rollout(both, both, config.rollout.system_prompt, env.step_timeout_s)
 
         async with Endpoint(settings) as endpoint:
+            await endpoint.reach()
             yield conversation
 
     config = _config(asked.recipes, asked.overrides, CONTEXT_TOKENS)

@@ -31,6 +31,7 @@ function show() {
   const { view, parameters } = asked();
   byId("overview").hidden = view !== "overview";
   byId("episodes").hidden = view !== "episodes";
+  document.body.classList.toggle("browsing", view === "episodes");
   for (const link of document.querySelectorAll("nav a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -1,6 +1,6 @@
 // Small charts of the run against its steps. All share one crosshair, so that a step can be read across them.
 
-const EDGE = { left: 52, right: 12, top: 10, bottom: 24 };
+const EDGE = { left: 70, right: 12, top: 10, bottom: 40 };
 const charts = [];
 let pointed = null;
 
@@ -18,7 +18,7 @@ class Chart {
     this.plot = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": this.said() });
     this.values = curve.series.map(() => h("span", { class: "value" }));
     this.judged = h("span", { class: "value" });
-    this.many = curve.series.length + Boolean(curve.evaluations?.length) > 1;
+    this.many = curve.series.length !== 1 || Boolean(curve.evaluations?.length);
     this.element = h("figure", { class: curve.wide ? "curve wide" : "curve" },
       h("figcaption", {}, h("b", {}, curve.title), this.readout), this.plot, this.many ? this.legend() : null);
     this.plot.addEventListener("pointermove", (event) => point(this.nearest(event.offsetX)));
@@ -26,7 +26,7 @@ class Chart {
     this.plot.addEventListener("blur", () => point(null));
     this.plot.addEventListener("click", () => pointed !== null && open(pointed));
     this.plot.addEventListener("keydown", (event) => this.key(event, open));
-    this.steps = [...new Set(curve.series.flatMap((series) => series.x))].sort((a, b) => a - b);
+    this.steps = [...new Set(curve.series.flatMap((series) => series.x).concat((curve.evaluations ?? []).map((one) => one.version)))].sort((a, b) => a - b);
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.point(null);
   }
@@ -34,7 +34,7 @@ class Chart {
   said() {
     const ends = this.curve.series.map(({ name, y }) =>
       `${name} from ${withUnit(y[0], this.curve.unit)} to ${withUnit(y.at(-1), this.curve.unit)}`);
-    return `${this.curve.title}: ${ends.join("; ")}`;
+    return `${this.curve.title} (${this.curve.axis}) by optimizer step: ${ends.join("; ")}`;
   }
 
   legend() {
@@ -95,16 +95,27 @@ class Chart {
   }
 
   grid(ticks) {
-    const parts = ticks.map((value) => s("g", {},
+    const { left, top, bottom } = EDGE;
+    const parts = [this.phase(), ...ticks.map((value) => s("g", {},
       s("line", { class: "grid", x1: EDGE.left, x2: this.width - EDGE.right, y1: this.y(value), y2: this.y(value) }),
-      s("text", { class: "tick", x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, tickText(value, this.curve.unit, ticks))));
+      s("text", { class: "tick", x: EDGE.left - 8, y: this.y(value) + 4, "text-anchor": "end" }, tickText(value, this.curve.unit, ticks)))),
+    s("text", { class: "axis", "text-anchor": "middle", transform: `translate(12 ${(top + this.height - bottom) / 2}) rotate(-90)` }, this.curve.axis),
+    s("text", { class: "axis", "text-anchor": "middle", x: left + this.inner / 2, y: this.height - 4 }, "optimizer step")];
     const [first, last] = this.domain;
     for (const step of niceTicks(first, last, Math.max(3, Math.floor(this.inner / 60)), 1).filter((step) => step >= first && step <= last)) {
-      parts.push(s("text", { class: "tick", x: this.x(step), y: this.height - 6, "text-anchor": "middle" }, String(step)));
+      parts.push(s("text", { class: "tick", x: this.x(step), y: this.height - 22, "text-anchor": "middle" }, String(step)));
     }
-    if (facts.imitation > first && facts.imitation < last) parts.push(this.mark(facts.imitation, "RL begins"));
     for (const step of facts.resumes) if (step > first && step < last) parts.push(this.mark(step, "resumed"));
     return parts;
+  }
+
+  // The steps of imitation, shaded: the policy played none of their episodes.
+  phase() {
+    const [first, last] = this.domain;
+    const end = Math.min(facts.imitation, last);
+    if (end <= first) return null;
+    return s("g", {}, s("rect", { class: "imitation", x: this.x(first), width: this.x(end) - this.x(first), y: EDGE.top, height: this.height - EDGE.top - EDGE.bottom }),
+      this.curve.wide ? s("text", { class: "tick", x: this.x(first) + 6, y: EDGE.top + 14 }, "imitation") : null);
   }
 
   mark(step, text) {

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from horizonrl.common.statistics import mean, wilson
+from horizonrl.common.types import Phase
 
 Line = dict[str, Any]
 
@@ -15,51 +16,117 @@ MAX_ENVIRONMENTS = 6
 
 
 def curves(lines: Sequence[Line], evals: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return the curves that have points, in reading order."""
+    """Return the curves that have points, in reading order. What an expert did is in none that tells of the policy."""
     if not lines:
         return []
-    rl = [line for line in lines if line["phase"] == "rl"] or lines
+    rl = [line for line in lines if line["phase"] == Phase.RL.value]
     envs = _environments(lines)
-    drawn = [
-        _curve("Success", "percent", [_success(rl, env) for env in (None, *envs)], high=1.0)
+    drawn = [*_outcomes(rl, envs, lines, evals), *_corrections(rl, lines), *_speeds(rl, lines)]
+    return [curve for curve in drawn if curve["series"] or curve.get("evaluations")]
+
+
+def _outcomes(
+    rl: Sequence[Line], envs: Sequence[str], lines: Sequence[Line], evals: Sequence[Line]
+) -> list[dict[str, Any]]:
+    whole_and_each = (None, *envs)
+    cuts = [_mean("share", rl, _of("truncated_share", env), env) for env in whole_and_each]
+    turns = [_mean("mean", rl, _of("turns_mean", env), env) for env in whole_and_each]
+    return [
+        _curve("Success", "percent", "episodes solved", [_success(rl, env) for env in whole_and_each], high=1.0)
         | {"wide": True, "evaluations": [evaluation_point(line) for line in evals]},
-        _curve("Reward", "number", [_mean("return", rl, _of("reward_mean", env), env) for env in (None, *envs)]),
-        _curve("Horizon", "turns", [_largest(env, rl, _horizon(env)) for env in envs or _only(lines)], steps=True),
         _curve(
-            "Cut by a limit", "percent", [_mean("share", rl, _of("truncated_share", env), env) for env in (None, *envs)]
+            "Reward",
+            "number",
+            "return of an episode",
+            [_mean("return", rl, _of("reward_mean", env), env) for env in whole_and_each],
         ),
-        _curve("Turns an episode", "turns", [_mean("mean", rl, _of("turns_mean", env), env) for env in (None, *envs)]),
+        _curve(
+            "Horizon",
+            "turns",
+            "turns allowed",
+            [_largest(env, rl, _horizon(env)) for env in envs or _only(lines)],
+            steps=True,
+        ),
+        _curve("Cut by a limit", "percent", "episodes cut", cuts),
+        _curve("Turns", "turns", "turns of an episode", turns),
+        _curve(
+            "Groups",
+            "groups",
+            "groups per step",
+            [_mean("trained", lines, _of("groups_trained")), _mean("dropped", lines, _of("groups_dropped"))],
+        ),
+    ]
+
+
+def _corrections(rl: Sequence[Line], lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Return how far the data was from the policy that it trained, and what training made of it."""
+    return [
         _curve(
             "Staleness",
             "versions",
+            "versions behind",
             [_mean("mean", rl, _of("staleness_mean")), _largest("largest", rl, _of("staleness_max"))],
         ),
-        _curve("Effective sample size", "ratio", [_mean("share", rl, _of("ess"))], high=1.0, zero=False),
+        _curve(
+            "Logprob gap",
+            "nats",
+            "nats per token",
+            [
+                _mean("all tokens", rl, _of("logprob_gap")),
+                _mean("same version", rl, _of("logprob_gap_fresh")),
+            ],
+        ),
+        _curve(
+            "KL divergence",
+            "nats",
+            "nats per token",
+            [
+                _mean("from the policy that sampled", rl, _of("kl")),
+                _mean("from the reference", rl, _of("reference_kl")),
+            ],
+            zero=False,
+        ),
+        _curve(
+            "Effective sample size",
+            "ratio",
+            "share of the tokens",
+            [_mean("share", rl, _of("ess"))],
+            high=1.0,
+            zero=False,
+        ),
         _curve(
             "Importance ratio",
+            "ratio",
             "ratio",
             [_mean("mean", rl, _of("importance_mean")), _largest("largest", rl, _of("importance_max"))],
             zero=False,
         ),
-        _curve("Entropy", "nats", [_mean("of a token", rl, _of("entropy"))]),
-        _curve("Loss", "number", [_mean("loss", lines, _of("loss"))], zero=False),
-        _curve("Gradient norm", "number", [_mean("before clipping", lines, _of("grad_norm"))]),
+        _curve("Clip share", "percent", "tokens clipped", [_mean("share", rl, _of("clip_share"))]),
+        _curve("Entropy", "nats", "nats per token", [_mean("of a token", rl, _of("entropy"))]),
+        _curve("Loss", "number", "loss", [_mean("loss", lines, _of("loss"))], zero=False),
+        _curve("Gradient norm", "number", "norm before clipping", [_mean("norm", lines, _of("grad_norm"))]),
+    ]
+
+
+def _speeds(rl: Sequence[Line], lines: Sequence[Line]) -> list[dict[str, Any]]:
+    return [
         _curve(
             "Throughput",
             "tokens/s",
+            "tokens per second",
             [
-                _mean("generated", lines, _of("generated_tokens_per_s")),
+                _mean("generated", rl, _of("generated_tokens_per_s")),
                 _mean("trained", lines, _of("train_tokens_per_s")),
             ],
         ),
         _curve(
             "Time of a step",
             "seconds",
+            "seconds per step",
             [_mean("training", lines, _of("step_s")), _mean("waiting for groups", lines, _of("wait_s"))],
         ),
-        _curve("Weights published", "bytes", [_mean("a version", lines, _of("weights_bytes"))]),
+        _curve("Weights published", "bytes", "size of a version", [_mean("a version", lines, _of("weights_bytes"))]),
     ]
-    return [curve for curve in drawn if any(series["y"] for series in curve["series"])]
 
 
 def _environments(lines: Sequence[Line]) -> list[str]:
@@ -75,10 +142,17 @@ def _only(lines: Sequence[Line]) -> list[str]:
 
 
 def _curve(
-    title: str, unit: str, series: Sequence[Line], high: float | None = None, zero: bool = True, steps: bool = False
+    title: str,
+    unit: str,
+    axis: str,
+    series: Sequence[Line],
+    *,
+    high: float | None = None,
+    zero: bool = True,
+    steps: bool = False,
 ) -> dict[str, Any]:
     kept = [one for one in series if one["y"]]
-    return {"title": title, "unit": unit, "series": kept, "high": high, "zero": zero, "steps": steps}
+    return {"title": title, "unit": unit, "axis": axis, "series": kept, "high": high, "zero": zero, "steps": steps}
 
 
 def _mean(name: str, lines: Sequence[Line], of: Callable[[Line], Any], env: str | None = None) -> dict[str, Any]:

@@ -59,11 +59,6 @@ function reward(value) {
   return Number.isInteger(value) ? String(value) : String(Number(value.toFixed(3)));
 }
 
-function span(low, high) {
-  if (low === null || low === undefined) return "–";
-  return low === high ? `v${low}` : `v${low}–${high}`;
-}
-
 function ago(seconds) {
   return seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min`
     : seconds < 129600 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;

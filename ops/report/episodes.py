@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.types import Kind
 from horizonrl.ops.episodes import EpisodeFiles
+from horizonrl.ops.report.facts import End
 from horizonrl.ops.report.tokens import TokenTexts
 
 CHUNK_CHARS = 200_000
@@ -31,9 +33,10 @@ class Episodes:
     """What the page knows of a run's episodes."""
 
     groups: list[list[Any]] = field(default_factory=list)
-    """[ticket, env, task, horizon, step, end] each."""
+    """[ticket, env, task, horizon, step, end] each; the ticket's kind is the begin of its id."""
     rows: list[list[Any]] = field(default_factory=list)
-    """[group, index, outcome, return, turns, tokens, oldest version, newest version] each, as the chunks have them."""
+    """[group, index, outcome, return, turns, tokens, oldest version, newest version] each, as the chunks have them.
+    An expert is of no version."""
     starts: list[int] = field(default_factory=list)
     """The row with which each chunk begins."""
     chunks: list[str] = field(default_factory=list)
@@ -52,9 +55,9 @@ class Episodes:
         return {"groups": self.groups, "rows": self.rows, "starts": self.starts}
 
 
-def collect(run_dir: Path, ends: Mapping[str, str], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
-    """Read a run's episodes; `ends` says of a ticket what became of it."""
-    source = EpisodeFiles(run_dir)
+def collect(run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
+    """Read a run's episodes, the held-out ones too; `ends` says of a ticket what became of it."""
+    source = EpisodeFiles(run_dir, held_out=True)
     episodes = Episodes(stride=max(1, math.ceil(source.size_bytes / max_bytes)))
     bodies: list[str] = []
     for number, (step, ticket, records) in enumerate(source.groups()):
@@ -62,9 +65,8 @@ def collect(run_dir: Path, ends: Mapping[str, str], tokens: TokenTexts | None, m
             continue
         first = records[0]
         place = len(episodes.groups)
-        episodes.groups.append(
-            [ticket, first["env"], first["task"], first["horizon"], step, ends.get(ticket, "not settled")]
-        )
+        end = ends.get(ticket, End("not settled", step))
+        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], end.step, end.told])
         if not bodies:
             episodes.starts.append(len(episodes.rows))
         for record in records:
@@ -103,7 +105,7 @@ def action_begins(text: str) -> int:
 
 def _row(record: Mapping[str, Any]) -> list[Any]:
     turns = record["turns"]
-    versions = [version for turn in turns for version in turn["versions"]]
+    versions = [] if _by_expert(record) else [version for turn in turns for version in turn["versions"]]
     return [
         record["episode"],
         outcome_of(record),
@@ -115,30 +117,40 @@ def _row(record: Mapping[str, Any]) -> list[Any]:
     ]
 
 
+def _by_expert(record: Mapping[str, Any]) -> bool:
+    """Return whether an episode is a demonstration: of no version, and nothing in it was sampled."""
+    return str(record["ticket"]).startswith(f"{Kind.DEMO.value}-")
+
+
 def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
-    turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
+    if _by_expert(record):
+        turns = [_said(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
+    else:
+        turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
     return {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
 
 
 def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
-    """Return a turn for the page. Lengths and places count UTF-16 units, as JavaScript does; surprise is −100 ln p."""
-    body = {"text": turn["text"], "observation": turn["observation"], "reward": turn["reward"]}
+    """Return a turn for the page, with its tokens where they can be told; surprise is −100 ln p."""
     if "ids" not in turn:
         episodes.untold += 1
-        body["versions"] = [[version, 0] for version in turn["versions"]]
-    else:
-        body["versions"] = [[version, count] for version, _, count in turn["spans"]]
-        pieces = None if tokens is None else tokens.pieces(turn["ids"], turn["text"])
-        if pieces is not None:
-            body["text"] = "".join(pieces.texts)
-            body["lengths"] = [_units(piece) for piece in pieces.texts]
-            body["surprise"] = [round(-100 * logprob) for logprob in turn["logprobs"]]
-            body["special"] = pieces.special
-        else:
-            episodes.undecoded += tokens is not None
-    body["action"] = _units(body["text"][: action_begins(body["text"])])
-    return body
+        return _said(turn, turn["text"]) | {"versions": [[version, 0] for version in turn["versions"]]}
+    sampled: dict[str, Any] = {"versions": [[version, count] for version, _, count in turn["spans"]]}
+    pieces = None if tokens is None else tokens.pieces(turn["ids"], turn["text"])
+    if pieces is None:
+        episodes.undecoded += tokens is not None
+        return _said(turn, turn["text"]) | sampled
+    sampled["lengths"] = [_units(piece) for piece in pieces.texts]
+    sampled["surprise"] = [round(-100 * logprob) for logprob in turn["logprobs"]]
+    sampled["special"] = pieces.special
+    return _said(turn, "".join(pieces.texts)) | sampled
+
+
+def _said(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
+    action = _units(text[: action_begins(text)])
+    return {"text": text, "observation": turn["observation"], "reward": turn["reward"], "action": action}
 
 
 def _units(text: str) -> int:
+    """Return a text's length as JavaScript counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.horizon import horizon_turns
 from horizonrl.ops.figures import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
-from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, read_lines, to_toml
+from horizonrl.ops.rundir import EVALS, LEDGER, LINEAGES, METRICS, model_label, read_lines, to_toml
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """Whom a broker's address names before its host."""
@@ -51,7 +51,7 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "notices": notices(config, files),
         "curves": curves(files.metrics, files.evals),
         "resumes": [line["from_step"] for line in files.lineages if line["from_step"]],
-        "imitation": max((line["step"] for line in files.metrics if line["phase"] == "imitation"), default=0),
+        "imitation": max((line["step"] for line in files.metrics if line["phase"] == Phase.IMITATION.value), default=0),
         "evaluations": evaluations(files.evals),
         "books": books(files),
         "decisions": decisions(config, files),
@@ -61,12 +61,24 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
     }
 
 
-def ends(files: Files) -> dict[str, str]:
-    """Return what became of each ticket that steps have settled."""
-    told: dict[str, str] = {}
+class End(NamedTuple):
+    """What became of a ticket."""
+
+    told: str
+    step: int
+    """The step that consumed it; of a held-out one, the version that was evaluated."""
+
+
+def ends(files: Files) -> dict[str, End]:
+    """Return what became of each ticket that steps and evaluations have settled."""
+    told: dict[str, End] = {}
     for line in files.ledger:
-        told.update((ticket, f"trained into version {line['version']}") for _, ticket in line["trained"])
-        told.update((ticket, f"dropped: {reason}") for _, ticket, reason in line["dropped"])
+        step = line["step"]
+        told.update((ticket, End(f"trained into version {line['version']}", step)) for _, ticket in line["trained"])
+        told.update((ticket, End(f"dropped: {reason}", step)) for _, ticket, reason in line["dropped"])
+    for line in files.evals:
+        version = line["version"]
+        told.update((ticket, End(f"evaluation of version {version}", version)) for _, ticket, _ in line["ends"])
     return told
 
 
@@ -85,37 +97,44 @@ def state(config: RunConfig, files: Files) -> dict[str, Any]:
 
 
 def headline(files: Files) -> list[dict[str, Any]]:
-    """Return the few numbers that a person wants first: {label, unit, value, note}."""
+    """Return the few numbers that a person wants first: {label, unit, value, note}. All are the policy's own."""
     told = []
     if files.evals:
         last = files.evals[-1]
-        label = f"Held-out success, version {last['version']}"
-        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": _beside(files.evals)})
+        label = f"Success of version {last['version']}"
+        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": held_out(files.evals)})
     if rl := files.rl:
         early, late = rl[:5], rl[-5:]
         label = f"Training success, last {len(late)} steps"
         note = f"{percent(mean_success(early))} over the first {len(early)}"
         told.append({"label": label, "unit": "percent", "value": mean_success(late), "note": note})
-    if files.metrics:
         episodes, turns, generated, trained = (
-            sum(line[key] for line in files.metrics)
+            sum(line[key] for line in rl)
             for key in ("episodes", "environment_steps", "generated_tokens", "tokens_trained")
         )
-        told.append({"label": "Episodes", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
-        told.append({"label": "Tokens generated", "unit": "count", "value": generated, "note": f"{trained:,} trained"})
+        told.append({"label": "Episodes in RL", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
+        note = f"{trained:,} trained in RL"
+        told.append({"label": "Tokens generated in RL", "unit": "count", "value": generated, "note": note})
+    if shown := [line for line in files.metrics if line["phase"] == Phase.IMITATION.value]:
+        episodes, trained = (sum(line[key] for line in shown) for key in ("episodes", "tokens_trained"))
+        note = f"an expert's: {trained:,} tokens trained"
+        told.append({"label": "Demonstrations before RL", "unit": "count", "value": episodes, "note": note})
     return told
 
 
-def _beside(evals: Sequence[Line]) -> str:
-    """Return the last evaluation's interval, and the first and the best one where they are others."""
+def held_out(evals: Sequence[Line]) -> str:
+    """Return what is to be read after the last evaluation's success: `held-out, up from 0 % (95 % CI 41-74)`."""
     first, last = evals[0], evals[-1]
+    before, now = first["success_rate"], last["success_rate"]
+    told = "held-out"
+    if first is not last and before is not None and now is not None:
+        way = "up from" if now > before else "down from" if now < before else "as at first,"
+        told += f", {way} {percent(before)}"
+    told += f" (95\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}CI {100 * last['low']:.0f}-{100 * last['high']:.0f})"
     best = max(evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
-    told = [f"95 %: {100 * last['low']:.0f} to {100 * last['high']:.0f} %"]
-    if first is not last:
-        told.append(f"version {first['version']}: {percent(first['success_rate'])}")
-    if best is not first and best is not last:
-        told.append(f"best, version {best['version']}: {percent(best['success_rate'])}")
-    return "; ".join(told)
+    if best is not last and (best["success_rate"] or 0.0) > (now or 0.0):
+        told += f"; best, version {best['version']}: {percent(best['success_rate'])}"
+    return told
 
 
 def notices(config: RunConfig, files: Files) -> list[str]:
@@ -125,7 +144,9 @@ def notices(config: RunConfig, files: Files) -> list[str]:
         told.append("No step has been taken yet: there is nothing to draw.")
     elif not files.rl:
         what = "has only imitation steps" if config.rl.steps == 0 else "has not reached its RL phase"
-        told.append(f"The run {what}: success and reward are those of the demonstrations.")
+        told.append(
+            f"The run {what}: success and reward are of the policy's own episodes, of which there are none yet."
+        )
     if not files.evals:
         why = "eval.every is 0" if config.eval.every == 0 else "no round was complete when the page was written"
         told.append(f"No evaluations: {why}.")
@@ -217,7 +238,7 @@ def summary(config: RunConfig) -> list[list[str]]:
     envs = ", ".join(f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id for env in config.envs)
     schedule = ", ".join(map(str, config.horizon.horizons))
     return [
-        ["Model", Path(config.model.name).name],
+        ["Model", model_label(config)],
         ["Environments", envs],
         ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
         ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],

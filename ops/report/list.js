@@ -2,7 +2,7 @@
 
 const ROW = 46;
 const BEYOND = 8;
-const FILTERS = ["text", "env", "outcome", "horizon", "v0", "v1", "r0", "r1", "order"];
+const FILTERS = ["text", "kind", "env", "outcome", "horizon", "v0", "v1", "r0", "r1", "order"];
 const ORDERS = {
   newest: ["newest first", (a, b) => b.row - a.row],
   oldest: ["oldest first", (a, b) => a.row - b.row],
@@ -30,6 +30,7 @@ class List {
       if (row) changed({ open: row.dataset.id, with: "" }, true);
     });
     new ResizeObserver(() => this.draw()).observe(this.place);
+    byId("more").open = matchMedia("(min-width: 48rem) and (min-height: 40rem)").matches;
   }
 
   fill() {
@@ -42,6 +43,8 @@ class List {
       return counts;
     };
     const listed = (counts, order) => [...counts].sort(order).map(([value, count]) => [value, `${value} (${grouped(count)})`]);
+    const kinds = counted((one) => one.group.kind);
+    options("kind", Object.entries(KINDS).filter(([kind]) => kinds.has(kind)).map(([kind, text]) => [kind, `${text} (${grouped(kinds.get(kind))})`]), "all");
     options("env", listed(counted((one) => one.group.env)), "all");
     options("outcome", listed(counted((one) => one.outcome), (a, b) => b[1] - a[1]), "all");
     options("horizon", [...new Set(groups.map((group) => group.horizon))].sort((a, b) => a - b).map((turns) => [turns, `${turns} turns`]), "all");
@@ -74,11 +77,14 @@ class List {
 
   say(asked) {
     const all = this.store.episodes.length;
-    const solved = this.found.filter((one) => one.outcome === "success").length;
+    const judged = this.found.filter((one) => one.group.kind !== "demo" && kindOf(one.outcome) !== "broken");
+    const solved = judged.filter((one) => one.outcome === "success").length;
+    const success = judged.length ? `, ${withUnit(solved / judged.length, "percent")} success` : "";
     const step = asked.get("step") ? ` of step ${asked.get("step")}` : "";
     byId("found").textContent = this.found.length
-      ? `${grouped(this.found.length)} of ${grouped(all)} episodes${step}, ${withUnit(solved / this.found.length, "percent")} success`
+      ? `${grouped(this.found.length)} of ${grouped(all)} episodes${step}${success}`
       : all ? "No episode is like that" : "This run has no episodes";
+    byId("found").title = "Success of the policy: demonstrations and broken episodes are left out.";
     byId("clear").hidden = ![...FILTERS, "step"].some((name) => asked.get(name));
   }
 
@@ -115,11 +121,11 @@ class List {
     const { group } = episode;
     const row = h("div", { class: "row", role: "option", id: `row-${episode.id}`, "data-id": episode.id, "aria-selected": String(episode.id === this.open),
       "aria-setsize": this.found.length, "aria-posinset": place + 1 },
-      glyph(episode.outcome),
-      h("span", { class: "task" }, group.task),
+      glyph(episode),
+      h("span", { class: "task" }, badge(episode), group.task),
       h("span", { class: "reward" }, reward(episode.reward)),
       h("span", { class: "note" }, `${group.env} · ${episode.id}`),
-      h("span", { class: "note end" }, `${span(episode.low, episode.high)} · ${episode.turns}/${group.horizon} turns`));
+      h("span", { class: "note end" }, `${group.kind === "demo" ? "" : `${player(episode)} · `}${episode.turns}/${group.horizon} turns`));
     row.style.top = `${place * ROW}px`;
     return row;
   }
@@ -131,7 +137,7 @@ function wanted(asked) {
   const [v0, v1, r0, r1] = [number("v0", -Infinity), number("v1", Infinity), number("r0", -Infinity), number("r1", Infinity)];
   const versions = asked.get("v0") || asked.get("v1");
   const same = (name, value) => !asked.get(name) || asked.get(name) === String(value);
-  return ({ group, outcome, reward, low, high, id }) => same("env", group.env) && same("outcome", outcome) && same("horizon", group.horizon)
+  return ({ group, outcome, reward, low, high, id }) => same("kind", group.kind) && same("env", group.env) && same("outcome", outcome) && same("horizon", group.horizon)
     && same("step", group.step) && reward >= r0 && reward <= r1 && (!versions || (low !== null && high >= v0 && low <= v1))
     && words.every((word) => group.search.includes(word) || id.includes(word));
 }

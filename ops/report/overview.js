@@ -38,7 +38,7 @@ function drawEvaluations(place) {
   const most = Object.keys(facts.evaluations[0].pass).at(-1);
   const best = Math.max(...facts.evaluations.map((one) => one.value ?? -1));
   const rows = facts.evaluations.map((one) => [
-    h("b", {}, `v${one.version}`),
+    h("a", { href: `#/episodes?kind=eval&step=${one.version}` }, `v${one.version}`),
     interval(one.value, one.low, one.high, one.value === best),
     one.episodes,
     ...(most === "1" ? [] : [withUnit(one.pass[most], "percent")]),
@@ -48,7 +48,7 @@ function drawEvaluations(place) {
     ...parts.map((name) => one.parts.find((part) => part.name === name)).map((part) => (part ? interval(part.success_rate, part.low, part.high) : "–")),
   ]);
   const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Cut", "Turns", "Broken", ...parts];
-  place.append(h("p", { class: "hint" }, "Held-out tasks, played by the actors and never trained on. Bars and brackets are Wilson's intervals, 95 %."), table(heads, rows));
+  place.append(h("p", { class: "hint" }, "Held-out tasks, played by the actors and never trained on; a version leads to its episodes. Bars and brackets are Wilson's intervals, 95 %."), table(heads, rows));
 }
 
 function interval(value, low, high, best = false) {

@@ -20,7 +20,7 @@ from horizonrl.ops.models import known_model
 from horizonrl.ops.report.episodes import Episodes, collect, packed
 from horizonrl.ops.report.facts import Files, ends, facts
 from horizonrl.ops.report.tokens import TokenTexts
-from horizonrl.ops.rundir import read_config
+from horizonrl.ops.rundir import REPORT, read_config
 
 SCRIPTS = ("elements.js", "store.js", "charts.js", "overview.js", "list.js", "reader.js", "app.js")
 """In this order they are the page's one script."""
@@ -30,13 +30,21 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 def write_report(run_dir: Path, out: Path | None, overrides: Sequence[str] = ()) -> int:
     """Write a run's page and say where it is."""
     config = read_config(run_dir, overrides)
-    file = out or run_dir / "report.html"
+    file = out or run_dir / REPORT
     if not file.parent.is_dir():
         raise ConfigError(f"no directory {file.parent}: --out names a file in one that exists")
-    page, episodes = make_page(run_dir, config)
-    file.write_text(page)
+    episodes = save_page(run_dir, config, file)
     print(f"{file}: {len(episodes.rows):,} episodes, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
+
+
+def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
+    """Write a run's page; return the episodes that are in it."""
+    page, episodes = make_page(run_dir, config)
+    beside = file.with_name(f".{file.name}.incoming")
+    beside.write_text(page, encoding="utf-8")
+    beside.rename(file)
+    return episodes
 
 
 def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:

@@ -38,9 +38,9 @@ class Reader {
     const { group } = one;
     return h("header", {},
       h("button", { type: "button", class: "back", onclick: () => this.changed({ open: "", with: "" }) }, "← List"),
-      h("h2", {}, group.task, h("small", {}, group.env)),
+      h("h2", {}, group.task, h("small", {}, group.env), " ", badge(one)),
       h("p", { class: "chips" },
-        chip(glyph(one.outcome), one.outcome), chip("reward ", h("b", {}, reward(one.reward))), chip(`${one.turns} of ${group.horizon} turns`),
+        chip(glyph(one), one.outcome), chip("reward ", h("b", {}, reward(one.reward))), chip(`${one.turns} of ${group.horizon} turns`),
         one.low === null ? null : chip(one.low === one.high ? `version ${one.low}` : `versions ${one.low} to ${one.high}`),
         one.tokens ? chip(`${grouped(one.tokens)} tokens`) : null, chip(group.end)),
       two ? null : h("p", { class: "siblings" }, h("a", { href: address({ open: one.id, with: "" }) }, one.id), ", of a group of ", String(group.episodes.length), ": ",
@@ -49,19 +49,21 @@ class Reader {
 
   link(episode, one) {
     return h("a", { class: "sibling", href: address({ open: episode.id, with: "" }), "aria-current": episode === one ? "true" : null,
-      "aria-label": `episode ${episode.index}: ${episode.outcome}` }, glyph(episode.outcome));
+      "aria-label": `episode ${episode.index}: ${episode.outcome}` }, glyph(episode));
   }
 
   caption(episode, at) {
-    return h("h3", {}, glyph(episode.outcome), h("a", { href: address({ open: episode.id, with: "" }) }, episode.id),
-      h("small", {}, `${span(episode.low, episode.high)}, ${episode.outcome}, reward ${reward(episode.reward)}, ${episode.turns} turns`),
+    return h("h3", {}, glyph(episode), h("a", { href: address({ open: episode.id, with: "" }) }, episode.id),
+      h("small", {}, `${player(episode)}, ${episode.outcome}, reward ${reward(episode.reward)}, ${episode.turns} turns`),
       at ? h("button", { type: "button", onclick: () => this.changed({ with: "" }) }, "Close") : null);
   }
 
   // Every episode of the task, by the version that played it: one click sets it beside this one.
   tasks(one, two) {
-    const all = this.store.ofTask(one).filter((episode) => episode.low !== null);
-    if (all.length < 2) return h("p", { class: "hint" }, "The only episode of this task.");
+    const all = this.store.ofTask(one);
+    const shown = this.store.demonstrations(one);
+    if (all.length + shown.length < 2) return h("p", { class: "hint" }, "The only episode of this task.");
+    if (!all.length) return this.experts(one, two, shown);
     const [first, last] = [all[0].low, all.at(-1).low];
     const strip = h("div", { class: "strip" });
     const stacked = new Map(); // how many marks a version has so far
@@ -77,20 +79,25 @@ class Reader {
     const versions = first === last ? `begun by version ${first}` : `begun by versions ${first} to ${last}`;
     return h("details", { class: "across", open: two || all.length <= 64 ? true : null },
       h("summary", {}, `This task: ${all.length} episodes, ${versions}`, h("span", { class: "hint" }, " Choose one to compare it with this episode")),
-      h("div", { class: "frame" }, strip), first === last ? null : h("div", { class: "ends" }, h("span", {}, `v${first}`), h("span", {}, `v${last}`)));
+      h("div", { class: "frame" }, strip), first === last ? null : h("div", { class: "ends" }, h("span", {}, `v${first}`), h("span", {}, `v${last}`)),
+      shown.length ? this.experts(one, two, shown) : null);
+  }
+
+  experts(one, two, shown) {
+    return h("p", { class: "siblings" }, "By an expert: ", shown.map((episode) => this.mark(episode, one, two)));
   }
 
   mark(episode, one, two) {
     const shown = episode === one ? "one" : episode === two ? "two" : "";
     return h("a", { class: `mark ${shown}`, href: address({ open: one.id, with: episode === one ? "" : episode.id }), tabindex: shown ? 0 : -1,
-      title: `${episode.id}: v${episode.low}, ${episode.outcome}, reward ${reward(episode.reward)}` }, glyph(episode.outcome));
+      title: `${episode.id}: ${player(episode)}, ${episode.outcome}, reward ${reward(episode.reward)}` }, glyph(episode));
   }
 
   // The episode of the task that is farthest from this one in versions.
   compare() {
     if (!this.one) return;
     if (this.two) return this.changed({ with: "" });
-    const others = this.store.ofTask(this.one).filter((episode) => episode !== this.one && episode.low !== null);
+    const others = this.store.ofTask(this.one).filter((episode) => episode !== this.one);
     const far = others.sort((a, b) => Math.abs(b.low - this.one.low) - Math.abs(a.low - this.one.low))[0];
     if (far) this.changed({ with: far.id }, true);
   }
@@ -119,9 +126,16 @@ function legend(bodies) {
     SHADES.map(([, shade, text]) => h("span", { class: `shade ${shade}` }, text)), h("output", { id: "token" }, "point at a token"));
 }
 
+// A turn's text without its special tokens, of which a demonstration shows none.
+function spoken({ text, lengths, special = [] }) {
+  let place = 0;
+  const pieces = special.length ? lengths.map((length) => text.slice(place, (place += length))) : [text];
+  return pieces.filter((_, at) => !special.includes(at)).join("");
+}
+
 // The first turn in which two episodes of a task said something else.
 function parting([one, two]) {
-  const at = one.turns.findIndex((turn, place) => turn.text !== two.turns[place]?.text);
+  const at = one.turns.findIndex((turn, place) => spoken(turn) !== (two.turns[place] && spoken(two.turns[place])));
   return at < 0 ? Math.min(one.turns.length, two.turns.length) : at;
 }
 

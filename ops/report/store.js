@@ -13,7 +13,7 @@ class Store {
   constructor({ groups, rows, starts }) {
     this.starts = starts;
     this.groups = groups.map(([ticket, env, task, horizon, step, end]) =>
-      ({ ticket, env, task, horizon, step, end, key: `${env}/${task}`, search: `${env} ${task} ${ticket}`.toLowerCase(), episodes: [] }));
+      ({ ticket, kind: ticket.split("-")[0], env, task, horizon, step, end, key: `${env}/${task}`, search: `${env} ${task} ${ticket}`.toLowerCase(), episodes: [] }));
     this.episodes = rows.map(([group, index, outcome, earned, turns, tokens, low, high], row) => {
       const of = this.groups[group];
       const episode = { row, id: `${of.ticket}.${index}`, group: of, index, outcome, reward: earned, turns, tokens, low, high };
@@ -30,9 +30,13 @@ class Store {
     this.chunks = new Map();
   }
 
-  // The episodes of one task, the oldest version first.
+  // The policy's episodes of one task, the oldest version first.
   ofTask(episode) {
-    return this.byTask.get(episode.group.key).slice().sort((a, b) => a.low - b.low || a.row - b.row);
+    return this.byTask.get(episode.group.key).filter((one) => one.low !== null).sort((a, b) => a.low - b.low || a.row - b.row);
+  }
+
+  demonstrations(episode) {
+    return this.byTask.get(episode.group.key).filter((one) => one.group.kind === "demo");
   }
 
   async body(episode) {
@@ -51,9 +55,21 @@ function kindOf(outcome) {
   return outcome.split(":")[0];
 }
 
-const GLYPHS = { success: "●", failure: "○", cut: "◐", broken: "✕" };
+const GLYPHS = { success: "●", failure: "○", cut: "◐", broken: "✕", demo: "◆" };
+const KINDS = { train: "the policy, in training", eval: "the policy, held-out", demo: "an expert" };
+const BADGES = { eval: "held-out", demo: "demonstration" };
 
-function glyph(outcome) {
-  const kind = kindOf(outcome);
+function glyph({ outcome, group }) {
+  const kind = group.kind === "demo" && outcome === "success" ? "demo" : kindOf(outcome);
   return h("span", { class: `glyph ${kind}`, title: outcome, role: "img", "aria-label": outcome }, GLYPHS[kind]);
+}
+
+// Says of an episode that it is not one of the policy in training.
+function badge({ group: { kind } }) {
+  return BADGES[kind] ? h("span", { class: `badge ${kind}` }, BADGES[kind]) : null;
+}
+
+function player({ group, low, high }) {
+  if (group.kind === "demo") return "an expert";
+  return low === null ? "–" : low === high ? `v${low}` : `v${low}–${high}`;
 }

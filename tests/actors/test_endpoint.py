@@ -115,6 +115,26 @@ def test_a_port_that_nobody_listens_at_breaks_the_episode() -> None:
     assert play(Completions(url="http://127.0.0.1:9/v1")).stop is StopReason.POLICY_ERROR
 
 
+async def reach(url: str) -> None:
+    async with Endpoint(EndpointSettings(url, "big", SecretStr(KEY))) as endpoint:
+        await endpoint.reach()
+
+
+def test_whoever_answers_is_there_unless_the_key_is_refused(server: Completions) -> None:
+    for status in (200, 404, 500):
+        server.listing = status
+        asyncio.run(reach(server.url))
+    server.listing = 403
+    with pytest.raises(EngineDead, match=r"answered 403: .*Check the key's environment variable"):
+        asyncio.run(reach(server.url))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://no.such.host.invalid/v1", "127.0.0.1:9", "nonsense"])
+def test_an_address_without_an_answer_is_told_at_once(url: str) -> None:
+    with pytest.raises(EngineDead, match=rf"no answer from {url}/models .* is the server up"):
+        asyncio.run(reach(url))
+
+
 def test_retry_after_is_waited_for_in_seconds_and_as_a_date(server: Completions) -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
     server.faults = [refusal(429, **{"Retry-After": "0.3"}), refusal(429, **{"Retry-After": later})]

@@ -33,8 +33,8 @@ def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key; known keys: .*\blr\b"),
-        (["--rll.lr", "1"], r"rll: no such key; known keys: .*\brl\b"),
+        (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key\. Known keys: .*\blr\b"),
+        (["--rll.lr", "1"], r"rll: no such key; did you mean rl\? Known keys: "),
         (["--horizon.horizons", "[0]"], r"horizon\.horizons\.0: .*greater than or equal to 1 \(got 0\)"),
         (["--rl.lr=-1"], r"rl\.lr: .*greater than 0 \(got -1\)"),
         (["--rl.lr"], r"--rl\.lr has no value"),

@@ -35,7 +35,7 @@ def test_playing_imports_no_engine_and_not_the_package_of_the_recipes() -> None:
 
 
 def test_an_unknown_id_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no environment 'textcarft'; known: .*textcraft"):
+    with pytest.raises(ConfigError, match=r"no environment 'textcarft'; did you mean textcraft.*\? Known: .*textcraft"):
         registry.load("textcarft")
 
 
@@ -63,7 +63,9 @@ def test_tasks_are_selected_by_split_and_category() -> None:
 
 
 def test_an_unknown_category_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no category 'depth9'; known: depth1, depth2, depth3, depth4"):
+    with pytest.raises(
+        ConfigError, match=r"no category 'depth9'; did you mean .* Known: depth1, depth2, depth3, depth4"
+    ):
         registry.select("textcraft", "train", ["depth1", "depth9"])
 
 
@@ -78,7 +80,10 @@ def test_options_reach_the_environment() -> None:
 
 
 def test_an_unknown_option_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no option 'distractor'; known: distractors, format, max_.*, style"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no option 'distractor'; did you mean distractors\? Known: distractors, format, max_.*, style",
+    ):
         registry.make("textcraft", {"distractor": 2})
 
 

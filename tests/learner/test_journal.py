@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, StopReason, Task
 from horizonrl.learner.api import StepStats
@@ -42,6 +44,7 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
         journal.write_metrics({"step": step})
         journal.write_evaluation({"step": step - 1, "settled_step": step})
         journal.write_episodes(step, [make_group(step)])
+        journal.write_held_out(step, make_group(step, kind=Kind.EVAL))
     journal.write_lineage({"lineage": 0})
     for name, torn in (("metrics.jsonl", '{"step": 3, "cut'), ("lineages.jsonl", '{"lineage": 1}')):
         with (tmp_path / name).open("a") as file:
@@ -52,7 +55,23 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
     assert [line["step"] for line in lines(tmp_path / "ledger.jsonl")] == [1, 2, 3]
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3]
     assert [line["settled_step"] for line in lines(tmp_path / "evals.jsonl")] == [1, 2, 3]
-    assert [path.stem for path in sorted((tmp_path / "episodes").iterdir())] == [f"step-{n:06d}" for n in (1, 2, 3)]
+    kept = [path.stem for path in sorted((tmp_path / "episodes").iterdir())]
+    assert kept == [f"{kind}-{n:06d}" for kind in ("eval", "step") for n in (1, 2, 3)]
+
+
+def test_held_out_episodes_are_kept_up_to_a_bound_those_of_the_first_evaluation_always(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path)
+    for number in (0, 1):
+        journal.write_held_out(1, make_group(number, kind=Kind.EVAL))
+    first = tmp_path / "episodes" / "eval-000001.jsonl"
+    assert [line["ticket"] for line in lines(first)] == [f"eval-{number:08d}" for number in (0, 0, 1, 1)]
+    monkeypatch.setattr("horizonrl.learner.journal.EVAL_EPISODES_BYTES", 2 * first.stat().st_size)
+    for step in range(2, 9):
+        journal.write_held_out(step, make_group(step, kind=Kind.EVAL))
+    kept = [int(path.stem.removeprefix("eval-")) for path in sorted((tmp_path / "episodes").iterdir())]
+    assert kept == [1, 6, 7, 8]
 
 
 def test_an_episode_is_kept_as_text_that_a_person_can_follow(tmp_path: Path) -> None:

@@ -306,6 +306,10 @@ class World:
             assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
             assert line["episodes"] == sum(len(group.episodes) for group in played)
             assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)
+        files = sorted((self.config.run_dir / "episodes").glob("eval-*.jsonl"))
+        kept_texts = Counter(line["ticket"] for file in files for line in read_lines(file))
+        evaluated = [ticket for line in self.evals() for _, ticket, how in line["ends"] if how == "evaluated"]
+        assert kept_texts == dict.fromkeys(evaluated, self.config.eval.samples)
         best = Best(self.config.run_dir / "best")
         if (kept := best.read()) is not None and kept["version"]:
             assert digest_file(best.weights(kept)) == self.ledger()[kept["version"] - 1]["weights_digest"]

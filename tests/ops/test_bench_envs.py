@@ -26,4 +26,4 @@ def test_an_environment_is_measured_here_served_and_in_workers(
 
 def test_an_unknown_environment_is_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "envs", "textcarft"]) == 2
-    assert "no environment 'textcarft'; known: " in capsys.readouterr().err
+    assert "no environment 'textcarft'; did you mean textcraft" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import pytest
 
 from horizonrl.common.config import RunConfig
 from horizonrl.ops.cli import main, split_overrides
+from horizonrl.ops.recipe_names import purpose, recipes
 from horizonrl.ops.rundir import write_config
 
 REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
@@ -33,11 +34,86 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert command in shown
 
 
+@pytest.mark.parametrize("command", [["train"], ["learner"], ["config"], ["demos"], ["eval"], ["bench", "chaos"]])
+def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for section, field in RunConfig.model_fields.items():
+        assert f"--{section}" in shown
+        for key in getattr(field.annotation, "model_fields", ()):
+            assert f"{key}=" in shown
+    assert "--section.key VALUE" in shown
+
+
+def test_a_recipe_of_the_package_is_known_by_its_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "laptop", "lora", "--rl.steps", "5"]) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert (shown["run"]["name"], shown["lora"]["rank"] > 0, shown["rl"]["steps"]) == ("laptop", True, 5)
+    (tmp_path / "laptop").write_text('[run]\nname = "mine"\n')
+    assert main(["config", "laptop"]) == 0
+    assert 'name = "mine"' in capsys.readouterr().out
+
+
+def test_the_recipes_are_listed_with_what_they_train_and_shown_to_begin_ones_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    for name, file in recipes().items():
+        assert f" {name} " in shown
+        assert purpose(file)[:40] in shown
+        assert len(purpose(file)) > 20
+    assert main(["recipes", "pocket"]) == 0
+    assert capsys.readouterr().out == recipes()["pocket"].read_text()
+
+
+def test_what_is_not_installed_is_named_with_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A light install exports nothing: `huggingface_hub` comes with the engines."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for name in [name for name in sys.modules if name == "horizonrl.ops.card" or name == "horizonrl.ops.dataset"]:
+        monkeypatch.delitem(sys.modules, name)
+    for command in (["export", str(tmp_path), "out"], ["dataset", str(tmp_path), "out"]):
+        assert main(command) == 2
+        told = capsys.readouterr().err
+        assert f"`horizonrl {command[0]}` needs the package huggingface_hub" in told
+        assert "pip install 'horizonrl[cpu]'" in told
+
+
+def test_a_run_that_lies_in_runs_is_meant_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(RunConfig.load([], ["--run.name=mine"]))
+    assert main(["report", "mine"]) == 2
+    assert "did you mean runs/mine?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["train", "--rl.learning_rate", "1"], "rl.learning_rate: no such key"),
         (["train", "gone.toml"], "no recipe at gone.toml"),
+        (["trian", "laptop"], "no command 'trian'; did you mean train?"),
+        (["train", "laptpo"], "no recipe 'laptpo': neither a file nor one of agentevol"),
+        (["train", "laptpo"], "did you mean laptop?"),
+        (["train", "--rl.max_stalenes", "3"], "did you mean rl.max_staleness? Known keys: demos_per_step, "),
+        (["train", "--rl.threads", "3"], "rl.threads: no such key; did you mean learner.threads or actor.threads?"),
+        (["train", "--rll.steps", "3"], "rll: no such key; did you mean rl?"),
+        (["train", "--envs", '[{"id": "parity", "categorys": []}]'], "did you mean envs.0.categories?"),
+        (["train", "laptop", "--lr", "1"], "--lr: no such option of `horizonrl train`; did you mean --imitation.lr or"),
+        (["status", "runs", "--wathc"], "--wathc: no such option of `horizonrl status`"),
+        (["report", "laptop", "pocket"], "'pocket' is one word too many for `horizonrl report`"),
+        (["envs", "list", "textcarft"], "no environment 'textcarft'; did you mean textcraft"),
         (["train", "--horizon.horizons", "[0]"], "greater than or equal to 1"),
         (["learner"], "broker.url is not set"),
         (["learner", "--broker.url", "127.0.0.1"], "write it as nats://HOST:PORT"),
@@ -49,7 +125,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--horizon.horizons", "3,6"], "'[1, 2]' in quotes on the command line"),
         (["doctor", "--rl.lr", "1"], "`horizonrl doctor` takes no keys"),
         (["envs", "list", "--rl.lr", "1"], "`horizonrl envs` takes no keys"),
-        (["envs", "list", "gone"], "no environment gone"),
+        (["envs", "list", "gone"], "no environment 'gone'"),
         (["status"], "which run?"),
         (["status", "nowhere"], "is no run directory"),
         (["export", "nowhere", "out"], "is no run directory"),

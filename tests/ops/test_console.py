@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import rich.console
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
+from horizonrl.ops.cli import parse
 from horizonrl.ops.console import COLUMNS, Console, fitting, row, waiting_for
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.snapshot import Snapshot
+from horizonrl.ops.standing import waits
 from tests.ops.runs import EVAL, LINE, standing, write_log
 
 
@@ -89,6 +94,20 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     assert max(map(len, live(console, {}).splitlines())) <= 80
 
 
+def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: RunConfig) -> None:
+    console = Console(config)
+    write_lines(config, *(LINE | {"step": step, "groups_dropped": 2} for step in (1, 2)))
+    dropped = {DropReason.ZERO_VARIANCE: 40, DropReason.STALE: 1}
+    outcomes = {Kind.TRAIN: Outcomes(trained=16, dropped=dropped), Kind.EVAL: Outcomes(dropped=dropped)}
+    progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57})
+    console.standing = standing(config, progress)
+    wanted = config.rl.groups_per_step
+    assert f"waits for groups: 0 of {wanted} are in, 37 dropped for this step" in live(console, {}, width=120)
+    shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.standing)
+    assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped for this step"
+    assert waits(console.standing, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
+
+
 def test_a_broker_that_does_not_answer_is_told(config: RunConfig) -> None:
     console = Console(config)
     console.standing = standing(config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40)
@@ -150,5 +169,18 @@ def test_an_evaluation_is_told_once_even_if_a_resumed_learner_writes_it_again(
         "  version 4: eval 43 % (33-54 %) of 64 held-out episodes",
         "  version 6: eval - (0-100 %) of 64 held-out episodes",
     ]
-    console.summary(config.run_dir)
+    console.summary(config.run_dir, config.run_dir, "horizonrl train")
     assert "eval: version 4 43 % (33-54 %), version 6 - (0-100 %)" in capsys.readouterr().out
+
+
+def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_understood(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(config, LINE)
+    Console(config).summary(config.run_dir / "model", config.run_dir / "report.html", "horizonrl train laptop")
+    shown = capsys.readouterr().out
+    assert f"report: {config.run_dir}/report.html" in shown
+    commands = [line.strip() for line in shown.partition("What next:")[2].splitlines() if "horizonrl" in line]
+    parsed = [parse(shlex.split(command)[1:]) for command in commands]
+    assert [arguments.command for arguments, _ in parsed] == ["eval", "lineage", "train"]
+    assert parsed[2][1] == ["--rl.steps", "20"]

@@ -19,6 +19,7 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
 from horizonrl.common.statistics import pass_at_k, wilson
 from horizonrl.common.types import StopReason
+from horizonrl.ops.cli import main
 from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
@@ -211,6 +212,24 @@ def test_when_nothing_works_it_ends_rather_than_break_everything(server: Complet
     server.faults = []
     row = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(4,)))["blocks"][0]["rows"][0]
     assert (row["episodes"], row["broken"]) == (TASKS * 4, 0)
+
+
+def test_an_endpoint_that_is_not_there_is_an_error_before_any_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m", "--env", "parity", "--tasks", "2"]
+    assert main(asked) == 1
+    assert "error: no answer from http://127.0.0.1:9/v1/models (ClientConnectorError" in capsys.readouterr().err
+    assert lines_of(tmp_path / "evaluation") == []
+
+
+def test_an_evaluation_of_which_every_episode_broke_has_failed(server: Completions, tmp_path: Path) -> None:
+    server.faults = [refusal(400)] * 2
+    with pytest.raises(RunFailed, match=r"all 2 episodes of parity broke, the last with: .*answered 400"):
+        evaluate(server, tmp_path, Choice(env_ids=("parity",), tasks=2))
+    assert (tmp_path / "results.json").exists()
+    assert evaluate(server, tmp_path, Choice(env_ids=("parity",), tasks=2))["blocks"][0]["rows"][0]["episodes"] == 2
 
 
 def test_the_key_is_written_nowhere(server: Completions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

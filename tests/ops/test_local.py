@@ -1,4 +1,5 @@
 import asyncio
+import os
 import socket
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import yaml
 
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import RunFailed
+from horizonrl.ops.cli import main
 from horizonrl.ops.local import Part, _parts, earlier_port
-from horizonrl.ops.rundir import write_config
+from horizonrl.ops.rundir import only_train, write_config
 
 LOCAL = Path(__file__).parents[2] / "ops/prometheus/local.yml"
 
@@ -54,6 +56,19 @@ def test_a_run_that_goes_on_keeps_its_brokers_port_unless_another_program_has_it
         (tmp_path / "broker.url").write_text(f"nats://127.0.0.1:{port}")
         assert earlier_port(tmp_path) is None
     assert earlier_port(tmp_path) == port
+
+
+def test_a_second_train_in_a_directory_is_refused_by_the_process_of_the_first_and_leaves_no_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "textcraft"
+    asked = ["train", f"--run.root={tmp_path}", "--envs", '[{"id": "parity"}]']
+    with only_train(run_dir):
+        (run_dir / "broker.url").write_text("nats://127.0.0.1:9")
+        assert main(asked) == 1
+    told = capsys.readouterr().err
+    assert f"another `horizonrl train` (process {os.getpid()}) works in {run_dir}" in told
+    assert sorted(path.name for path in run_dir.iterdir()) == ["broker.url", "train.lock"]
 
 
 @pytest.mark.process

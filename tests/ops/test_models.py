@@ -1,5 +1,7 @@
 """Models are directories: checked when named, made once when they come from a package."""
 
+import json
+import shutil
 import threading
 from importlib import metadata
 from pathlib import Path
@@ -7,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.chat import ChatTemplate
+from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.ops import models
-from horizonrl.ops.models import POCKET, SMOLLM2, known_model, model_identity, resolve_model
+from horizonrl.ops.card import base_model
+from horizonrl.ops.models import POCKET, SMOLLM2, hub_id, known_model, model_identity, resolve_model
+from horizonrl.ops.rundir import public_config
 
 
 def test_a_model_directory_is_returned_as_it_is(tiny_models: tuple[Path, Path]) -> None:
@@ -24,9 +29,52 @@ def test_a_directory_that_is_no_model_is_refused_by_what_it_lacks(tmp_path: Path
         resolve_model(tmp_path)
 
 
+def test_a_model_without_a_chat_template_is_refused_before_anything_starts(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_models[0], tmp_path / "base")
+    (model / "chat_template.jinja").rename(model / "template.txt")
+    with pytest.raises(ConfigError, match=r"no chat template.*use an instruction-tuned model"):
+        resolve_model(model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] = (model / "template.txt").read_text()
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert resolve_model(model) == model
+    (model / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not JSON"):
+        resolve_model(model)
+
+
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not downloaded"):
+    with pytest.raises(ConfigError, match="neither a directory nor"):
         resolve_model("gpt-nine", tmp_path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache that `hf download` fills, empty."""
+    cache = tmp_path / "hub"
+    cache.mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    return cache
+
+
+def test_a_model_of_the_hub_is_found_where_hf_download_has_put_it(
+    hub: Path, tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"`hf download Owner/Small-1\.5B`"):
+        resolve_model("Owner/Small-1.5B")
+    assert known_model("Owner/Small-1.5B") is None
+    place = hub / "models--Owner--Small-1.5B"
+    snapshot = shutil.copytree(tiny_models[0], place / "snapshots" / ("ab12" * 10))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("ab12" * 10)
+    assert resolve_model("Owner/Small-1.5B") == known_model("Owner/Small-1.5B") == snapshot
+    assert hub_id(snapshot) == "Owner/Small-1.5B"
+    assert base_model(snapshot)[0] == "Owner/Small-1.5B"
+    run = RunConfig.load([], [f"--model.name={snapshot}"])
+    assert public_config(run)["model"]["name"] == "Owner/Small-1.5B"
+    assert hub_id(tiny_models[0]) is None
 
 
 def test_a_known_model_is_found_where_it_was_made_and_never_made(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 import asyncio
 import io
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,10 @@ from horizonrl.learner.collector import Collector, Rules, Standing
 from horizonrl.learner.settlement import Books
 from horizonrl.ops.cli import main
 from horizonrl.ops.report.facts import Files
-from horizonrl.ops.rundir import GrowingLines, read_config, read_lines, write_config
+from horizonrl.ops.rundir import GrowingLines, only_train, read_config, read_lines, write_config
 from horizonrl.ops.snapshot import Snapshot
 from horizonrl.ops.standing import Observer, waits
-from horizonrl.ops.status import plain_line, screen
+from horizonrl.ops.status import Request, Source, plain_line, screen
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, standing, write_log
 from tests.records import make_group, make_ticket
@@ -99,6 +101,36 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     assert "50 %" in told
     assert "43 % (33-54 %) at version 4" in told
     assert "learner hardly any group can be trained on, 30 s ago (logs/learner.log):" in told
+
+
+def test_a_run_whose_broker_ended_with_its_train_is_shown_without_asking_for_it(tmp_path: Path) -> None:
+    """The client of the broker would be imported for half a second, and then wait for two more."""
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9"])
+    write_config(config)
+    (config.run_dir / "broker.url").write_text("nats://127.0.0.1:9")
+    program = (
+        "import sys; from horizonrl.ops.cli import main; code = main(['status', sys.argv[1]]); "
+        "print(sorted({'aiohttp', 'nats', 'numpy'} & set(sys.modules))); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, str(config.run_dir)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "textcraft: stopped, step 0 of" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_broker_that_may_come_back_or_is_not_the_runs_own_is_waited_for(tmp_path: Path) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9"])
+    write_config(config)
+    (config.run_dir / "broker.url").write_text("nats://127.0.0.1:9")
+
+    def gone() -> bool:
+        return Source.find(Request([config.run_dir]))._broker_is_gone()
+
+    assert gone()
+    with only_train(config.run_dir):
+        assert not gone(), "its train starts it again"
+    (config.run_dir / "broker.url").write_text("nats://127.0.0.1:10")
+    assert not gone()
 
 
 def test_a_finished_run_is_shown_on_one_screen_of_80_columns(tmp_path: Path) -> None:

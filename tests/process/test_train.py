@@ -42,6 +42,7 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
     assert model.num_parameters() > 0
     assert AutoTokenizer.from_pretrained(model_dir).chat_template
     assert json.loads((model_dir / "version.json").read_text())["step"] == 8
+    assert "<!doctype html>" in (workplace.run_dir / "report.html").read_text()[:20]
 
 
 @pytest.mark.process

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from horizonrl.common.statistics import wilson
 from horizonrl.common.types import (
     Episode,
     Group,
+    Kind,
     Phase,
     PolicyVersion,
     Provenance,
@@ -52,6 +53,8 @@ class Scale:
     groups: int = 6
     size: int = 4
     turns: int = 4
+    held_out: int = 0
+    """Episodes of each evaluation."""
 
 
 def run_config(root: Path, *overrides: str) -> RunConfig:
@@ -68,7 +71,10 @@ def run_config(root: Path, *overrides: str) -> RunConfig:
 
 
 def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
-    """Write the directory of a run that took `scale.steps` steps, two evaluations among them."""
+    """Write the directory of a run that took `scale.steps` steps, three evaluations among them.
+
+    Where the config says so, its first steps are of imitation.
+    """
     chance = random.Random(seed)
     tokenizer = write_tokenizer(Path(config.model.name))
     write_config(config)
@@ -76,7 +82,9 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
     journal.write_lineage({"lineage": 0, "from_step": 0, "time": 1e9, "changed": {}})
     settled = 0
     for step in range(1, scale.steps + 1):
-        groups = [make_group(tokenizer, chance, scale, step, step * scale.groups + at) for at in range(scale.groups)]
+        phase, _ = config.phase(step - 1)
+        make = make_group if phase is Phase.RL else make_demonstration
+        groups = [make(tokenizer, chance, scale, step, step * scale.groups + at) for at in range(scale.groups)]
         dropped = [Drop(1, groups[0].ticket.ticket_id, "zero_variance")]  # type: ignore[arg-type]
         draft = Draft(admitted=list(enumerate(groups[1:])), consumed=groups, dropped=dropped)
         settled += len(groups)
@@ -95,11 +103,13 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
             }
         )
         journal.write_episodes(step, groups)
-        line = metrics_line(Phase.RL, PolicyVersion(version=step), draft, STATS, StepTimes(1.0, 2.0, 0.1, 2_000_000))
+        line = metrics_line(phase, PolicyVersion(version=step), draft, STATS, StepTimes(1.0, 2.0, 0.1, 2_000_000))
         line |= {"tickets_issued": settled + 3, "tickets_outstanding": 3, "growths": [], "time": 1e9 + 60 * step}
         journal.write_metrics(line)
     for version, successes in ((0, 10), (3, 20), (scale.steps, 30)):
         journal.write_evaluation(evaluation(version, successes, scale.steps + 1))
+        if scale.held_out:
+            journal.write_held_out(version + 1, make_held_out(tokenizer, chance, scale, version))
     return config.run_dir
 
 
@@ -129,6 +139,24 @@ def make_group(tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: 
     )
     episodes = [make_episode(tokenizer, chance, scale, version, index) for index in range(scale.size)]
     return Group(ticket=ticket, episodes=tuple(episodes), provenance=Provenance(actor="test"))
+
+
+def make_demonstration(tokenizer: Tokenizer, chance: random.Random, scale: Scale, step: int, number: int) -> Group:
+    """Return what an expert did: a group of one episode."""
+    group = make_group(tokenizer, chance, scale, step, number)
+    ticket = group.ticket.model_copy(update={"kind": Kind.DEMO, "group_size": 1})
+    turn = make_turn(tokenizer, chance, "get 2 logs", 0, 1.0)
+    expert = group.episodes[0].model_copy(
+        update={"turns": (turn,), "stop": StopReason.TERMINATED, "success": True, "error": None}
+    )
+    return group.model_copy(update={"ticket": ticket, "episodes": (expert,)})
+
+
+def make_held_out(tokenizer: Tokenizer, chance: random.Random, scale: Scale, version: int) -> Group:
+    """Return the group of the ticket that `evaluation` ends."""
+    size = scale.held_out
+    group = make_group(tokenizer, chance, replace(scale, size=size), version + 1, version)
+    return group.model_copy(update={"ticket": group.ticket.model_copy(update={"kind": Kind.EVAL})})
 
 
 def make_episode(tokenizer: Tokenizer, chance: random.Random, scale: Scale, version: int, index: int) -> Episode:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from horizonrl.common.config import RunConfig
 from horizonrl.learner.journal import Journal
 from horizonrl.ops.report.page import make_page
 from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_run
@@ -32,6 +33,13 @@ def browser() -> Iterator[Browser]:
 def file(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(make_page(run_dir, run_config(run_dir.parent))[0])
+    return file
+
+
+@pytest.fixture(scope="module")
+def taught(taught_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("taught-page") / "report.html"
+    file.write_text(make_page(taught_run, RunConfig.load([taught_run / "config.toml"]))[0])
     return file
 
 
@@ -186,7 +194,9 @@ def test_the_overview_has_every_part(open_page: Open) -> None:
     expect(page.locator("#books")).to_contain_text("39 issued = 36 ended + 3 outstanding. The books balance.")
     expect(page.locator("#decisions")).to_contain_text("4 → 8 turns")
     expect(page.locator("#evaluations")).to_contain_text("pass@2")
-    assert page.locator(".curve").count() == 14
+    assert page.locator(".curve").count() == 18
+    axes = [text for text in page.locator(".curve").first.locator(".axis").all_text_contents() if text]
+    assert axes == ["episodes solved", "optimizer step"]
     assert page.locator(".evaluated").count() == 3
 
 
@@ -209,6 +219,61 @@ def test_it_is_dark_where_the_reader_likes_it_dark(open_page: Open) -> None:
 
     assert min(ground("light")) > 230
     assert max(ground("dark")) < 40
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1280, 400), (390, 844)])
+def test_an_episode_taller_than_the_window_scrolls_in_its_own_place(open_page: Open, size: tuple[int, int]) -> None:
+    width, height = size
+    page = open_page("#/episodes?open=train-00000007.3", viewport={"width": width, "height": height})
+    expect(page.locator(".turn").first).to_be_visible()
+    page.locator(".column").evaluate("column => { column.style.height = '3000px'; }")
+    whole = page.evaluate("[document.documentElement.scrollHeight, document.documentElement.scrollWidth]")
+    assert whole == [height, width]
+    reader = page.locator("#reader").bounding_box()
+    assert reader is not None
+    assert reader["y"] + reader["height"] == height
+    assert page.locator("#reader").evaluate("reader => reader.scrollHeight > reader.clientHeight + 2000")
+    if width > 1000:
+        place, row = page.locator("#list").bounding_box(), page.locator(".row[aria-selected=true]").bounding_box()
+        assert place is not None
+        assert row is not None
+        assert place["y"] <= row["y"] <= row["y"] + row["height"] <= place["y"] + place["height"] <= height
+    page.go_back() if page.evaluate("history.length > 2") else page.click("[data-view=overview]")
+    assert page.evaluate("document.documentElement.scrollHeight") > height
+
+
+def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(open_page: Open, taught: Path) -> None:
+    page = open_page("#/episodes", page_file=taught)
+    assert page.locator("#found").inner_text().startswith("117 of 117 episodes")
+    page.select_option("[name=kind]", "demo")
+    expect(page.locator("#found")).to_have_text("12 of 117 episodes")  # of an expert's there is no success to tell
+    assert set(page.locator(".row .badge").all_inner_texts()) == {"demonstration"}
+    page.locator(".row").first.click()
+    expect(page.locator("#reader h2 .badge")).to_have_text("demonstration")
+    expect(page.locator(".chips")).not_to_contain_text("version 0")
+    assert page.locator(".token, .boundary").count() == 0
+    page.locator(".across .strip .mark").last.click()
+    expect(page.locator(".column h3 small").first).to_contain_text("an expert, success")
+    page.select_option("[name=kind]", "train")
+    assert page.locator("#found").inner_text().startswith("96 of 117 episodes, ")
+    assert page.locator(".row .badge").count() == 0
+
+
+def test_an_evaluation_leads_to_its_held_out_episodes(open_page: Open, taught: Path) -> None:
+    page = open_page(page_file=taught)
+    page.locator("#evaluations a", has_text="v3").click()
+    assert page.locator("#found").inner_text().startswith("3 of 117 episodes of step 3")
+    assert page.locator(".row .badge").all_inner_texts() == ["held-out"] * 3
+    page.locator(".row").first.click()
+    expect(page.locator(".chips")).to_contain_text("evaluation of version 3")
+    expect(page.locator(".turn").first).to_be_visible()
+    assert page.locator(".token").count() > 0
+
+
+def test_the_steps_of_imitation_are_shaded(open_page: Open, taught: Path) -> None:
+    page = open_page(page_file=taught)
+    assert page.locator(".curve .imitation").count() == page.locator(".curve").count()
+    expect(page.locator("#headline")).to_contain_text("held-out, up from 16 % (95 % CI 35-59)")
 
 
 def test_a_narrow_screen_shows_the_list_or_the_episode_and_never_scrolls_sideways(open_page: Open) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from horizonrl.common.config import RunConfig
 from horizonrl.ops.report.curves import MAX_POINTS, curves
-from horizonrl.ops.report.facts import Files, books, decisions, ends, facts, notices, state
+from horizonrl.ops.report.facts import Files, books, decisions, ends, facts, headline, held_out, notices, state
 from tests.ops.report.runs import run_config
 
 
@@ -63,8 +63,45 @@ def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -
 
 def test_an_end_is_told_of_every_ticket(files: Files) -> None:
     told = ends(files)
-    assert told["train-00000006"] == "dropped: zero_variance"
-    assert told["train-00000007"] == "trained into version 1"
+    assert told["train-00000006"] == ("dropped: zero_variance", 1)
+    assert told["train-00000007"] == ("trained into version 1", 1)
+    assert told["eval-00000003"] == ("evaluation of version 3", 3)
+
+
+def test_the_headline_has_the_held_out_success_with_where_it_began_and_how_sure_it_is(files: Files) -> None:
+    first = headline(files)[0]
+    assert (first["label"], first["value"]) == ("Success of version 6", 30 / 64)
+    assert first["note"].replace("\xa0", " ") == "held-out, up from 16 % (95 % CI 35-59)"
+    fell = held_out([*reversed(files.evals)]).replace("\xa0", " ")
+    assert fell == "held-out, down from 47 % (95 % CI 9-26); best, version 6: 47 %"
+    assert held_out(files.evals[:1]).replace("\xa0", " ") == "held-out (95 % CI 9-26)"
+
+
+def test_demonstrations_are_in_no_number_of_the_policy(taught_run: Path) -> None:
+    taught = Files.read(taught_run)
+    rl = taught.rl
+    told = {one["label"]: (one["value"], one["note"]) for one in headline(taught)}
+    assert told["Episodes in RL"][0] == 96 == sum(line["episodes"] for line in rl)
+    generated = sum(line["generated_tokens"] for line in rl)
+    assert told["Tokens generated in RL"] == (generated, "400 trained in RL")
+    assert told["Demonstrations before RL"] == (12, "an expert's: 200 tokens trained")
+    drawn = {curve["title"]: curve for curve in curves(taught.metrics, taught.evals)}
+    assert drawn["Success"]["series"][0]["x"] == [3, 4, 5, 6]
+    assert [series["x"][0] for series in drawn["Throughput"]["series"]] == [3, 1]
+    only = curves([dict(line) | {"phase": "imitation"} for line in taught.metrics], taught.evals)
+    assert {"Loss", "Groups", "Success"} <= {curve["title"] for curve in only}
+    assert only[0]["series"] == [], "of the policy's own episodes there are only the evaluations"
+
+
+def test_what_tells_whether_training_is_sound_is_drawn_and_every_axis_has_a_name(files: Files) -> None:
+    lines = [dict(line) | {"logprob_gap_fresh": 0.01, "reference_kl": 0.2} for line in files.metrics]
+    drawn = {curve["title"]: curve for curve in curves(lines, files.evals)}
+    names = {title: [series["name"] for series in curve["series"]] for title, curve in drawn.items()}
+    assert names["Logprob gap"] == ["all tokens", "same version"]
+    assert names["Groups"] == ["trained", "dropped"]
+    assert names["KL divergence"] == ["from the policy that sampled", "from the reference"]
+    assert names["Clip share"] == ["share"]
+    assert all(curve["axis"] for curve in drawn.values())
 
 
 @pytest.mark.parametrize(
