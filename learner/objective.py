@@ -94,10 +94,6 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
         joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
         return torch.from_numpy(joined).to(device)
 
-    def spread(values: Sequence[Any], dtype: Any = np.float32) -> Tensor:
-        filled = zip(rows, values, strict=True)
-        return column([np.full(row.trace.trained_tokens, value) for row, value in filled], dtype)
-
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
     scored = [row.scores for row in rows if row.scores is not None]
     return Known(
@@ -105,8 +101,8 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
         advantages_N=column([row.estimate.advantages_N for row in rows]),
         lags_N=column([version - row.trace.versions_L[row.trace.mask_L] for row in rows], np.int32),
         episodes_N=torch.from_numpy(micro_batch.episodes_N).to(device),
-        demo_N=spread([row.trace.demo for row in rows], np.bool_),
-        scales_N=spread([row.scale for row in rows]),
+        demo_N=torch.from_numpy(micro_batch.demo_N).to(device),
+        scales_N=column([np.full(row.trace.trained_tokens, row.scale) for row in rows]),
         proximal_N=column([scores.logprobs_N for scores in scored] or unscored),
         reference_N=column([scores.reference_N for scores in scored] or unscored),
         targets_N=column([row.estimate.targets_N for row in rows]),
