@@ -213,8 +213,8 @@ class DeepSpeedEngine:
             self._engine.backward((loss_N + 0.0 * said.values_N).sum() * self._ranks)
             mine += tally_of(loss_N, said, known, objective)
         tally = self._total(mine)
-        if objective.correction.ess_lr and tally.compared:
-            lr *= math.sqrt(tally.ess)
+        if objective.correction.ess_lr and tally.episodes:
+            lr *= math.sqrt(tally.ess_of_episodes)
         for group, rate in zip(self._adamw.param_groups, (lr, objective.critic.lr), strict=False):
             group["lr"] = rate
         self._engine.step()
