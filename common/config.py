@@ -223,7 +223,7 @@ class LearnerSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps, from the first of the run, over which the rate grows linearly to its value."""
+    """Steps, from the first of imitation and again of RL, over which the rate grows linearly to its value."""
     gradient_checkpointing: bool = False
     """Less memory, and each layer computed twice."""
     checkpoint_every: Positive = 5
@@ -445,10 +445,10 @@ class RunConfig(BaseSettings):
         return 0 if of_rl < 0 else min(self.imitation.steps + of_rl * self.eval.every, self.total_steps)
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of optimizer step number `step` (from 0), linear warm-up included."""
-        phase, _ = self.phase(step)
+        """Return the learning rate of optimizer step number `step` (from 0), with each phase's linear warm-up."""
+        phase, phase_step = self.phase(step)
         peak = self.imitation.lr if phase is Phase.IMITATION else self.rl.lr
-        return peak * min(1.0, (step + 1) / self.learner.warmup_steps) if self.learner.warmup_steps else peak
+        return peak * min(1.0, (phase_step + 1) / max(1, self.learner.warmup_steps))
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step

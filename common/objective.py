@@ -51,8 +51,9 @@ class LossSection(Section):
     """Clip-higher (DAPO): the upper side of the trust region is wider."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
     """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
-    importance_cap: Annotated[float, Field(ge=1)] | None = None
-    """Token truncation (TIS): a token whose ratio is above contributes with the cap; None turns it off."""
+    importance_cap: AboveZero | None = None
+    """Token truncation (TIS): a token whose ratio is above contributes with the cap, which lies above 1 + clip_high;
+    None turns it off."""
     dppo_delta: Share = 0.2
     """Probability by which a token may move from the behaviour policy's."""
     dppo_penalty: NotNegative = 1e-3
@@ -65,9 +66,9 @@ class LossSection(Section):
     """The upper side of the same."""
     entropy: NotNegative = 0.0
     """Coefficient of the entropy bonus."""
-    normalisation: Literal["token", "sequence", "prompt", "constant"] = "token"
-    """What weighs the same: every token, episode, or group. constant (Dr. GRPO): tokens over episodes times the most
-    tokens that an episode may generate."""
+    normalisation: Literal["auto", "token", "sequence", "prompt", "constant"] = "auto"
+    """What weighs the same: every token, episode (sequence), or group (prompt). constant (Dr. GRPO): tokens over
+    episodes times the most tokens that an episode may generate. auto: sequence for gspo, token for the others."""
     minibatches: Positive = 1
     """Optimizer steps that a batch is cut into, by groups; a version is a whole batch."""
     epochs: Positive = 1
@@ -77,6 +78,23 @@ class LossSection(Section):
     def updates(self) -> int:
         """Optimizer steps a version."""
         return self.minibatches * self.epochs
+
+    @property
+    def counted_by(self) -> Literal["token", "sequence", "prompt", "constant"]:
+        """The normalisation that `auto` stands for."""
+        if self.normalisation == "auto":
+            return "sequence" if self.kind == "gspo" else "token"
+        return self.normalisation
+
+    @model_validator(mode="after")
+    def _keeps_its_upper_bound(self) -> Self:
+        if self.importance_cap is not None and self.importance_cap <= 1.0 + self.clip_high:
+            raise ValueError(
+                f"importance_cap is {self.importance_cap} but a ratio is clipped above 1 + clip_high = "
+                f"{1.0 + self.clip_high:g}, which a capped one never reaches: the trust region would have no upper "
+                "side; set a higher cap, or none"
+            )
+        return self
 
 
 class CorrectionSection(Section):
@@ -100,13 +118,24 @@ class CorrectionSection(Section):
     stale_negative_max: AboveZero | None = None
     """Mask tokens of negative advantage where the episode's mean of log μ - log π is above; None turns it off."""
     ess_lr: bool = False
-    """Scale the learning rate by the square root of the effective sample size (arXiv 2602.17616)."""
+    """Scale the learning rate by the square root of the effective sample size of an update's episodes, each weighed by
+    the product of its ratios (arXiv 2602.17616)."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether any mask is on."""
+        bounds = (self.geometric_band, self.k3_max, self.veto_band, self.stale_negative_max)
+        return any(bound is not None for bound in bounds)
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _around_one(self) -> Self:
         for name in ("icepop_band", "geometric_band", "veto_band"):
-            if (band := getattr(self, name)) is not None and band[0] >= band[1]:
-                raise ValueError(f"{name} is {list(band)}: give the lower bound first, and a higher upper one")
+            band = getattr(self, name)
+            if band is not None and not (band[0] <= 1 <= band[1] and band[0] < band[1]):
+                raise ValueError(
+                    f"{name} is {list(band)}: give the lower bound first, and let 1 lie inside, which is the ratio of "
+                    "tokens that the policy itself has sampled"
+                )
         return self
 
 
@@ -162,6 +191,13 @@ class Objective(Section):
         self.refuse_unsound()
         return self
 
+    @property
+    def _is_dpo(self) -> bool:
+        """Whether the loss of the advantage dpo is DPO's."""
+        clones = (self.loss.kind, self.weight, self.loss.updates) == ("reinforce", None, 1)
+        evenly = self.loss.counted_by in ("token", "constant")
+        return clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
+
     def refuse_unsound(self) -> None:
         """Raise ValueError for a combination that is wrong, with the reason and what to do."""
         advantage, loss, correction = self.advantage, self.loss, self.correction
@@ -188,10 +224,12 @@ class Objective(Section):
                 f"advantage.discount is {advantage.discount} but {advantage.kind} credits whole episodes: set "
                 "advantage.credit to turn, or the discount to 1"
             )
-        if advantage.kind == "dpo" and (loss.kind, self.weight, loss.updates) != ("reinforce", None, 1):
+        if advantage.kind == "dpo" and not self._is_dpo:
             raise ValueError(
-                "advantage.kind dpo is the gradient of DPO's loss at the policy that the step begins with: set "
-                "loss.kind to reinforce, correction.kind to none, minibatches and epochs to 1"
+                "advantage.kind dpo is the gradient of DPO's loss, at the policy that the step begins with, over whole "
+                "pairs whose tokens all count the same: set loss.kind to reinforce, correction.kind to none, "
+                "minibatches and epochs to 1, loss.normalisation to token or constant, advantage.truncated to keep, "
+                "and every mask of correction to none"
             )
         if advantage.kind == "dpo" and self.reference.kl > 0:
             raise ValueError("reference.kl is set but dpo has its KL in dpo_beta already: set reference.kl to 0")

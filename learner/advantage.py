@@ -145,8 +145,10 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
     for episodes in groups.values():
         places = [episode.place for episode in episodes]
         made |= zip(places, _estimated(episodes, objective.advantage), strict=True)
-    if objective.advantage.kind in WHITENED and made:
-        made = _whitened(made)
+    if objective.advantage.kind in WHITENED:
+        masks = objective.advantage.truncated == "mask"
+        trained = [place for place in made if not (masks and traces[place].truncated)]
+        made = _whitened(made, trained)
     return [made.get(place) or _untargeted(np.zeros(trace.trained_tokens)) for place, trace in enumerate(traces)]
 
 
@@ -160,7 +162,7 @@ def teaches(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> b
 
 
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
-"""Kinds whose advantages get mean 0 and variance 1 over the tokens of the batch."""
+"""Kinds whose advantages get mean 0 and variance 1 over the trained tokens of the batch."""
 
 
 def _played(place: int, trace: Trace, scores: Scores | None, objective: Objective) -> Played:
@@ -188,7 +190,7 @@ def _estimated(group: Sequence[Played], settings: AdvantageSection) -> list[Esti
         case "vtrace":
             return [_vtrace(episode, settings) for episode in group]
         case "reinforce_pp":
-            return [_untargeted(_rewards_ahead(episode, settings.discount)) for episode in group]
+            return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, settings.discount)) for e in group]
         case "dpo":
             return _dpo(group, settings.dpo_beta)
         case kind:
@@ -209,8 +211,8 @@ def _compared(
     made = []
     for episode, (start, end) in zip(group, pairwise(ends), strict=True):
         own_K = np.broadcast_to(compared_M[start:end], episode.first_K.shape)  # one credit, or one a turn
-        advantages_N = own_K[episode.turns_N]
-        made.append(_untargeted(advantages_N + to_go(episode.penalties_N, 1.0) if apart else advantages_N))
+        ahead_N = _ahead(episode, episode.penalties_N, settings.discount) if apart else 0.0
+        made.append(_untargeted(own_K[episode.turns_N] + ahead_N))
     return made
 
 
@@ -219,12 +221,11 @@ def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
     return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
 
 
-def _rewards_ahead(episode: Played, discount: float) -> Floats:
-    """Return each token's own and later rewards and penalties, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
-    within_N = episode.rewards_N + episode.penalties_N
-    later_K = np.append(to_go(episode.by_turn(within_N), discount)[1:], 0.0) * discount
-    last_K = np.append(episode.first_K[1:], len(within_N)) - 1
-    suffixes_N = to_go(within_N, 1.0)
+def _ahead(episode: Played, values_N: Floats, discount: float) -> Floats:
+    """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
+    later_K = np.append(to_go(episode.by_turn(values_N), discount)[1:], 0.0) * discount
+    last_K = np.append(episode.first_K[1:], len(values_N)) - 1
+    suffixes_N = to_go(values_N, 1.0)
     after_K = np.append(suffixes_N, 0.0)[last_K + 1]
     return np.asarray(suffixes_N - after_K[episode.turns_N] + later_K[episode.turns_N])
 
@@ -270,10 +271,12 @@ def _dpo(group: Sequence[Played], beta: float) -> list[Estimate]:
     return [_untargeted(np.full(len(episode.mu_N), side)) for episode, side in zip(group, sides, strict=True)]
 
 
-def _whitened(made: Mapping[int, Estimate]) -> dict[int, Estimate]:
-    """Give the advantages mean 0 and variance 1 over all tokens of the batch."""
-    all_tokens = np.concatenate([estimate.advantages_N for estimate in made.values()])
-    mean, std = all_tokens.mean(), all_tokens.std() + STD_FLOOR
+def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int, Estimate]:
+    """Give the advantages mean 0 and variance 1 over the tokens of the batch that are trained."""
+    if not trained:
+        return dict(made)
+    tokens = np.concatenate([made[place].advantages_N for place in trained])
+    mean, std = tokens.mean(), tokens.std() + STD_FLOOR
     return {at: Estimate((own.advantages_N - mean) / std, own.targets_N) for at, own in made.items()}
 
 

@@ -31,17 +31,20 @@ from torch import Tensor
 
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
+from horizonrl.common.logs import get_logger
 from horizonrl.common.objective import Objective
 from horizonrl.learner.advantage import Scores
 from horizonrl.learner.api import StepStats
 from horizonrl.learner.batch import Batch, Trace
 from horizonrl.learner.export import write_weights_file
 from horizonrl.learner.lora import add_adapters, merged, policy_weights
-from horizonrl.learner.model import Said, TokenScorer, load_language_model
+from horizonrl.learner.model import Said, TokenScorer, checkpoint_layers, load_language_model
 from horizonrl.learner.objective import Lesson, Tally, known_of, lessons, mean, tally_of, token_loss
 from horizonrl.learner.packing import MicroBatch, pack
 from horizonrl.learner.partitions import MASTER, Partitions
 from horizonrl.learner.shards import open_shards, write_shards
+
+log = get_logger()
 
 ENGINE_FILE = "engine.json"
 REFERENCE_FILE = "reference.safetensors"
@@ -63,7 +66,9 @@ class EngineSettings:
     gradient_checkpointing: bool = False
     seed: int = 0
     temperature: float = 1.0
-    """The rollout's: recorded logprobs are of the distribution after temperature."""
+    """The rollout's: recorded logprobs are of the distribution after temperature. Demonstrations are fitted at 1: an
+    expert has none, the pretrained model and what is exported are meant at 1, and the size of a cloning step must not
+    depend on how rollouts are sampled."""
     collective_timeout_s: float = 1800.0
     """A collective that waits longer for another rank ends in an error."""
     objective: Objective = field(default_factory=Objective)
@@ -84,14 +89,15 @@ class DeepSpeedEngine:
         if settings.lora_rank:
             add_adapters(lm, settings.lora_rank)
             self._base = {file.name: digest_file(file) for file in sorted(settings.model_dir.glob("*.safetensors"))}
-        lm.train(settings.gradient_checkpointing)
+        lm.eval()  # no dropout: the policy in training is the one that actors sample with
         if settings.gradient_checkpointing:
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpoint_layers(lm)
         self.vocabulary: int = lm.get_input_embeddings().num_embeddings
         self._earlier: TokenScorer | None = None
         self._reference: TokenScorer | None = None
         self._reference_version = 0
-        scorer = TokenScorer(lm, settings.temperature, critic=settings.objective.advantage.needs_critic)
+        scorer = TokenScorer(lm, critic=settings.objective.advantage.needs_critic)
+        self._shares_prompts = self._may_share(scorer)
         groups: list[dict[str, Any]] = [{"params": [p for p in lm.parameters() if p.requires_grad]}]
         if scorer.critic is not None:
             groups.append({"params": list(scorer.critic.parameters())})
@@ -181,11 +187,20 @@ class DeepSpeedEngine:
         """Free the engine; the process stays joined to the other ranks, since DeepSpeed cannot join twice."""
         self._engine.destroy()
 
-    @property
-    def _shares_prefixes(self) -> bool:
-        """A shared prefix goes through the model's key-value cache, which gradient checkpointing switches off, and it
-        changes how often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks."""
-        return self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
+    def _may_share(self, scorer: TokenScorer) -> bool:
+        """Return whether a group's prompt is read once for all its episodes; say so when only the model forbids it.
+
+        It goes through the model's cache, which layers that are computed twice would fill twice, and it changes how
+        often and in which order parameters are used, which stages 2 and 3 need to be equal on all ranks.
+        """
+        allowed = self._settings.zero_stage < 2 and not self._settings.gradient_checkpointing
+        if allowed and not scorer.shares_prompts and self.rank == 0:
+            log.warning(
+                "prompts_not_shared",
+                model=type(scorer.lm).__name__,
+                why="its layers keep more than keys and values, so that each episode's prompt is read anew",
+            )
+        return allowed and scorer.shares_prompts
 
     def _update(self, update: list[Lesson], version: int, lr: float) -> tuple[Tally, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
@@ -198,8 +213,8 @@ class DeepSpeedEngine:
             self._engine.backward((loss_N + 0.0 * said.values_N).sum() * self._ranks)
             mine += tally_of(loss_N, said, known, objective)
         tally = self._total(mine)
-        if objective.correction.ess_lr and tally.compared:
-            lr *= math.sqrt(tally.ess)
+        if objective.correction.ess_lr and tally.episodes:
+            lr *= math.sqrt(tally.ess_of_episodes)
         for group, rate in zip(self._adamw.param_groups, (lr, objective.critic.lr), strict=False):
             group["lr"] = rate
         self._engine.step()
@@ -248,14 +263,16 @@ class DeepSpeedEngine:
 
     def _frozen_model(self) -> TokenScorer:
         lm = load_language_model(self._settings.model_dir).to(self._device)
-        return TokenScorer(lm.requires_grad_(False), self._settings.temperature)
+        return TokenScorer(lm.requires_grad_(False))
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
-        return pack(traces, self._ranks, self._settings.micro_batch_tokens, share=self._shares_prefixes)[self.rank]
+        return pack(traces, self._ranks, self._settings.micro_batch_tokens, share=self._shares_prompts)[self.rank]
 
     def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
-        return list(map(self._tensor, (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)))
+        temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
+        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N, temperatures_N)
+        return list(map(self._tensor, asked))
 
     def _said(self, micro_batch: MicroBatch) -> Said:
         return Said(*self._engine(*self._asked(micro_batch)))

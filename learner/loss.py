@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from horizonrl.common.objective import Objective
-from horizonrl.learner.correction import episode_mean, kept, ratio, weights
+from horizonrl.learner.correction import LOG_RATIO_BOUND, episode_mean, kept, ratio, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,11 @@ def reinforce_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Te
 
 
 def gspo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
-    """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071)."""
+    """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071).
+
+    In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
+    advantage, the gradient of the sum is that of the sequence form.
+    """
     return -_clipped(_sequence(logprobs_N, known), known, objective.loss.gspo_low, objective.loss.gspo_high)
 
 
@@ -144,9 +148,13 @@ def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 
 def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Return q − 1 − log q, q = π_ref/π: unbiased and never negative (Schulman, "Approximating KL divergence")."""
+    """Return q − 1 − log q, q = π_ref/π: unbiased and never negative (Schulman, "Approximating KL divergence").
+
+    Beyond the bound q goes on along its tangent: it stays finite, and still draws π towards π_ref.
+    """
     log_q_N = reference_N - logprobs_N
-    return ratio(log_q_N) - 1.0 - log_q_N
+    bounded_N = log_q_N.clamp(max=LOG_RATIO_BOUND)
+    return bounded_N.exp() * (1.0 + log_q_N - bounded_N) - 1.0 - log_q_N
 
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
@@ -188,20 +196,20 @@ def _kept(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor | No
 
 
 def _sequence(logprobs_N: Tensor, known: Known) -> Tensor:
-    return ratio(episode_mean(logprobs_N - known.logprobs_N, known.episodes_N))
+    still_N = logprobs_N.detach()
+    return ratio(episode_mean(still_N - known.logprobs_N, known.episodes_N)) * (logprobs_N - still_N).exp()
 
 
 def _proximal(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
     """Return log π_prox: π at the start of the step, which with one update is π itself, or the version before.
 
     The latter lies on the line from log μ to log π at α = (v_prox − v_t) / (v − v_t), which saves a second forward
-    pass (AReaL); a fresh token's is π itself.
+    pass (AReaL). For a fresh token it is μ, which sampled it with the policy that the step begins with.
     """
     if objective.correction.proximal == "exact":
         return logprobs_N.detach() if objective.loss.updates == 1 else known.proximal_N
     behind_N = known.lags_N.clamp(min=1).to(logprobs_N.dtype)
-    alpha_N = torch.where(known.lags_N > 0, (behind_N - 1.0) / behind_N, 1.0)
-    return torch.lerp(known.logprobs_N, logprobs_N.detach(), alpha_N)
+    return torch.lerp(known.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 
 def _clipped(ratio_N: Tensor, known: Known, low: float, high: float) -> Tensor:

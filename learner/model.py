@@ -4,16 +4,21 @@ Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positi
 D hidden, V vocabulary.
 """
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from horizonrl.common.errors import ConfigError
 
 CHUNK_ROWS = 32
 """Rows of float32 logits alive at once: 32 × 49,152 are 6 MB, which stay in the cache between the passes over them."""
-
-_SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+LOG_OF_ZERO = -1e30
+"""Stands for the log-probability of a token that a model rules out (−inf), which would make 0 · ∞ = NaN."""
 
 
 class Said(NamedTuple):
@@ -29,18 +34,18 @@ class Said(NamedTuple):
 class TokenScorer(nn.Module):
     """Wraps a Hugging Face causal LM; `forward` is the only door, so that the hooks of ZeRO stage 3 see every use."""
 
-    def __init__(self, lm: nn.Module, temperature: float = 1.0, critic: bool = False) -> None:
+    def __init__(self, lm: nn.Module, critic: bool = False) -> None:
         super().__init__()
         self.lm = lm
         self.critic = _critic(lm) if critic else None
-        self.temperature = temperature
-        config: Any = lm.config
-        scaled = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 1.0)]
-        if scaled:
-            raise ValueError(f"{config.model_type} models transform their logits ({scaled[0]}): not supported")
+        self._logit_scale = _logit_scale(cast(Any, lm).config)
+        self.shares_prompts: bool
+        """Whether a prefix may be given: the model's cache holds keys and values alone, which every row can continue.
+        What a recurrent layer keeps (linear attention, Mamba, convolution) cannot be repeated."""
+        self.shares_prompts = self._probed()
 
-    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor) -> Said:
-        """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`.
+    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0) -> Said:
+        """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
 
         Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The token at
         position t is scored by the hidden state at t − 1, so no row's first token may be asked about.
@@ -48,7 +53,8 @@ class TokenScorer(nn.Module):
         lm: Any = self.lm
         hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
         logits_NV = lm.get_output_embeddings()(hidden_ND)
-        scores = token_scores(logits_NV, ids_BT.flatten().index_select(0, asked_N), self.temperature)
+        ids_N = ids_BT.flatten().index_select(0, asked_N)
+        scores = token_scores(logits_NV, ids_N, temperatures_N / self._logit_scale)
         if self.critic is None:
             return Said(*scores, values_N=torch.zeros_like(scores[0]))
         return Said(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
@@ -62,10 +68,62 @@ class TokenScorer(nn.Module):
         cache.batch_repeat_interleave(len(ids_BT))
         return cast(Tensor, model(input_ids=ids_BT, past_key_values=cache, use_cache=True).last_hidden_state)
 
+    @torch.no_grad()
+    def _probed(self) -> bool:
+        """Return whether the model's cache can be repeated; raise ValueError when its logits are not as we make them.
 
-def token_scores(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        It is asked about two tokens, so that no family that does something of its own is trained on wrong scores.
+        """
+        from transformers import Cache
+        from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+
+        lm: Any = self.lm
+        ids_BT = torch.arange(2, device=lm.device)[None]
+        said = lm.base_model(input_ids=ids_BT, use_cache=True)
+        ours, theirs = lm.get_output_embeddings()(said.last_hidden_state), lm(input_ids=ids_BT, use_cache=False).logits
+        differs = (ours * self._logit_scale - theirs).abs().amax() > 0.02 * theirs.abs().amax()
+        if differs or getattr(lm.config, "final_logit_softcapping", None) is not None:
+            raise ValueError(
+                f"{lm.config.model_type} models transform their logits: not supported; choose another model"
+            )
+        cache = getattr(said, "past_key_values", None)
+        return isinstance(cache, Cache) and all(
+            isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
+            for layer in cache.layers
+        )
+
+
+def _logit_scale(config: Any) -> float:
+    """Return what a family multiplies its head's output by: Cohere and Falcon-H1 do so, and Granite divides."""
+    factors = (getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier"))
+    divisor = float(getattr(config, "logits_scaling", None) or 1.0)
+    return math.prod(float(factor) for factor in factors if factor is not None) / divisor
+
+
+def checkpoint_layers(lm: nn.Module) -> None:
+    """Let every layer keep its inputs alone, and compute the rest a second time in the backward pass.
+
+    transformers does so in training mode only, which also turns on dropout and the jitter of routers: the policy in
+    training would be another than the one that actors sample with.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"learner.gradient_checkpointing is on but {type(lm).__name__} names no layers that can be computed twice: "
+            "turn it off, or choose another model"
+        )
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def token_scores(logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
     """Return log softmax(logits / temperature) at `ids_N`, and the entropy."""
-    scores: tuple[Tensor, Tensor] = _TokenScores.apply(logits_NV, ids_N, temperature)  # type: ignore[no-untyped-call]
+    dtype = torch.promote_types(logits_NV.dtype, torch.float32)
+    temperatures_N = torch.as_tensor(temperatures_N, dtype=dtype, device=logits_NV.device).expand(len(ids_N))
+    scores: tuple[Tensor, Tensor]
+    scores = _TokenScores.apply(logits_NV, ids_N, temperatures_N)  # type: ignore[no-untyped-call]
     return scores
 
 
@@ -73,39 +131,39 @@ class _TokenScores(torch.autograd.Function):
     """Float32 softmax over chunks of rows. Keeps the logits in their own precision and nothing else of their size."""
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(logits_NV.dtype, torch.float32)
-        normalisers_N, logprobs_N, entropies_N = (logits_NV.new_empty(len(ids_N), dtype=dtype) for _ in range(3))
+    def forward(ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
+        normalisers_N, logprobs_N, entropies_N = (torch.empty_like(temperatures_N) for _ in range(3))
         for start in range(0, len(ids_N), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            shifted_CV = logits_NV[rows].to(dtype) / temperature
+            shifted_CV = logits_NV[rows].to(temperatures_N.dtype) / temperatures_N[rows, None]
             largest_C1 = shifted_CV.amax(-1, keepdim=True)
-            weights_CV = shifted_CV.sub_(largest_C1).exp()
+            weights_CV = shifted_CV.sub_(largest_C1).clamp_(min=LOG_OF_ZERO).exp()
             total_C = weights_CV.sum(-1)
             # log p = shifted − log total, so the entropy is log total − E[shifted].
             expected_C = torch.bmm(weights_CV[:, None, :], shifted_CV[:, :, None])[:, 0, 0] / total_C
             entropies_N[rows] = total_C.log() - expected_C
             logprobs_N[rows] = shifted_CV.gather(-1, ids_N[rows, None])[:, 0] - total_C.log()
             normalisers_N[rows] = largest_C1[:, 0] + total_C.log()
-        ctx.save_for_backward(logits_NV, ids_N, normalisers_N, entropies_N)
-        ctx.temperature = temperature
+        ctx.save_for_backward(logits_NV, ids_N, temperatures_N, normalisers_N, entropies_N)
         ctx.set_materialize_grads(False)
         return logprobs_N, entropies_N
 
     @staticmethod
     def backward(ctx: Any, gradient_N: Tensor | None, entropy_gradient_N: Tensor | None) -> tuple[Tensor, None, None]:
-        logits_NV, ids_N, normalisers_N, entropies_N = ctx.saved_tensors
+        logits_NV, ids_N, temperatures_N, normalisers_N, entropies_N = ctx.saved_tensors
         if gradient_N is None:
             gradient_N = torch.zeros_like(normalisers_N)
         gradient_NV = torch.empty_like(logits_NV)
         for start in range(0, len(ids_N), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            weight_C1 = gradient_N[rows, None] / ctx.temperature
-            logprobs_CV = (logits_NV[rows].to(normalisers_N.dtype) / ctx.temperature).sub_(normalisers_N[rows, None])
+            temperatures_C1 = temperatures_N[rows, None]
+            weight_C1 = gradient_N[rows, None] / temperatures_C1
+            logprobs_CV = (logits_NV[rows].to(temperatures_N.dtype) / temperatures_C1).sub_(normalisers_N[rows, None])
             if entropy_gradient_N is None:
                 gradient_CV = logprobs_CV.exp_().mul_(-weight_C1)
             else:  # ∂H/∂logit = −p (log p + H)
-                entropy_C1 = entropy_gradient_N[rows, None] / ctx.temperature
+                entropy_C1 = entropy_gradient_N[rows, None] / temperatures_C1
+                logprobs_CV.clamp_(min=LOG_OF_ZERO)
                 raised_CV = (logprobs_CV + entropies_N[rows, None]).mul_(entropy_C1).add_(weight_C1)
                 gradient_CV = logprobs_CV.exp_().mul_(-raised_CV)
             gradient_NV[rows] = gradient_CV.scatter_add_(-1, ids_N[rows, None], weight_C1)

@@ -26,6 +26,8 @@ from horizonrl.learner.loss import KL_ESTIMATORS, Known, imitation_loss, importa
 from horizonrl.learner.model import Said
 from horizonrl.learner.packing import MicroBatch
 
+LOG_PRODUCT_BOUND = 300.0
+"""|log Π r| beyond this is cut: the squares of many still have a sum in float64."""
 CRITIC_SHARE = 1e-2
 """Weight of the critic's loss: small beside the policy's in the gradient norm that is clipped. AdamW minds no scale."""
 
@@ -73,7 +75,7 @@ def token_scales(
         tokens[trace.group] += trace.trained_tokens
 
     def shares(trace: Trace) -> int:
-        match settings.normalisation:
+        match settings.counted_by:
             case "token":
                 return by_group
             case "sequence":
@@ -94,10 +96,6 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
         joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
         return torch.from_numpy(joined).to(device)
 
-    def spread(values: Sequence[Any], dtype: Any = np.float32) -> Tensor:
-        filled = zip(rows, values, strict=True)
-        return column([np.full(row.trace.trained_tokens, value) for row, value in filled], dtype)
-
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
     scored = [row.scores for row in rows if row.scores is not None]
     return Known(
@@ -105,8 +103,8 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
         advantages_N=column([row.estimate.advantages_N for row in rows]),
         lags_N=column([version - row.trace.versions_L[row.trace.mask_L] for row in rows], np.int32),
         episodes_N=torch.from_numpy(micro_batch.episodes_N).to(device),
-        demo_N=spread([row.trace.demo for row in rows], np.bool_),
-        scales_N=spread([row.scale for row in rows]),
+        demo_N=torch.from_numpy(micro_batch.demo_N).to(device),
+        scales_N=column([np.full(row.trace.trained_tokens, row.scale) for row in rows]),
         proximal_N=column([scores.logprobs_N for scores in scored] or unscored),
         reference_N=column([scores.reference_N for scores in scored] or unscored),
         targets_N=column([row.estimate.targets_N for row in rows]),
@@ -150,6 +148,11 @@ class Tally:
     importance: float = 0.0
     importance_squared: float = 0.0
     reference_kl: float = 0.0
+    episodes: float = 0.0
+    """Trained episodes with a behaviour policy: the count of the two that follow."""
+    product: float = 0.0
+    """Π r over an episode."""
+    product_squared: float = 0.0
     valued: float = 0.0
     """Tokens with a target of the critic."""
     value_squared: float = 0.0
@@ -164,6 +167,11 @@ class Tally:
     def ess(self) -> float:
         """Effective sample size (Σr)² / (N Σr²): 1 when all tokens weigh the same."""
         return mean(self.importance**2, self.compared * self.importance_squared)
+
+    @property
+    def ess_of_episodes(self) -> float:
+        """The same of whole episodes with the weight Π r (arXiv 2602.17616); far lower for long ones."""
+        return mean(self.product**2, self.episodes * self.product_squared)
 
 
 def mean(total: float, count: float) -> float:
@@ -188,9 +196,20 @@ def tally_of(loss_N: Tensor, said: Said, known: Known, objective: Objective) -> 
     columns = [torch.ones_like(loss_N), loss_N, said.entropies_N, compared_N]
     columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, stopped_N]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
+    product_E = episode_products(said.logprobs_N - known.logprobs_N, known)
+    columns += [torch.ones_like(product_E), product_E, product_E.square()]
     columns += [(~known.targets_N.isnan()).to(loss_N.dtype), critic_error(said, known).square()]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
     return Tally(*_sums(*columns, largest))
+
+
+def episode_products(log_ratio_N: Tensor, known: Known) -> Tensor:
+    """Return Π r of each episode that is trained and no demonstration, in float64 and cut where a square overflows."""
+    counted_N = ~known.demo_N & (known.scales_N > 0)
+    episodes_N, log_ratio_N = known.episodes_N[counted_N], log_ratio_N[counted_N].double()
+    tokens_E = episodes_N.bincount()
+    log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
+    return log_product_E[tokens_E > 0].clamp(-LOG_PRODUCT_BOUND, LOG_PRODUCT_BOUND).exp()
 
 
 def _sums(*columns: Tensor) -> list[float]:

@@ -33,6 +33,8 @@ class MicroBatch:
     """Flat positions in `ids_BT`."""
     episodes_N: NDArray[np.int64]
     """The row of each trained token."""
+    demo_N: NDArray[np.bool_]
+    """True where an expert wrote the trained token."""
     places_B: tuple[int, ...]
     """Which trace each row is; empty where there is only padding."""
 
@@ -137,5 +139,6 @@ def _rectangle(batch: Sequence[Trace], cut: Cut) -> MicroBatch:
         ids_BT=ids_BT,
         trained_N=np.flatnonzero(mask_BT),
         episodes_N=np.nonzero(mask_BT)[0],
+        demo_N=np.repeat([trace.demo for trace in traces], [trace.trained_tokens for trace in traces]).astype(np.bool_),
         places_B=cut.rows,
     )

@@ -133,3 +133,10 @@ def test_actors_get_every_nth_version_the_last_one_and_those_that_they_evaluate(
         [], ["--imitation.steps=2", "--rl.steps=8", "--rl.publish_every=3", "--rl.max_staleness=2", "--eval.every=4"]
     )
     assert [step for step in range(11) if config.publishes(step)] == [2, 5, 6, 8, 10]
+
+
+def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
+    steps = ["--imitation.steps=3", "--rl.steps=4", "--imitation.lr=1", "--rl.lr=10", "--learner.warmup_steps=2"]
+    config = RunConfig.load([], steps)
+    assert [config.lr(step) for step in range(config.total_steps)] == [0.5, 1, 1, 5, 10, 10, 10]
+    assert RunConfig.load([], steps[:-1]).lr(0) == 1

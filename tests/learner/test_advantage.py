@@ -13,9 +13,16 @@ from numpy.testing import assert_allclose
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.objective import AdvantageSection, Objective, ReferenceSection
-from horizonrl.learner.advantage import COMPARISONS, Scores, estimates, gae, grpo, rloo, teaches, vtrace
+from horizonrl.learner.advantage import COMPARISONS, WHITENED, Scores, estimates, gae, grpo, rloo, teaches, vtrace
 from horizonrl.learner.batch import Trace
 
+DPO = ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]
+NOT_DPO = [
+    "loss.normalisation=sequence",
+    "loss.normalisation=prompt",
+    "advantage.truncated=mask",
+    "correction.veto_band=[0.1,10]",
+]
 KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
 TURN_CREDIT = ["grpo", "dr_grpo", "reinforce_pp_baseline", "return"]
 
@@ -47,7 +54,7 @@ def scores_for(traces: list[Trace], seed: int = 0) -> list[Scores]:
 
 def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
     if kind == "dpo":
-        return RunConfig.load([], ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]).objective
+        return RunConfig.load([], DPO).objective
     return Objective(
         advantage=AdvantageSection(kind=kind, **options),  # type: ignore[arg-type]
         reference=ReferenceSection(kl=kl, place="reward"),
@@ -78,6 +85,8 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         tokens.append([(int(t.turns_L[i]), float(t.rewards_L[i])) for i in at])
         kls.append([float(t.logprobs_L[i]) - s.reference_N[n] for n, i in enumerate(at)])
 
+    tokens_kls = [list(zip(*both, strict=True)) for both in zip(tokens, kls, strict=True)]
+
     def turn_rewards(e: int, with_kl: bool = True) -> list[float]:
         turns = max(k for k, _ in tokens[e]) + 1
         return [
@@ -103,7 +112,10 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
             row = {
                 "grpo": [(R - mean) / (std + 1e-6) for R in mine],
                 "dr_grpo": [R - mean for R in mine],
-                "reinforce_pp_baseline": [R - mean - beta * sum(kls[e][n:]) for n, R in enumerate(mine)],
+                "reinforce_pp_baseline": [
+                    R - mean - beta * sum(gamma ** (j - tokens[e][n][0]) * kl for (j, _), kl in tokens_kls[e][n:])
+                    for n, R in enumerate(mine)
+                ],
                 "rloo": [R - (sum(pool) - R) / (len(pool) - 1) for R in mine],
                 "return": mine,
             }[settings.kind]
@@ -144,7 +156,8 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
             row = [by_turn[k] for k, _ in tokens[e]]
         raw.append([float(x) for x in row])
     if settings.kind in ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace"):
-        flat = [x for row in raw for x in row]
+        left_out = settings.truncated == "mask"
+        flat = [x for t, row in zip(traces, raw, strict=True) for x in row if not (left_out and t.truncated)] or [0.0]
         raw = [[(x - np.mean(flat)) / (np.std(flat) + 1e-6) for x in row] for row in raw]
     return raw
 
@@ -159,6 +172,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
         {"kind": "gae", "discount": 0.9, "trace_decay": 0.7},
         {"kind": "vtrace", "discount": 0.9, "trace_decay": 0.8, "ratio_cap": 1.3, "kl": 0.1},
         {"kind": "reinforce_pp", "discount": 0.9, "kl": 0.1},
+        {"kind": "reinforce_pp_baseline", "credit": "turn", "discount": 0.9, "kl": 0.1},
     ],
     ids=str,
 )
@@ -168,6 +182,22 @@ def test_every_kind_equals_the_oracle(options: dict[str, Any], traces: list[Trac
     made = estimates(traces, scores, objective)
     for mine, theirs in zip(made, oracle(traces, scores, objective), strict=True):
         assert_allclose(mine.advantages_N, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", WHITENED)
+@given(traces=batches(), seed=st.integers(0, 1 << 20))
+def test_what_is_trained_is_whitened_without_the_episodes_that_are_masked(
+    kind: str, traces: list[Trace], seed: int
+) -> None:
+    draws = np.random.default_rng(seed).random(len(traces))
+    cut = [replace(t, truncated=bool(draw < 0.4)) for t, draw in zip(traces, draws, strict=True)]
+    objective, scores = objective_of(kind, truncated="mask"), scores_for(cut, seed)
+    kept = [at for at, t in enumerate(cut) if not t.truncated]
+    made, theirs = estimates(cut, scores, objective), oracle(cut, scores, objective)
+    for at in kept:
+        assert_allclose(made[at].advantages_N, theirs[at], rtol=1e-6, atol=1e-6)
+    if kept:
+        assert abs(np.concatenate([made[at].advantages_N for at in kept]).mean()) < 1e-6
 
 
 # ---- by hand
@@ -292,6 +322,7 @@ def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
         (["--advantage.kind=rloo", "--advantage.credit=turn"], "has its own credit"),
         (["--advantage.discount=0.9"], r"set advantage\.credit to turn"),
         (["--advantage.kind=dpo"], r"set loss\.kind to reinforce"),
+        *(([*DPO, f"--{key}"], r"DPO's loss") for key in NOT_DPO),
         (["--advantage.kind=gaae"], r"advantage\.kind"),
     ],
 )

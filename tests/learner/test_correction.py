@@ -116,10 +116,11 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
     if objective.loss.kind == "cispo":
         return -np.minimum(np.exp(still_log_N), 5) * A * batch.logprobs_N
     if objective.loss.kind == "gspo":
-        return -clipped(np.exp(by_episode(batch, np.log(ratio_N), np.mean)), 3e-4, 4e-4)
+        moved_N = np.exp(batch.logprobs_N - still.logprobs_N)
+        return -clipped(np.exp(by_episode(batch, still_log_N, np.mean)) * moved_N, 3e-4, 4e-4)
     if objective.loss.kind == "reinforce":
         return -oracle_weights(still, still_log_N, objective) * A * batch.logprobs_N
-    alpha_N = np.array([1.0 if lag == 0 else (lag - 1) / lag for lag in batch.lags_N])
+    alpha_N = np.array([(lag - 1) / lag if lag > 0 else 0.0 for lag in batch.lags_N])
     proximal_N = still.mu_N + alpha_N * still_log_N
     weight_N = oracle_weights(still, proximal_N - still.mu_N, objective)
     return -weight_N * clipped(np.exp(batch.logprobs_N - proximal_N), 0.2, 0.28)
@@ -215,12 +216,43 @@ def test_gspo_stops_a_whole_good_episode_that_has_gained_enough() -> None:
     assert policy_stopped(torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")).all()
 
 
-def test_one_version_behind_the_proximal_policy_is_the_behaviour_policy() -> None:
+@pytest.mark.parametrize("turns", [(2, 2), (1, 4, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_policy_every_token_is_pushed_by_its_own_advantage(kind: str, turns: tuple[int, ...]) -> None:
+    tokens, rng = sum(turns), np.random.default_rng(0)
+    mu_N, zero_N = rng.uniform(-3, -0.1, tokens), np.zeros(tokens, np.int64)
+    advantages_N = np.repeat(rng.normal(0, 1, len(turns)), turns)
+    batch = Ragged(mu_N, mu_N, advantages_N, zero_N, zero_N)
+    logprobs_N = torch.from_numpy(mu_N.copy()).requires_grad_()
+    policy_loss(logprobs_N, batch.known(), objective_for(kind)).sum().backward()
+    assert logprobs_N.grad is not None
+    assert_allclose(logprobs_N.grad, -advantages_N, rtol=1e-9)
+
+
+@given(batch=ragged())
+def test_with_one_advantage_an_episode_gspo_has_the_gradient_of_its_sequence_form(batch: Ragged) -> None:
+    def gradient(loss: Callable[[torch.Tensor], torch.Tensor]) -> Floats:
+        logprobs_N = torch.from_numpy(batch.logprobs_N.copy()).requires_grad_()
+        return np.asarray(torch.autograd.grad(loss(logprobs_N).sum(), logprobs_N)[0].numpy())
+
+    def of_sequences(logprobs_N: torch.Tensor) -> torch.Tensor:
+        s_N = c.episode_mean(logprobs_N - torch.from_numpy(batch.mu_N), torch.from_numpy(batch.episodes_N)).exp()
+        A_N = torch.from_numpy(batch.advantages_N)
+        return -torch.minimum(s_N * A_N, s_N.clamp(1 - 3e-4, 1 + 4e-4) * A_N)
+
+    by_token = gradient(lambda logprobs_N: policy_loss(logprobs_N, batch.known(), objective_for("gspo")))
+    assert_allclose(by_token, gradient(of_sequences), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("lag", [-1, 0, 1])
+def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the_behaviour_policy(lag: int) -> None:
     zero = np.zeros(1, np.int64)
-    one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + 1, zero)
-    assert one.loss(objective_for("decoupled_ppo")).tolist() == pytest.approx([-1.28])
-    fresh = replace(one, lags_N=zero)
-    assert fresh.loss(objective_for("decoupled_ppo")).tolist() == pytest.approx([-2.0])
+    one = Ragged(np.log([0.6]), np.log([0.3]), np.ones(1), zero + lag, zero)
+    logprobs_N = torch.from_numpy(one.logprobs_N.copy()).requires_grad_()
+    loss_N = policy_loss(logprobs_N, one.known(), objective_for("decoupled_ppo"))
+    (gradient,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
+    assert (loss_N.item(), gradient.item()) == (pytest.approx(-1.28), 0.0)  # ρ = 2 is clipped, and w is 1
+    assert policy_stopped(logprobs_N, one.known(), objective_for("decoupled_ppo")).item()
 
 
 def test_with_one_update_the_exact_proximal_policy_is_the_policy_itself() -> None:
@@ -256,5 +288,13 @@ def test_the_default_weight_follows_the_loss() -> None:
 def test_bounds_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="bounds the ratio of ppo only"):
         RunConfig.load([], ["--loss.kind", "gspo", "--loss.importance_cap", "2"])
-    with pytest.raises(ConfigError, match="give the lower bound first"):
-        RunConfig.load([], ["--correction.geometric_band", "[1.01, 0.99]"])
+    with pytest.raises(ConfigError, match=r"clipped above 1 \+ clip_high = 1\.28"):
+        RunConfig.load([], ["--loss.importance_cap", "1.28"])
+    assert RunConfig.load([], ["--loss.importance_cap", "1.3"]).loss.importance_cap == 1.3
+
+
+@pytest.mark.parametrize("name", ["icepop_band", "geometric_band", "veto_band"])
+@pytest.mark.parametrize("band", ["[1.01, 0.99]", "[1.1, 2]", "[0.5, 0.9]", "[1, 1]"])
+def test_a_band_without_1_inside_is_refused(name: str, band: str) -> None:
+    with pytest.raises(ConfigError, match="let 1 lie inside"):
+        RunConfig.load([], [f"--correction.{name}", band])

@@ -17,13 +17,19 @@ from horizonrl.learner.model import Said
 from horizonrl.learner.objective import Tally, tally_of, token_loss
 from tests.learner.knowns import known
 
-settings_of = st.builds(
-    LossSection,
-    clip_low=st.floats(0.0, 0.9),
-    clip_high=st.floats(0.0, 2.0),
-    dual_clip=st.none() | st.floats(1.1, 5.0),
-    importance_cap=st.none() | st.floats(1.0, 5.0),
-)
+
+@st.composite
+def settings_drawn(draw: st.DrawFn) -> LossSection:
+    clip_high = draw(st.floats(0.0, 2.0))
+    return LossSection(
+        clip_low=draw(st.floats(0.0, 0.9)),
+        clip_high=clip_high,
+        dual_clip=draw(st.none() | st.floats(1.1, 5.0)),
+        importance_cap=draw(st.none() | st.floats(1.0 + clip_high, 5.0, exclude_min=True)),
+    )
+
+
+settings_of = settings_drawn()
 token = st.tuples(st.floats(-30, 0), st.floats(-30, 0), st.floats(-5, 5), st.booleans())
 tokens = st.lists(token, min_size=1, max_size=30)
 
@@ -44,7 +50,7 @@ def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor,
     logprobs, mu, advantages, fresh = zip(*rows, strict=True)
     double = [torch.tensor(column, dtype=torch.float64) for column in (logprobs, mu, advantages)]
     lags_N = (~torch.tensor(fresh)).int()
-    return double[0].requires_grad_(), known(double[1], double[2], lags_N, torch.zeros(len(rows)).long())
+    return double[0].requires_grad_(), known(double[1], double[2], lags_N, torch.arange(len(rows)))
 
 
 def one(logprob: float, mu: float, advantage: float, settings: LossSection = LossSection()) -> tuple[float, float]:  # noqa: B008
@@ -171,6 +177,9 @@ def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]
         "importance": ratio_N.sum(),
         "importance_squared": (ratio_N**2).sum(),
         "importance_max": ratio_N.max(),
+        "episodes": len(rows),  # of one token each
+        "product": np.exp(table[:, 0] - table[:, 1]).sum(),
+        "product_squared": np.exp(2 * (table[:, 0] - table[:, 1])).sum(),
     }
     for name, value in oracle.items():
         assert getattr(tally, name) == pytest.approx(value, rel=1e-9, abs=1e-9), name
@@ -190,7 +199,8 @@ def test_tallies_add_up_like_their_tokens(
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
-    tally = tally_of(nothing, Said(nothing, nothing, nothing), known(nothing, nothing, nothing, nothing), Objective())
+    tokens_known = known(nothing, nothing, nothing, nothing.long())
+    tally = tally_of(nothing, Said(nothing, nothing, nothing), tokens_known, Objective())
     assert tally == Tally()
 
 
@@ -210,6 +220,21 @@ def test_the_estimators_of_a_kl_equal_their_formulas(estimator: str, pairs: list
     log_ratio_N = logprobs_N.numpy() - reference_N.numpy()
     oracle = {"k1": log_ratio_N, "k2": log_ratio_N**2 / 2, "k3": np.exp(-log_ratio_N) - 1 + log_ratio_N}
     assert_allclose(KL_ESTIMATORS[estimator](logprobs_N, reference_N), oracle[estimator], atol=1e-12)
+
+
+@pytest.mark.parametrize("log_q", [-90.0, -20.5, -1.0, 0.0, 3.0, 19.9, 20.5, 60.0])
+def test_k3_as_a_loss_draws_the_policy_to_the_reference_however_far(log_q: float) -> None:
+    def oracle(log_q: float) -> float:
+        q = math.exp(log_q) if log_q <= 20 else math.exp(20.0) * (log_q - 19.0)  # its tangent from 20 on
+        return q - 1 - log_q
+
+    logprobs_N = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    k3_N = KL_ESTIMATORS["k3"](logprobs_N, torch.tensor([log_q - 1.0], dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(k3_N.sum(), logprobs_N)
+    assert k3_N.item() == pytest.approx(oracle(log_q), rel=1e-9, abs=1e-9)
+    slope = (oracle(log_q - 1e-6) - oracle(log_q + 1e-6)) / 2e-6  # of log π, which lowers log q
+    assert gradient.item() == pytest.approx(slope, rel=1e-4, abs=1e-4)
+    assert np.sign(gradient.item()) == -np.sign(log_q)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=6), st.lists(st.floats(-3, 3), min_size=2, max_size=6))

@@ -41,7 +41,7 @@ def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
 
 
 def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, bool]] = []
+    scorer, seen = TokenScorer(lm), list[tuple[Any, bool]]()
     sdpa = functional.scaled_dot_product_attention
 
     def spy(*args: Any, attn_mask: Any = None, is_causal: bool = False, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPa
         return sdpa(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
-    TokenScorer(lm)(NO_PREFIX, torch.randint(512, (3, 20)), torch.tensor([5, 25]))
+    scorer(NO_PREFIX, torch.randint(512, (3, 20)), torch.tensor([5, 25]))
     assert seen == [(None, True)] * 2
 
 
@@ -78,12 +78,12 @@ def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
     assert torch.equal(scorer(NO_PREFIX, ids_BT, asked_N)[0], scorer(NO_PREFIX, other_BT, asked_N)[0])
 
 
-def test_temperature_divides_the_logits(lm: Any) -> None:
+def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
     ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
     logits_V = lm(input_ids=ids_BT).logits[0, 4]
-    oracle = (logits_V / 0.7).log_softmax(-1)[ids_BT[0, 5]]
-    logprobs_N, _, _ = TokenScorer(lm, temperature=0.7)(NO_PREFIX, ids_BT, torch.tensor([5]))
-    assert logprobs_N.item() == pytest.approx(oracle.item(), abs=1e-5)
+    oracle = [(logits_V / T).log_softmax(-1)[ids_BT[0, 5]].item() for T in (0.7, 1.0)]
+    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, ids_BT, torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
+    assert logprobs_N.tolist() == pytest.approx(oracle, abs=1e-5)
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
@@ -130,7 +130,27 @@ def test_extreme_logits_stay_finite() -> None:
     assert torch.isfinite(torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])).all()
 
 
-def test_a_model_that_transforms_its_logits_is_refused(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm.config, "final_logit_softcapping", 30.0, raising=False)
-    with pytest.raises(ValueError, match="final_logit_softcapping"):
+def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite() -> None:
+    torch.manual_seed(0)
+    logits_NV = torch.randn(3, 7, dtype=torch.float64)
+    kept_V = torch.arange(7) != 4
+    logits_NV[:, 4] = -torch.inf
+    logits_NV.requires_grad_()
+    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([0, 1, 2]), 0.7)
+    (gradient_NV,) = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), logits_NV)
+    few_NV = logits_NV.detach()[:, kept_V].requires_grad_()  # the same model without the token
+    oracle_NV = (few_NV / 0.7).log_softmax(-1)
+    oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
+    oracle = oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
+    assert_allclose(entropies_N.detach(), oracle_entropies_N.detach(), rtol=1e-9)
+    assert_allclose(gradient_NV[:, kept_V], torch.autograd.grad(oracle, few_NV)[0], rtol=1e-9, atol=1e-12)
+    assert not gradient_NV[:, 4].any()
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "logit_scale"])
+def test_a_model_that_transforms_its_logits_in_another_way_is_refused(
+    lm: Any, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(lm.config, key, 30.0, raising=False)  # which a Llama does not heed
+    with pytest.raises(ValueError, match="transform their logits"):
         TokenScorer(lm)

@@ -1,5 +1,6 @@
 """The objective as a whole: its gradient does not depend on how a batch is laid out."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from numpy.typing import NDArray
 from torch import Tensor
 
-from horizonrl.common.objective import AdvantageSection, LossSection, Objective, ReferenceSection
-from horizonrl.learner.advantage import Scores
+from horizonrl.common.objective import AdvantageSection, CorrectionSection, LossSection, Objective, ReferenceSection
+from horizonrl.learner.advantage import Scores, estimates
 from horizonrl.learner.batch import Batch
 from horizonrl.learner.model import Said, TokenScorer, load_language_model
-from horizonrl.learner.objective import known_of, lessons, token_loss, token_scales
+from horizonrl.learner.objective import Tally, known_of, lessons, tally_of, token_loss, token_scales
 from horizonrl.learner.packing import pack
+from tests.learner.knowns import known
 from tests.learner.traces import make_batch, make_groups
 
 OBJECTIVES = {
@@ -106,6 +109,58 @@ def test_what_a_token_counts_equals_its_definition(normalisation: str, seed: int
             "constant": 1 / len(kept) / 50,
         }
         assert scale == (0.0 if out else pytest.approx(definition[normalisation]))
+
+
+@pytest.mark.parametrize(("kind", "counted_by"), [("gspo", "sequence"), ("ppo", "token"), ("reinforce", "token")])
+def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) -> None:
+    assert LossSection(kind=kind).counted_by == counted_by  # type: ignore[arg-type]
+    assert LossSection(kind=kind, normalisation="prompt").counted_by == "prompt"  # type: ignore[arg-type]
+
+
+def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: Tensor) -> float:
+    """Return what `ess_lr` scales the rate of an update by, tallied in so many micro-batches."""
+    tally = Tally()
+    for logs_BT in np.split(log_ratio_BT, parts):
+        logs_N = torch.from_numpy(logs_BT.ravel())
+        nothing_N, episodes_N = torch.zeros_like(logs_N), torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1])
+        own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
+        tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
+        tally += tally_of(nothing_N, Said(logs_N, nothing_N, nothing_N), tokens_known, Objective())
+    return math.sqrt(tally.ess_of_episodes)
+
+
+def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
+    log_ratio_BT = np.random.default_rng(0).normal(0, 0.05, (64, 500))
+    weights_B = np.exp(log_ratio_BT.sum(1))
+    oracle = math.sqrt(weights_B.sum() ** 2 / (64 * (weights_B**2).sum()))
+    assert oracle == pytest.approx(0.601, abs=1e-3)  # of the tokens it is 0.999
+    assert ess_lr_scale(log_ratio_BT) == ess_lr_scale(log_ratio_BT, parts=8) == pytest.approx(oracle, rel=1e-6)
+    assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(1.0)  # all alike, however far away
+
+
+def test_episodes_that_are_cloned_or_masked_do_not_lower_the_rate() -> None:
+    log_ratio_BT = np.repeat([[0.0], [0.0], [3.0], [-3.0]], 5, axis=1)
+    out = {"demo_N": torch.tensor([False, False, True, False]), "scales_N": torch.tensor([1.0, 1.0, 1.0, 0.0])}
+    assert ess_lr_scale(log_ratio_BT, **out) == pytest.approx(1.0)
+    assert ess_lr_scale(log_ratio_BT) < 0.6
+
+
+def test_dpo_is_its_losss_gradient_only_where_all_tokens_count_the_same() -> None:
+    """Which is why the other normalisations are refused: over the logprobs of all tokens, the cosine to DPO's own."""
+    batch = make_batch(1, traces=8, longest=200)
+    dpo = Objective(
+        advantage=AdvantageSection(kind="dpo"),
+        loss=LossSection(kind="reinforce"),
+        correction=CorrectionSection(kind=None),
+    )
+    pulls = [estimate.advantages_N for estimate in estimates(batch.traces, scores_for(batch), dpo)]
+    cosines = {}
+    for normalisation in ("token", "constant", "sequence", "prompt"):
+        scales = token_scales(batch.traces, [False] * 8, LossSection(normalisation=normalisation), 200)  # type: ignore[arg-type]
+        ours, theirs = np.concatenate([s * p for s, p in zip(scales, pulls, strict=True)]), np.concatenate(pulls)
+        cosines[normalisation] = ours @ theirs / np.linalg.norm(ours) / np.linalg.norm(theirs)
+    assert min(cosines["token"], cosines["constant"]) == pytest.approx(1.0)
+    assert max(cosines["sequence"], cosines["prompt"]) < 0.98
 
 
 def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained() -> None:
