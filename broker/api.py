@@ -62,6 +62,12 @@ class Extent:
     limit_bytes: int | None = None
     """What it may hold; None for a stream without a limit."""
 
+    @property
+    def full(self) -> bool:
+        """Whether another message of the usual size would be refused."""
+        usual = self.stored_bytes / max(1, self.messages)
+        return self.limit_bytes is not None and self.stored_bytes + usual > self.limit_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class QueueState:

@@ -6,6 +6,7 @@ nothing until the message that joins them (`groups.joined`) is stored under the 
 """
 
 import asyncio
+import sys
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from horizonrl.broker.dead import bury
 from horizonrl.broker.reading import AT_ONCE, read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.common.errors import (
+    ConfigError,
     ForgedRecord,
     LogGap,
     MalformedRecord,
@@ -69,13 +71,29 @@ class GroupLog:
         self._transport = transport
         self._seals = seals or Seals(transport.run)
         """What a reader checks the tickets of the log with."""
+        self._room: int | None = None
+        """Bytes that the log may hold; None before the first publish."""
 
     async def publish(self, group: Group) -> Stored:
-        """Append a group; `duplicate` says that its ticket had ended before. Waits while the log is full."""
+        """Append a group; `duplicate` says that its ticket had ended before. Waits while the log is full.
+
+        Raises ConfigError for a group that is larger than the whole log: no wait would help.
+        """
         data, ticket = encode(group), group.ticket
+        await self._check_size(ticket.ticket_id, len(data))
         if len(data) > self._transport.max_payload_bytes:
             return await self._publish_parts(ticket.end_id, data)
         return await self._transport.publish(f"groups.{ticket.kind.value}", data, message_id=ticket.end_id)
+
+    async def _check_size(self, ticket_id: str, size: int) -> None:
+        if self._room is None or size > self._room:  # an operator may have raised it since
+            limit = (await self._transport.extent(Stream.GROUPS)).limit_bytes
+            self._room = sys.maxsize if limit is None else limit
+        if size > self._room:
+            raise ConfigError(
+                f"the group of {ticket_id} has {size} bytes, more than the whole group log may hold: "
+                f"broker.max_log_bytes = {self._room}; raise it well above that, and start the controller again"
+            )
 
     async def publish_void(self, void: Void) -> Stored:
         """End a ticket without a group."""

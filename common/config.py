@@ -76,7 +76,8 @@ class BrokerSection(Section):
     max_deliver: Positive = 5
     """Deliveries of a ticket after which it is settled as void."""
     max_log_bytes: Positive = 4 << 30
-    """Size of the group log at which publishers wait for the learner."""
+    """Size of the group log at which publishers wait for the learner. It must hold the groups of one step; more lets
+    the learner wait with a checkpoint until one is due."""
     shared_files: bool = False
     """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
     turns it on, and so may pods that share a volume."""
@@ -231,7 +232,8 @@ class LearnerSection(Section):
     keep_checkpoints: Positive = 2
     """The newest that are kept; the log is kept from the oldest of them on."""
     keep_log: bool = False
-    """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint."""
+    """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint. The
+    run ends with an error when `broker.max_log_bytes` is reached."""
     step_timeout_s: Seconds = 1800.0
     """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
 

@@ -24,7 +24,8 @@ HorizonError
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
 │   └── CheckpointMismatch              it was made with another model or config than this run's
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
-    └── NothingToLearn                  hardly any group of these tasks has anything to learn from
+    ├── NothingToLearn                  hardly any group of these tasks has anything to learn from
+    └── LogFull                         the group log is full, and nothing in it may be freed
 """
 
 from collections.abc import Iterable
@@ -125,4 +126,8 @@ class RunFailed(HorizonError, RuntimeError): ...
 
 
 class NothingToLearn(RunFailed):
+    exit_code = 2
+
+
+class LogFull(RunFailed):
     exit_code = 2

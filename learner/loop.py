@@ -36,6 +36,7 @@ from horizonrl.learner.export import WEIGHTS_FILE
 from horizonrl.learner.horizon import Histories, adaptive_rules
 from horizonrl.learner.journal import Journal
 from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
+from horizonrl.learner.room import LogRoom
 from horizonrl.learner.settlement import Books
 from horizonrl.learner.weights import WeightsPublisher
 
@@ -43,6 +44,8 @@ log = get_logger()
 
 T = TypeVar("T")
 
+LOOK_S = 5.0
+"""Time without a group after which the learner looks whether the log has room for one."""
 QUIET_S = 60.0
 """Time without a group after which the learner says what it waits for."""
 STARVED_AFTER = 10
@@ -114,6 +117,7 @@ class LearnerLoop:
         self._log = GroupLog(self.transport, seals)
         self._journal = Journal(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=self.config.learner.keep_checkpoints)
+        self._room = LogRoom(self.transport, self._log, self._checkpoints, keep=self.config.learner.keep_log)
         self._weights = WeightsPublisher(
             self.transport, run_dir / "weights", share_files=self.config.broker.shared_files
         )
@@ -144,12 +148,16 @@ class LearnerLoop:
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._resume(), self.stopping)
             reader = await self._log.read(after=self._commit.cursor)
+            started = time.monotonic()
             while self._commit.step < self.config.total_steps:
-                started = time.monotonic()
                 await until_stopped(self._fill(reader), self.stopping)
                 if self.stopping.is_set():
                     break
+                if self._missing():
+                    await self._make_room(background)
+                    continue
                 await self._step(background, wait_s=time.monotonic() - started)
+                started = time.monotonic()
             if self._saved_step < self._commit.step:
                 await self._save(background)
             await self._sealing
@@ -196,6 +204,7 @@ class LearnerLoop:
             digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
             await self._announce_weights(digest)
         await self._announce_progress()
+        await self._room.free()
 
     def _take_up(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
@@ -222,24 +231,45 @@ class LearnerLoop:
         return self.config.phase(self._commit.step)[0]
 
     async def _fill(self, reader: LogReader) -> None:
-        """Consume entries until the batch is full, and tell the controller whenever there is nothing more at hand."""
+        """Consume entries until the batch is full, and tell the controller whenever there is nothing more at hand.
+
+        Returns before that when the log is short of room, and a checkpoint would free some.
+        """
         standing = Standing(version=self._commit.step, phase=self._phase())
         wanted = self.config.groups_per_step(standing.phase)
         draft = self._collector.draft
-        starved = STARVED_AFTER * wanted
-        while (missing := wanted - draft.count(standing.phase)) > 0:
-            entry = await reader.next(QUIET_S)
+        starved, heard = STARVED_AFTER * wanted, time.monotonic()
+        while missing := self._missing():
+            entry = await reader.next(LOOK_S)
             if entry is None:
-                log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
-                await self._announce_progress()  # what was consumed may have had nothing but lost parts behind it
+                if await self._room.is_short(self._commit.cursor):
+                    return
+                if time.monotonic() - heard >= QUIET_S:
+                    log.warning("groups_awaited", missing=missing, step=self._commit.step, quiet_s=QUIET_S)
+                    await self._announce_progress()  # what was consumed may have had nothing but lost parts behind it
+                    await self._room.check(wanted - missing, wanted, "the next step")
+                    heard = time.monotonic()
                 continue
+            heard = time.monotonic()
             self._consume(entry, standing)
             if len(draft.dropped) == starved:
                 self._tell_of_starvation(draft, wanted)
                 starved *= 2
-            if not reader.ahead or draft.count(standing.phase) == wanted:
+            if not reader.ahead or not self._missing():
                 await self._announce_progress()
         self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
+
+    def _missing(self) -> int:
+        """Return how many groups the next step still wants."""
+        phase = self._phase()
+        return max(0, self.config.groups_per_step(phase) - self._collector.draft.count(phase))
+
+    async def _make_room(self, background: asyncio.TaskGroup) -> None:
+        """Free the log behind the last commit, with a checkpoint ahead of its time if need be."""
+        if self._saved_step < self._commit.step:
+            await self._save(background)
+        await self._sealing
+        await until_stopped(self._room.free(short=True), self.stopping)
 
     def _tell_of_starvation(self, draft: Draft, wanted: int) -> None:
         """Say that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.
@@ -268,11 +298,19 @@ class LearnerLoop:
         """
         standing = Standing(version=self._commit.step, phase=self._phase())
         due = max(await self._tickets.issued(Kind.EVAL), self.config.eval_rounds * len(self.eval_tasks))
+        patience_s, heard = self.config.learner.step_timeout_s, time.monotonic()
         while (ended := self._collector.books.outcomes()[Kind.EVAL].settled) < due:
-            entry = await reader.next(self.config.learner.step_timeout_s)
+            entry = await reader.next(min(LOOK_S, patience_s))
             if entry is None:
-                log.warning("evaluation_given_up", missing=due - ended, waited_s=self.config.learner.step_timeout_s)
-                return
+                if await self._room.is_short(self._commit.cursor):
+                    await self._room.free(short=True)
+                if (waited_s := time.monotonic() - heard) >= QUIET_S:
+                    await self._room.check(ended, due, "the evaluations")
+                if waited_s >= patience_s:
+                    log.warning("evaluation_given_up", missing=due - ended, waited_s=round(waited_s))
+                    return
+                continue
+            heard = time.monotonic()
             self._consume(entry, standing)
             if not reader.ahead:
                 await self._announce_progress()
@@ -379,15 +417,14 @@ class LearnerLoop:
         self._sealing = background.create_task(self._seal(self._commit.step, state, stall_s))
 
     async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
-        """Make a checkpoint durable, then free the log below what the oldest kept one needs."""
+        """Make a checkpoint durable, then free what of the log it makes superfluous."""
         started = time.monotonic()
         await asyncio.to_thread(self._checkpoints.seal, step, state)
         log.info(
             "checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(time.monotonic() - started, 2)
         )
-        if not self.config.learner.keep_log:
-            oldest = self._checkpoints.all()[-1]
-            await until_stopped(self._log.purge_below(oldest.state["cursor"] + 1), self.stopping)
+        await until_stopped(self._room.free(), self.stopping)
+        await until_stopped(self._room.foresee(step, self.config.total_steps), self.stopping)
 
     async def _announce_progress(self, finished: bool = False) -> None:
         """Say where the run stands. Raises RunFailed when another learner has spoken since this one last did."""

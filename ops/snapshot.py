@@ -206,6 +206,9 @@ class Snapshot:
             told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
         if self.standing is not None and self.standing.dead:
             told.append(f"{counted(self.standing.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
+        if self.standing is not None and self.standing.log.full and self.state != "finished":
+            log = self.standing.log
+            told.append(f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}")
         if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
             told.append(f"the learner has resumed {counted(resumes, 'time')}")
         return told

@@ -16,8 +16,6 @@ from horizonrl.common.config import RunConfig, kind_of
 from horizonrl.common.types import HorizonState, Kind, Outcomes, Progress, WeightsManifest
 from horizonrl.ops.figures import duration
 
-FULL_SHARE = 0.98
-"""Of the group log's limit: a group more may be refused, and its actor waits."""
 LONG_S = 30.0
 """A learner that has been silent for so long in a step may be gone; nobody but its own machine knows."""
 
@@ -56,11 +54,6 @@ class Standing:
     def unread(self) -> int:
         """Messages of the group log that the learner has not read."""
         return max(0, self.log.last_sequence - (self.progress.cursor if self.progress else 0))
-
-    @property
-    def full(self) -> bool:
-        """The group log has no room: actors wait to publish."""
-        return self.log.limit_bytes is not None and self.log.stored_bytes >= FULL_SHARE * self.log.limit_bytes
 
     @property
     def silent_s(self) -> float:
@@ -150,7 +143,7 @@ def _actors(standing: Standing) -> Sequence[str]:
     told = []
     if standing.queue.idle and not standing.queue.waiting:
         told.append(f"{counted(standing.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
-    if standing.full:
+    if standing.log.full:
         told.append("the group log is full: actors wait to publish until the learner has read and saved")
     return told
 

@@ -237,6 +237,14 @@ def test_each_wait_of_the_actors_is_told(changed: dict[str, Any], told: str) -> 
     assert not any(line.startswith(told) for line in waits(standing(CONFIG, progress), CONFIG))
 
 
+@pytest.mark.parametrize(("stored_bytes", "finished", "told"), [(99, False, 1), (80, False, 0), (99, True, 0)])
+def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: bool, told: int) -> None:
+    progress = Progress(step=10, phase=Phase.RL, phase_step=10, finished=finished)
+    at = standing(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
+    full = f"the group log is full: {stored_bytes} of broker.max_log_bytes = 100"
+    assert Snapshot("r", CONFIG, standing=at).broken() == [full] * told
+
+
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
     async def look() -> Snapshot:
         transport = MemoryTransport(MemoryServer(), "run")

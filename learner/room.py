@@ -1,0 +1,90 @@
+"""The group log's room: what of it is freed, when, and when the run has to end because nothing can be.
+
+Place in the flow: beside Group → Batch. While the log is full, publishers wait. A learner that waits for groups while
+the log is full of entries that it has settled would wait for ever; so it frees them with an early checkpoint.
+"""
+
+from horizonrl.broker.api import Extent, Stream, Transport
+from horizonrl.broker.groups import GroupLog
+from horizonrl.common.errors import LogFull
+from horizonrl.common.logs import get_logger
+from horizonrl.learner.checkpoint import CheckpointStore
+
+log = get_logger()
+
+SHORT_SHARE = 0.5
+"""Of the log's bound: a learner that waits with more than that stored frees what it can."""
+
+
+class LogRoom:
+    def __init__(self, transport: Transport, groups: GroupLog, checkpoints: CheckpointStore, *, keep: bool) -> None:
+        """`keep`: nothing is ever freed (`learner.keep_log`)."""
+        self._transport = transport
+        self._groups = groups
+        self._checkpoints = checkpoints
+        self._keep = keep
+        self._freed = 0
+        """Cursor of the last commit that the log was found short at: there is no more to free until the next one."""
+        self._foreseen = False
+
+    async def is_short(self, cursor: int) -> bool:
+        """Say whether a checkpoint at `cursor` should be written now to free what it has settled."""
+        if self._keep or cursor <= self._freed:
+            return False
+        extent = await self._extent()
+        if not _tight(extent):
+            return False
+        log.warning("log_short", stored_bytes=extent.stored_bytes, max_log_bytes=extent.limit_bytes)
+        self._freed = cursor
+        return True
+
+    async def free(self, *, short: bool = False) -> None:
+        """Free what no kept checkpoint needs; when the log is short, what the older ones of them need as well."""
+        kept = [] if self._keep else self._checkpoints.all()
+        while kept:
+            await self._groups.purge_below(kept.pop().state["cursor"] + 1)
+            if not (short and _tight(await self._extent())):
+                return
+
+    async def foresee(self, step: int, total_steps: int) -> None:
+        """Say so once when a log that is kept whole will not hold the run."""
+        extent = await self._extent()
+        needed = extent.stored_bytes * total_steps // step
+        if not self._keep or self._foreseen or extent.limit_bytes is None or needed <= extent.limit_bytes:
+            return
+        self._foreseen = True
+        log.warning(
+            "log_will_fill",
+            at_step=extent.limit_bytes * step // extent.stored_bytes,
+            needed_bytes=needed,
+            max_log_bytes=extent.limit_bytes,
+            hint=f"raise broker.max_log_bytes to {needed:,} or more, or set learner.keep_log to false",
+        )
+
+    async def check(self, groups: int, wanted: int, what_for: str) -> None:
+        """Raise LogFull when no more groups can come: the log is full, and `groups` of the `wanted` ones are in.
+
+        For a learner that has read all of the log, has freed what it could and has heard nothing for a while.
+        """
+        extent = await self._extent()
+        if not extent.full:
+            return
+        told = f"the group log is full ({extent.stored_bytes:,} of {extent.limit_bytes:,} bytes)"
+        again = "and start the controller and the learner again: the run resumes"
+        if self._keep:
+            raise LogFull(
+                f"{told} and learner.keep_log keeps all of it: raise broker.max_log_bytes, or set learner.keep_log to "
+                f"false, {again}"
+            )
+        least = 2 * max(extent.limit_bytes or 0, extent.stored_bytes * wanted // max(1, groups))
+        raise LogFull(
+            f"{told} with {groups} of {wanted} groups for {what_for}, and none of it can be freed before the rest is "
+            f"in: raise broker.max_log_bytes to {least:,} or more, or let fewer groups make a step, {again}"
+        )
+
+    async def _extent(self) -> Extent:
+        return await self._transport.extent(Stream.GROUPS)
+
+
+def _tight(extent: Extent) -> bool:
+    return extent.limit_bytes is not None and (extent.full or extent.stored_bytes >= SHORT_SHARE * extent.limit_bytes)
