@@ -14,7 +14,7 @@ import stamina
 
 from horizonrl.broker.access import Role, inbox
 from horizonrl.broker.api import Stream
-from horizonrl.broker.link import Link, log_repeat
+from horizonrl.broker.link import Link
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.streams import ACTORS, bucket_name, ensure_streams, stream_name
 from horizonrl.common.config import BrokerSection
@@ -53,7 +53,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
         raise ConfigError("broker.url is none: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
     servers = broker.servers
     credentials = _credentials(broker)
-    stamina.instrumentation.set_on_retry_hooks([log_repeat])
+    stamina.instrumentation.set_on_retry_hooks([])  # the link tells of repeats; stamina's own hook would warn of each
     link = Link(",".join(servers), encrypted=broker.ca_file is not None)
     try:
         async with asyncio.timeout(broker.connect_timeout_s):
@@ -74,6 +74,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             link.opened()
             if role is Role.CONTROLLER:
                 await link.ask(
+                    f"create the streams of {run}",
                     lambda: ensure_streams(link.client.jetstream(), run, broker.max_log_bytes, broker.ack_wait_s),
                     deadline_s=None,
                 )
@@ -98,13 +99,13 @@ async def _await_streams(link: Link, run: str, patience_s: float) -> float:
 
     There is nothing to wake a waiter before there are streams, so they are looked for.
     """
-    js = link.client.jetstream()
+    js, bucket, tickets = link.client.jetstream(), f"KV_{bucket_name(run)}", stream_name(run, Stream.TICKETS)
     try:
         async with asyncio.timeout(patience_s):
             while True:
                 with contextlib.suppress(nats.js.errors.NotFoundError):
-                    await link.ask(lambda: js.stream_info(f"KV_{bucket_name(run)}"))  # the last one that is created
-                    consumer = await link.ask(lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS))
+                    await link.ask(f"look at {bucket}", lambda: js.stream_info(bucket))  # the last one that is created
+                    consumer = await link.ask(f"look at {tickets}", lambda: js.consumer_info(tickets, ACTORS))
                     return float(consumer.config.ack_wait or 0.0)
                 log.info("streams_awaited", run=run)
                 await asyncio.sleep(STREAMS_POLL_S)

@@ -155,6 +155,10 @@ class MemoryTransport:
     def connected(self) -> bool:
         return self._open
 
+    @property
+    def stalled_s(self) -> float:
+        return 0.0
+
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
     ) -> Stored:
