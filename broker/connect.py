@@ -74,7 +74,6 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             link.opened()
             if role is Role.CONTROLLER:
                 await link.ask(
-                    f"create the streams of {run}",
                     lambda: ensure_streams(link.client.jetstream(), run, broker.max_log_bytes, broker.ack_wait_s),
                     deadline_s=None,
                 )
@@ -99,13 +98,13 @@ async def _await_streams(link: Link, run: str, patience_s: float) -> float:
 
     There is nothing to wake a waiter before there are streams, so they are looked for.
     """
-    js, bucket, tickets = link.client.jetstream(), f"KV_{bucket_name(run)}", stream_name(run, Stream.TICKETS)
+    js = link.client.jetstream()
     try:
         async with asyncio.timeout(patience_s):
             while True:
                 with contextlib.suppress(nats.js.errors.NotFoundError):
-                    await link.ask(f"look at {bucket}", lambda: js.stream_info(bucket))  # the last one that is created
-                    consumer = await link.ask(f"look at {tickets}", lambda: js.consumer_info(tickets, ACTORS))
+                    await link.ask(lambda: js.stream_info(f"KV_{bucket_name(run)}"))  # the last one that is created
+                    consumer = await link.ask(lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS))
                     return float(consumer.config.ack_wait or 0.0)
                 log.info("streams_awaited", run=run)
                 await asyncio.sleep(STREAMS_POLL_S)

@@ -101,7 +101,11 @@ class Link:
         self._refusal: str | None = None
 
     async def ask(
-        self, what: str, request: Callable[[], Awaitable[T]], deadline_s: float | None = CALL_DEADLINE_S
+        self,
+        request: Callable[[], Awaitable[T]],
+        deadline_s: float | None = CALL_DEADLINE_S,
+        *,
+        what: str = "a request",
     ) -> T:
         """Make a request again and again until the server has answered it; it must be safe to repeat.
 

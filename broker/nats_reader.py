@@ -52,7 +52,7 @@ async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[st
         return answer["message"]
 
     try:
-        found = await link.ask(f"read {stream}", answered)
+        found = await link.ask(answered)
     except nats.js.errors.NotFoundError:
         return None
     _, _, lines = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")
@@ -164,8 +164,7 @@ class NatsReader:
             mem_storage=True,
         )
         self._pulls = await self._link.ask(
-            f"read {self._stream}",
-            lambda: self._js.pull_subscribe(self._subject, stream=self._stream, config=config),
+            lambda: self._js.pull_subscribe(self._subject, stream=self._stream, config=config)
         )
         self._consumer = config.name  # the client has chosen one
 
@@ -177,8 +176,7 @@ class NatsReader:
         if not self._gapless:
             return
         try:
-            asked = f"look at {self._stream}", lambda: self._js.stream_info(self._stream)
-            state = (await self._link.ask(*asked)).state
+            state = (await self._link.ask(lambda: self._js.stream_info(self._stream))).state
         except nats.js.errors.NotFoundError:
             raise LogGap(f"stream {self._stream} is gone: restore the broker's files or begin a new run") from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)
@@ -196,9 +194,7 @@ class NatsReader:
         await self._end()
         if consumer is not None:
             with contextlib.suppress(nats.js.errors.Error, BrokerUnreachable):
-                await self._link.ask(
-                    f"stop reading {self._stream}", lambda: self._js.delete_consumer(self._stream, consumer), CLOSE_S
-                )
+                await self._link.ask(lambda: self._js.delete_consumer(self._stream, consumer), CLOSE_S)
 
 
 def check_gap(stream: str, wanted: int, first: int, last: int) -> None:

@@ -25,7 +25,7 @@ def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> Non
     async def scenario() -> None:
         link = Link("nats://nowhere")
         link.opened()
-        asking = asyncio.create_task(link.ask("wait", deaf))
+        asking = asyncio.create_task(link.ask(deaf))
         await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking], timeout=5)
@@ -38,8 +38,8 @@ def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -
     async def scenario() -> None:
         link = Link("nats://nowhere")
         link.opened()
-        with pytest.raises(BrokerUnreachable, match=r"has not answered for 0.01 s \(wait\)"):
-            await link.ask("wait", deaf, deadline_s=0.01)
+        with pytest.raises(BrokerUnreachable, match=r"has not answered for 0.01 s \(look\)"):
+            await link.ask(deaf, deadline_s=0.01, what="look")
         await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
@@ -85,11 +85,11 @@ def test_a_link_tells_of_what_is_left_undone_and_that_it_is_done(monkeypatch: py
                 raise answer
             return answer
 
-        assert await link.ask("look", request) == "answer"
+        assert await link.ask(request, what="look") == "answer"
         assert stalled == [False, True, True]
         assert link.stalled_s == 0
         with pytest.raises(BrokerUnreachable):
-            await link.ask("look", deaf, deadline_s=0.01)
+            await link.ask(deaf, deadline_s=0.01)
 
     monkeypatch.setattr("horizonrl.broker.link.TELL_AFTER_S", 0.0)
     with capture_logs() as logs:
