@@ -140,6 +140,10 @@ class Transport(Protocol):
     @property
     def connected(self) -> bool: ...
 
+    @property
+    def stalled_s(self) -> float:
+        """How long the request that waits longest has been repeated; 0 while the broker does what it is asked."""
+
     async def publish(
         self,
         subject: str,

@@ -14,7 +14,7 @@ import stamina
 
 from horizonrl.broker.access import Role, inbox
 from horizonrl.broker.api import Stream
-from horizonrl.broker.link import Link, log_repeat
+from horizonrl.broker.link import Link
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.streams import ACTORS, bucket_name, ensure_streams, stream_name
 from horizonrl.common.config import BrokerSection
@@ -53,7 +53,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
         raise ConfigError("broker.url is none: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
     servers = broker.servers
     credentials = _credentials(broker)
-    stamina.instrumentation.set_on_retry_hooks([log_repeat])
+    stamina.instrumentation.set_on_retry_hooks([])  # the link tells of repeats; stamina's own hook would warn of each
     link = Link(",".join(servers), encrypted=broker.ca_file is not None)
     try:
         async with asyncio.timeout(broker.connect_timeout_s):

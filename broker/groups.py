@@ -2,7 +2,8 @@
 
 Place in the flow: Episode → **Group** → Batch. A ticket ends once: its group and its void carry the same message id,
 so whichever comes second is refused. A group too large for one message travels in parts (`groups.part`), which mean
-nothing until the message that joins them (`groups.joined`) is stored under the ticket's id.
+nothing until the message that joins them (`groups.joined`) is stored under the ticket's id; and that message means
+nothing when its parts were purged before it was stored: whoever publishes next does so under another id.
 """
 
 import asyncio
@@ -13,27 +14,32 @@ from dataclasses import dataclass
 
 import xxhash
 
-from horizonrl.broker.api import Message, Reader, Stored, Stream, Transport
+from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
 from horizonrl.broker.reading import AT_ONCE, read_stored
 from horizonrl.broker.seals import Seals
+from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import (
     ConfigError,
     ForgedRecord,
     LogGap,
     MalformedRecord,
+    PartsPurged,
     RecordError,
     RecordTooLarge,
     UnknownSchema,
 )
-from horizonrl.common.types import Group, Kind, Void
+from horizonrl.common.logs import get_logger
+from horizonrl.common.types import Group, Kind, Progress, Ticket, Void
+
+log = get_logger()
 
 VOID = "groups.void"
 PART = "groups.part"
 JOINED = "groups.joined"
 AGAIN = ".again-"
-"""In the id of a part that was purged before it was joined, and appended again."""
+"""In the id of what is appended again: a part that was purged before it was joined, an end that ended nothing."""
 ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
 """The subjects whose messages end a ticket."""
 PARTS = "Horizon-Parts"
@@ -46,6 +52,7 @@ CAUSES: dict[type[RecordError], str] = {
     UnknownSchema: "unknown_schema",
     RecordTooLarge: "too_large",
     ForgedRecord: "forged",
+    PartsPurged: "purged",
 }
 
 
@@ -79,11 +86,9 @@ class GroupLog:
 
         Raises ConfigError for a group that is larger than the whole log: no wait would help.
         """
-        data, ticket = encode(group), group.ticket
-        await self._check_size(ticket.ticket_id, len(data))
-        if len(data) > self._transport.max_payload_bytes:
-            return await self._publish_parts(ticket.end_id, data)
-        return await self._transport.publish(f"groups.{ticket.kind.value}", data, message_id=ticket.end_id)
+        data = encode(group)
+        await self._check_size(group.ticket.ticket_id, len(data))
+        return await self._end(group.ticket, f"groups.{group.ticket.kind.value}", data)
 
     async def _check_size(self, ticket_id: str, size: int) -> None:
         if self._room is None or size > self._room:  # an operator may have raised it since
@@ -97,10 +102,37 @@ class GroupLog:
 
     async def publish_void(self, void: Void) -> Stored:
         """End a ticket without a group."""
-        return await self._transport.publish(VOID, encode(void), message_id=void.ticket.end_id)
+        return await self._end(void.ticket, VOID, encode(void))
 
-    async def _publish_parts(self, end_id: str, data: bytes) -> Stored:
-        """Append the parts one after the other, then the message that makes them a group.
+    async def _end(self, ticket: Ticket, subject: str, data: bytes) -> Stored:
+        """Append the message that ends a ticket, until one is stored that the learner can read."""
+        message_id = ticket.end_id
+        while True:
+            if len(data) > self._transport.max_payload_bytes:
+                stored, readable = await self._publish_parts(ticket.end_id, message_id, data)
+            else:
+                stored, readable = await self._transport.publish(subject, data, message_id=message_id), True
+            if stored.duplicate:
+                readable = not await self._passed_over(ticket, stored)
+            if readable:
+                return stored
+            log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
+            message_id = f"{ticket.end_id}{AGAIN}{stored.sequence}"
+
+    async def _passed_over(self, ticket: Ticket, stored: Stored) -> bool:
+        """Say whether the learner has read beyond the end that has the ticket's id, and the ticket is still open.
+
+        Then that end's parts had been purged, and its sender has died or it would have published again.
+        """
+        progress = await StateStore(self._transport).get(Key.PROGRESS)
+        return (
+            isinstance(progress, Progress)
+            and progress.cursor >= stored.sequence
+            and not progress.ended(ticket.kind, ticket.number)
+        )
+
+    async def _publish_parts(self, end_id: str, message_id: str, data: bytes) -> tuple[Stored, bool]:
+        """Append the parts one after the other, then the message that makes them a group; say if it found them all.
 
         Nothing holds a part before it is joined: those of an upload that took so long that a purge has passed them are
         appended again. Part ids name the content, not only the ticket: two actors may try the same ticket, with
@@ -116,11 +148,15 @@ class GroupLog:
                 for index, offset in enumerate(range(0, len(data), room))
             ]
             first = parts[0].sequence
-            if first >= (await self._transport.extent(Stream.GROUPS)).first_sequence:
+            if await self._holds(first):
                 break
             again = f"{AGAIN}{first}"
         headers = {PARTS: str(len(parts)), DIGEST: digest, FIRST: str(first)}
-        return await self._transport.publish(JOINED, b"", message_id=end_id, headers=headers)
+        joined = await self._transport.publish(JOINED, b"", message_id=message_id, headers=headers)
+        return joined, await self._holds(first)
+
+    async def _holds(self, sequence: int) -> bool:
+        return sequence >= (await self._transport.extent(Stream.GROUPS)).first_sequence
 
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
@@ -136,8 +172,9 @@ class GroupLog:
         floor = sequence
         async with aclosing(read_stored(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
             async for message in joined:
-                if self._seals.ended_by(_id(message)):
-                    floor = min(floor, _first_part(message) or floor)
+                first = _first_part(message)
+                if self._seals.ended_by(_end_id(message)) and first < floor and await self._holds(first):
+                    floor = first
         await self._transport.purge(Stream.GROUPS, below=floor)
 
 
@@ -185,24 +222,32 @@ class LogReader:
             self._seals.check(record.ticket)
         except RecordError as error:
             await bury(self._transport, Stream.GROUPS, message, str(error), data)
-            ended = self._seals.ended_by(_id(message))
+            ended = None if isinstance(error, PartsPurged) else self._seals.ended_by(_end_id(message))
             return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]))
         return Entry(message.sequence, record)
 
     async def _join(self, message: Message) -> bytes:
-        """Fetch the parts that a message joins. Raises MalformedRecord when they are not all there or not the same."""
-        if self._seals.ended_by(_id(message)) is None:
+        """Fetch the parts that a message joins.
+
+        Raises PartsPurged when they had gone before it was stored: its sender, or the next one, publishes them again.
+        Raises MalformedRecord when they are otherwise not all there, or not the same.
+        """
+        end_id = _end_id(message)
+        if self._seals.ended_by(end_id) is None:
             raise ForgedRecord("joins parts under the id of no ticket that its sender was given")
         first, count = _first_part(message), _number(message, PARTS)
         if not 0 < first < message.sequence or not 0 < count <= MAX_RECORD_BYTES // 1024:
             raise MalformedRecord(f"joins {count} parts from sequence {first}: no such parts")
-        upload = _upload(_id(message), message.headers.get(DIGEST, ""))
+        upload = _upload(end_id, message.headers.get(DIGEST, ""))
         try:
             parts = await self._fetch_parts(first, message.sequence, {f"{upload}{i}": i for i in range(count)})
-        except LogGap as error:
-            raise MalformedRecord(f"its parts have been purged: {error}") from None
+        except LogGap:
+            parts = {}
+        extent = await self._transport.extent(Stream.GROUPS)
+        if len(parts) < count and first < extent.first_sequence:
+            raise PartsPurged(f"joins parts from sequence {first}, and the log begins at {extent.first_sequence}")
         data = b"".join(parts[index] for index in sorted(parts))
-        if len(parts) != count or xxhash.xxh3_128_hexdigest(data) != message.headers.get(DIGEST):
+        if len(parts) < count or xxhash.xxh3_128_hexdigest(data) != message.headers.get(DIGEST):
             raise MalformedRecord(f"{len(parts)} of {count} parts found, or not with the digest announced")
         return data
 
@@ -229,6 +274,11 @@ def _upload(end_id: str, digest: str) -> str:
 
 def _id(message: Message) -> str:
     return message.headers.get(MESSAGE_ID, "")
+
+
+def _end_id(message: Message) -> str:
+    """Return the end id that a message has, or that it takes up after an end that ended nothing."""
+    return _id(message).partition(AGAIN)[0]
 
 
 def _first_part(message: Message) -> int:

@@ -3,12 +3,17 @@
 A NATS server does not answer a request that it refuses: the refusal arrives beside it, and the request times out. The
 link keeps the refusal, interrupts whoever waits and raises it from every attempt from then on: a role that is refused
 something ends, and says why.
+
+A server may also do nothing at all, for ever: one whose disk was full for a moment answers no publish until it is
+started again. So a request that is repeated for long is told of, whatever the cause.
 """
 
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import nats.errors
@@ -26,6 +31,8 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before its caller hears that the broker is unreachable: a restart, an upgrade or a
 failed node is waited out, a broker that is gone ends the role with an error."""
+TELL_AFTER_S = 10.0
+"""A request that is repeated so long is told of, and again each time that the wait has doubled."""
 CLOSE_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
@@ -42,14 +49,40 @@ PASSING = (
 """What passes by itself: the server is restarting, electing, or full."""
 
 
-def log_repeat(details: stamina.instrumentation.RetryDetails) -> None:
-    """Stamina's hook; its own would log each repeat as a warning about a "context block"."""
-    log.debug("request_repeated", error=repr(details.caused_by), repeats=details.retry_num, wait_s=details.wait_for)
-
-
 _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
     PASSING
 )
+
+
+@dataclass(eq=False)
+class Stall:
+    """A request that has not been done at the first attempt."""
+
+    what: str
+    cause: Exception
+    since: float = field(default_factory=time.monotonic)
+    told_s: float = 0.0
+    """How long it had lasted when it was last told of."""
+
+    @property
+    def lasts_s(self) -> float:
+        return time.monotonic() - self.since
+
+    def tell(self, url: str) -> None:
+        """Warn once the wait is long, and when it has doubled since."""
+        lasts_s = self.lasts_s
+        if lasts_s >= max(TELL_AFTER_S, 2 * self.told_s):
+            self.told_s = lasts_s
+            told = {"what": self.what, "error": repr(self.cause), "for_s": round(lasts_s, 1), "url": url}
+            if is_full(self.cause):
+                log.warning("stream_full", **told)
+            else:
+                log.warning("broker_stalled", **told)
+
+
+def is_full(error: Exception) -> bool:
+    """Say whether the server refuses a message because stream, account or server hold no more."""
+    return isinstance(error, nats.js.errors.APIError) and error.err_code in STREAM_IS_FULL
 
 
 class Link:
@@ -62,29 +95,60 @@ class Link:
         self._up = asyncio.Event()
         self._waiting: set[asyncio.Timeout] = set()
         """The requests in flight."""
+        self._stalls: set[Stall] = set()
         self._opened = False
         """There has been a connection: whatever fails now, it is tried again."""
         self._refusal: str | None = None
 
-    async def ask(self, request: Callable[[], Awaitable[T]], deadline_s: float | None = CALL_DEADLINE_S) -> T:
+    async def ask(
+        self,
+        request: Callable[[], Awaitable[T]],
+        deadline_s: float | None = CALL_DEADLINE_S,
+        *,
+        what: str = "a request",
+    ) -> T:
         """Make a request again and again until the server has answered it; it must be safe to repeat.
 
-        Raises BrokerUnreachable after `deadline_s`, BrokerDenied when the server refuses it; None waits for ever.
+        `what` names it to people. Raises BrokerUnreachable after `deadline_s`, BrokerDenied when the server refuses it;
+        None waits for ever.
         """
-
-        async def attempt() -> T:
-            async with self.while_connected():
-                return await request()
-
         try:
             async with asyncio.timeout(deadline_s):
-                return await _repeat(attempt)
+                return await self._answered(what, request)
         except TimeoutError:
             self.raise_refusal()
-            raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s") from None
+            raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s ({what})") from None
         except nats.errors.ConnectionClosedError:
             self.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self.url} is closed") from None
+
+    async def _answered(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
+        stall: Stall | None = None
+
+        async def attempt() -> T:
+            nonlocal stall
+            try:
+                async with self.while_connected():
+                    return await request()
+            except PASSING as error:
+                stall = stall or Stall(what, error)
+                stall.cause = error
+                stall.tell(self.url)
+                self._stalls.add(stall)
+                raise
+
+        try:
+            answer = await _repeat(attempt)
+            if stall is not None and stall.told_s:
+                log.info("broker_recovered", what=what, after_s=round(stall.lasts_s, 1), url=self.url)
+            return answer
+        finally:
+            self._stalls -= {stall}
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the request that waits longest has been repeated."""
+        return max((stall.lasts_s for stall in self._stalls), default=0.0)
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:

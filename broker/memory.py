@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream, TransportCounters
 from horizonrl.broker.nats_reader import check_gap
-from horizonrl.broker.streams import stream_of
+from horizonrl.broker.streams import DEAD_MESSAGES, dead_bytes, stream_of
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, StateConflict
 
 
@@ -155,6 +155,10 @@ class MemoryTransport:
     def connected(self) -> bool:
         return self._open
 
+    @property
+    def stalled_s(self) -> float:
+        return 0.0
+
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
     ) -> Stored:
@@ -168,6 +172,8 @@ class MemoryTransport:
         sequence = stream.append(subject, bytes(data), {**(headers or {}), **identified})
         if message_id is not None:
             stream.ids[message_id] = sequence
+        if stream is self._run.streams[Stream.DEAD]:
+            self._make_room(stream)
         await self.server.notify()
         return Stored(sequence, duplicate=False)
 
@@ -178,6 +184,11 @@ class MemoryTransport:
         if stream is self._run.streams[Stream.GROUPS] and not has_room():
             self.counters.full_waits += 1
             await self.server.wait_until(has_room)
+
+    def _make_room(self, dead: MemoryStream) -> None:
+        bound = dead_bytes(self.server.max_log_bytes)
+        while dead.stored_bytes > bound or len(dead.messages) > DEAD_MESSAGES:
+            dead.remove(dead.first_sequence)
 
     async def lease(self, timeout_s: float) -> MemoryDelivery | None:
         self._run.idle += 1

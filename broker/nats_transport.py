@@ -14,13 +14,10 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
-from horizonrl.broker.link import CALL_DEADLINE_S, STREAM_IS_FULL, Link
+from horizonrl.broker.link import CALL_DEADLINE_S, Link, is_full
 from horizonrl.broker.nats_reader import SLICE_S, NatsReader, stored_message, to_message
 from horizonrl.broker.streams import ACTORS, UNLIMITED, bucket_name, stream_name, subject_of
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
-from horizonrl.common.logs import get_logger
-
-log = get_logger()
 
 HEADER_ROOM = 4_096
 """The server's payload limit counts the headers too."""
@@ -50,7 +47,11 @@ class NatsDelivery:
 
     async def _say(self, word: bytes, deadline_s: float = CALL_DEADLINE_S) -> None:
         """Send an acknowledgement of one kind; the server confirms each that comes as a request."""
-        await self._link.ask(lambda: self._link.client.request(self._reply, word, timeout=ANSWER_S), deadline_s)
+        await self._link.ask(
+            lambda: self._link.client.request(self._reply, word, timeout=ANSWER_S),
+            deadline_s,
+            what=f"say {word[:4].decode()} of {self.message.subject}",
+        )
 
 
 class NatsTransport:
@@ -67,6 +68,10 @@ class NatsTransport:
     @property
     def connected(self) -> bool:
         return self._link.client.is_connected
+
+    @property
+    def stalled_s(self) -> float:
+        return self._link.stalled_s
 
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
@@ -85,13 +90,11 @@ class NatsTransport:
             try:
                 ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
             except nats.js.errors.APIError as error:
-                if error.err_code in STREAM_IS_FULL:
-                    self.counters.full_waits += 1
-                    log.warning("stream_full", subject=subject, full_waits=self.counters.full_waits)
+                self.counters.full_waits += is_full(error)
                 raise
             return Stored(ack.seq, bool(ack.duplicate))
 
-        return await self._link.ask(attempt, deadline_s=None)
+        return await self._link.ask(attempt, deadline_s=None, what=f"publish {subject}")
 
     async def lease(self, timeout_s: float) -> NatsDelivery | None:
         """One lease is waited for at a time: concurrent pulls on one subscription would take one another's answers."""
@@ -133,13 +136,13 @@ class NatsTransport:
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
-        found = await self._link.ask(lambda: self._js.stream_info(name))
+        found = await self._link.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
-        consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS))
+        consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
         floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
         return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor, consumer.num_waiting or 0)
 
@@ -147,7 +150,8 @@ class NatsTransport:
         if below <= 1:
             return  # the server takes 0 for "everything"
         name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
-        await self._link.ask(lambda: self._js.purge_stream(name, seq=below, subject=filtered))
+        purge = self._js.purge_stream
+        await self._link.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         expected = {} if after is None else {"Nats-Expected-Last-Subject-Sequence": str(after)}

@@ -1,7 +1,8 @@
 """The streams of a run, as data, and how they come to be on a server (design.md, "The broker").
 
-Every stream is an append-only file with discard=new: a full stream makes publishers wait, it never drops. Message ids
-are remembered for an hour, which outlasts every retry; what is older is told apart by the ticket's number.
+Every stream is an append-only file with discard=new: a full stream makes publishers wait, it never drops. DEAD alone
+makes room for the newest: it is for people, and whoever may publish may fill it. Message ids are remembered for an
+hour, which outlasts every retry; what is older is told apart by the ticket's number.
 """
 
 from dataclasses import dataclass
@@ -10,12 +11,16 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 
 from horizonrl.broker.api import Stream
+from horizonrl.broker.codec import MAX_RECORD_BYTES
 from horizonrl.common.errors import ConfigError
 
 DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
 """The durable consumer that all actors share: it makes the ticket stream a work queue."""
 UNLIMITED = -1
+DEAD_BYTES = 2 * MAX_RECORD_BYTES
+"""What DEAD holds at most: so the newest record is there as a whole, however large."""
+DEAD_MESSAGES = 10_000
 INSUFFICIENT_STORAGE = 10047
 """nats-server's code when a stream's max_bytes, reserved in full, exceed what is left of three quarters of the disk."""
 
@@ -56,14 +61,21 @@ def bucket_name(run: str) -> str:
     return f"{run}_STATE"
 
 
+def dead_bytes(max_log_bytes: int) -> int:
+    """Return what DEAD may hold next to a group log of so many bytes."""
+    return min(DEAD_BYTES, max_log_bytes)
+
+
 def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamConfig:
+    dead = spec.stream is Stream.DEAD
     return api.StreamConfig(
         name=stream_name(run, spec.stream),
         subjects=[f"{run}.{spec.subject}"],
         retention=api.RetentionPolicy.LIMITS,
         storage=api.StorageType.FILE,
-        discard=api.DiscardPolicy.NEW,
-        max_bytes=max_log_bytes if spec.limited else UNLIMITED,
+        discard=api.DiscardPolicy.OLD if dead else api.DiscardPolicy.NEW,
+        max_bytes=dead_bytes(max_log_bytes) if dead else max_log_bytes if spec.limited else UNLIMITED,
+        max_msgs=DEAD_MESSAGES if dead else UNLIMITED,
         duplicate_window=DUPLICATE_WINDOW_S,
     )
 
@@ -101,8 +113,8 @@ async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
         if error.err_code != INSUFFICIENT_STORAGE:
             raise
         raise ConfigError(
-            f"the broker has no room to reserve for stream {wanted.name}: broker.max_log_bytes is {wanted.max_bytes}; "
-            "lower it, free disk on the broker's machine, or delete the streams of runs that are over"
+            f"the broker has no room to reserve for stream {wanted.name}: {wanted.max_bytes} bytes; lower "
+            "broker.max_log_bytes, free disk on the broker's machine, or delete the streams of runs that are over"
         ) from error
 
 
@@ -114,7 +126,7 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
     except nats.js.errors.NotFoundError:
         await _add_stream(js, wanted)
         return
-    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "duplicate_window")
+    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window")
     changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
     if changes:
         try:

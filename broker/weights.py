@@ -9,7 +9,7 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -91,29 +91,34 @@ async def fetch_frame(
 
 
 async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target: BinaryIO) -> None:
+    """Write every chunk of a frame at its offset; one that was stored twice is written once."""
     reader = await transport.reader(Stream.WEIGHTS, manifest.first_sequence - 1, FRAME)
-    missing = manifest.chunks
+    written: set[int] = set()
     try:
-        while missing > 0:
+        while len(written) < manifest.chunks:
             messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
-            if not messages:
-                raise WeightsRejected(f"{manifest.policy}: {missing} of {manifest.chunks} chunks are not in the stream")
             ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
-            await asyncio.to_thread(_write_chunks, target, ours, manifest)
-            missing -= len(ours)
-            if missing > 0 and messages[-1].sequence >= manifest.last_sequence:
+            chunks = {_offset(message, manifest): message.data for message in ours}
+            await asyncio.to_thread(_write_chunks, target, {at: chunks[at] for at in chunks.keys() - written})
+            written |= chunks.keys()
+            if not messages or (len(written) < manifest.chunks and messages[-1].sequence >= manifest.last_sequence):
+                missing = manifest.chunks - len(written)
                 raise WeightsRejected(f"{manifest.policy}: {missing} of {manifest.chunks} chunks are not in the stream")
     finally:
         await reader.close()
 
 
-def _write_chunks(target: BinaryIO, messages: Iterable[Message], manifest: WeightsManifest) -> None:
-    for message in messages:
-        text = message.headers.get(OFFSET, "")
-        offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
-        if offset + len(message.data) > manifest.weights_bytes:
-            raise WeightsRejected(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
-        os.pwrite(target.fileno(), message.data, offset)
+def _offset(message: Message, manifest: WeightsManifest) -> int:
+    text = message.headers.get(OFFSET, "")
+    offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
+    if offset + len(message.data) > manifest.weights_bytes:
+        raise WeightsRejected(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
+    return offset
+
+
+def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes]) -> None:
+    for offset, data in chunks.items():
+        os.pwrite(target.fileno(), data, offset)
 
 
 async def discard_frames_below(transport: Transport, manifest: WeightsManifest) -> None:

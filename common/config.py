@@ -120,8 +120,8 @@ class ModelSection(Section):
 class EnvSection(Section):
     id: Name = "textcraft"
     """Which environment (`horizonrl envs list`)."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Relative share of the tickets."""
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Relative share of the tickets, exact to a thousandth of them all, and at least one in a thousand."""
     split: Literal["train", "test", "all"] = "train"
     """Which tasks are trained on; an evaluation always takes `test`."""
     categories: tuple[str, ...] = ()

@@ -7,7 +7,8 @@ HorizonError
 │   ├── MalformedRecord                 not MessagePack, or a field is missing, mistyped or out of bounds
 │   ├── UnknownSchema                   a schema version this program does not speak
 │   ├── RecordTooLarge                  over the size limit, refused before it is decoded
-│   └── ForgedRecord                    of a ticket that was never issued, or not to its sender, or altered
+│   ├── ForgedRecord                    of a ticket that was never issued, or not to its sender, or altered
+│   └── PartsPurged                     the log no longer holds the parts that a message joins
 ├── BrokerError (ConnectionError)
 │   ├── BrokerUnreachable               no server answers at the url
 │   ├── BrokerDenied                    the server refuses the credentials or a subject
@@ -74,6 +75,9 @@ class RecordTooLarge(RecordError): ...
 
 
 class ForgedRecord(RecordError): ...
+
+
+class PartsPurged(RecordError): ...
 
 
 class BrokerError(HorizonError, ConnectionError): ...

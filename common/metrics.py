@@ -91,7 +91,7 @@ LEARNER = (
             "Entries of the group log that are no group or a repeat.",
             ("reason",),
         ),
-        reasons=("forged", "malformed", "repeat", "too_large", "unknown_schema"),
+        reasons=("forged", "malformed", "purged", "repeat", "too_large", "unknown_schema"),
     ),
     Metric("gauge", "eval_success_ratio", "Share of solved episodes in the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version that the last evaluation judged."),
@@ -152,6 +152,7 @@ SERVER = (
 )
 EVERY = (
     Metric("gauge", "broker_connected", "1 while the broker connection is up."),
+    Metric("gauge", "broker_stalled_seconds", "How long the broker has left a request undone; 0 while it does them."),
     Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
     Metric("counter", "broker_full_waits_total", "Times a publish found its stream full and waited."),
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
@@ -185,6 +186,9 @@ class BrokerLink(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def stalled_s(self) -> float: ...
 
 
 class Metrics:
@@ -223,6 +227,7 @@ class Metrics:
     def mirror_broker(self, link: BrokerLink) -> None:
         """Copy the connection's own counters into the metrics of the same meaning."""
         self.set("broker_connected", float(link.connected))
+        self.set("broker_stalled_seconds", link.stalled_s)
         for field, name in MIRRORED.items():
             self.count(name, getattr(link.counters, field) - self.value(name))
 

@@ -369,6 +369,12 @@ class Progress(Record):
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
 
+    def ended(self, kind: Kind, number: int) -> bool:
+        """Say whether the learner has met the end of a ticket."""
+        return number < self.lowest_unsettled.get(kind, 0) or any(
+            first <= number <= last for first, last in self.met.get(kind, ())
+        )
+
 
 class WeightsManifest(Record):
     """A published key frame (key `policy`): where its bytes are and how to know them.

@@ -31,5 +31,5 @@ def open_tickets(progress: Progress, issued: Mapping[Kind, int]) -> dict[str, tu
         f"{kind.value}-{number:08d}": (kind, number)
         for kind, count in issued.items()
         for number in range(progress.lowest_unsettled.get(kind, 0), count)
-        if not any(first <= number <= last for first, last in progress.met.get(kind, ()))
+        if not progress.ended(kind, number)
     }

@@ -57,6 +57,7 @@ FLOW = Dashboard(
         "Broker": (
             Panel("Reconnections", [rate("broker_reconnects_total", "job")], "ops"),
             Panel("Waits for a full stream", [rate("broker_full_waits_total", "job")], "ops"),
+            Panel("Requests left undone", [last("broker_stalled_seconds", "job")], "s"),
             Panel(
                 "Refused and undecodable",
                 [

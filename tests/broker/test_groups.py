@@ -2,16 +2,17 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
-from horizonrl.broker.api import Message, Stored, Stream, Transport
+from horizonrl.broker.api import Key, Message, Stored, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import BrokerUnreachable, LogGap
-from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
+from horizonrl.common.types import Group, Kind, Progress, Turn, VersionSpan, Void
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_group, make_ticket
@@ -310,6 +311,59 @@ def test_an_upload_that_is_taken_up_after_its_parts_were_purged_is_whole(
     asyncio.run(scenario())
 
 
+def purge_at_the_join(transport: Transport, patch: pytest.MonkeyPatch) -> None:
+    """Let a purge take all parts between an upload's last look and its joining message."""
+    publish = transport.publish
+
+    async def late(subject: str, data: bytes, **others: Any) -> Stored:
+        if subject == "groups.joined":
+            patch.undo()
+            await transport.purge(Stream.GROUPS, below=(await transport.extent(Stream.GROUPS)).last_sequence + 1)
+        return await publish(subject, data, **others)
+
+    patch.setattr(transport, "publish", late)
+
+
+def test_a_group_whose_parts_are_purged_as_it_is_joined_is_published_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with broker.open() as transport:
+            transport.max_payload_bytes = SMALL_PAYLOAD
+            log, group = GroupLog(transport), large_group(0, tokens=600)
+            purge_at_the_join(transport, monkeypatch)
+            stored = await log.publish(group)
+            dead, whole = await entries(transport, 2, after=(await transport.extent(Stream.GROUPS)).first_sequence - 1)
+            assert whole == Entry(stored.sequence, group)
+            assert isinstance(dead.record, DeadLetter)
+            assert (dead.record.ticket_id, dead.record.cause) == (None, "purged")
+            await log.purge_below(dead.sequence + 1)  # the end that ended nothing holds nothing back
+            assert (await transport.extent(Stream.GROUPS)).first_sequence == dead.sequence + 1
+            assert (await log.publish(group)).duplicate
+
+    asyncio.run(scenario())
+
+
+def test_when_the_sender_of_purged_parts_has_died_the_next_end_of_the_ticket_is_stored(small: SmallLog) -> None:
+    async def scenario() -> None:
+        await small.transport.publish("groups.part", b"x", message_id="train-00000000.0000000000000000.0")
+        await small.transport.purge(Stream.GROUPS, below=2)
+        headers = {"Horizon-Parts": "1", "Horizon-Digest": "0" * 32, "Horizon-First-Sequence": "1"}
+        joined = await small.transport.publish("groups.joined", b"", message_id="train-00000000", headers=headers)
+        state = StateStore(small.transport)
+        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence - 1))
+        assert (await small.log.publish(make_group(0))).duplicate  # the learner may yet read it
+        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, lowest_unsettled={Kind.TRAIN: 1}))
+        assert (await small.log.publish(make_group(0))).duplicate  # the ticket has ended
+        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, met={Kind.TRAIN: ((1, 3),)}))
+        assert not (await small.log.publish(make_group(0))).duplicate
+        assert (await small.log.publish_void(make_void(0))).duplicate
+        _, entry = await entries(small.transport, 2, after=joined.sequence - 1)
+        assert entry.record == make_group(0)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -336,7 +390,7 @@ def test_a_joining_message_without_its_parts_is_a_dead_letter(small: SmallLog, h
 def test_joined_parts_that_hold_no_group_are_kept_whole_in_dead(small: SmallLog) -> None:
     async def scenario() -> None:
         junk = b"\xc1" * 2_500
-        await small.log._publish_parts("train-00000000", junk)
+        await small.log._publish_parts("train-00000000", "train-00000000", junk)
         [entry] = await entries(small.transport, 1)
         assert isinstance(entry.record, DeadLetter)
         reader = await small.transport.reader(Stream.DEAD, 0)

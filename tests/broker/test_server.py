@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from horizonrl.broker import server
 from horizonrl.broker.access import Role
@@ -54,6 +55,45 @@ def test_messages_survive_a_stop_and_a_start_on_the_same_port(tmp_path: Path) ->
         assert second.port is not None
 
     asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-server refuses a stream in silence, for as long as it lives, once a write to it has failed."""
+
+    async def scenario() -> None:
+        async with EmbeddedServer(disk / "nats") as server:
+            transport = await connect("r", BrokerSection(url=server.url, max_log_bytes=1 << 20))
+            space = os.statvfs(disk)
+            (disk / "filler").write_bytes(bytes(space.f_bavail * space.f_frsize - 8_192))
+            publish = asyncio.create_task(transport.publish("groups.train", bytes(100_000), message_id="a"))
+            async with asyncio.timeout(60):
+                while not logs:
+                    await asyncio.sleep(0.05)
+                (disk / "filler").unlink()
+                await asyncio.sleep(0.5)
+                assert not publish.done()
+                assert transport.stalled_s > 0.5
+                await server.kill()
+                await server.start()
+                assert (await publish).sequence == 1
+            assert transport.stalled_s == 0
+            await transport.close()
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("mounts a small disk: that takes root")
+    monkeypatch.setattr("horizonrl.broker.link.TELL_AFTER_S", 0.0)
+    try:
+        with capture_logs() as logs:
+            asyncio.run(scenario())
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert (logs[0]["event"], logs[0]["what"]) == ("broker_stalled", "publish r.groups.train")
+    assert logs[-1]["event"] == "broker_recovered"
 
 
 @pytest.mark.process

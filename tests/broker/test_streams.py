@@ -31,9 +31,10 @@ def test_streams_are_durable_files_that_refuse_what_does_not_fit(nats_server: Em
             config = (await js.stream_info(stream_name(run, stream))).config
             assert config.storage == api.StorageType.FILE
             assert config.retention == api.RetentionPolicy.LIMITS
-            assert config.discard == api.DiscardPolicy.NEW
+            assert config.discard == (api.DiscardPolicy.OLD if stream is Stream.DEAD else api.DiscardPolicy.NEW)
             assert config.duplicate_window == 3_600
-            assert config.max_bytes == (9_000 if stream is Stream.GROUPS else -1)
+            assert config.max_bytes == (9_000 if stream in (Stream.GROUPS, Stream.DEAD) else -1)
+            assert config.max_msgs == (10_000 if stream is Stream.DEAD else -1)
         consumer = (await js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS)).config
         assert (consumer.ack_policy, consumer.max_deliver, consumer.ack_wait) == (api.AckPolicy.EXPLICIT, -1, 30.0)
         await transport.close()
@@ -75,7 +76,7 @@ def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, r
 
 @pytest.mark.process
 def test_a_log_larger_than_the_disk_is_refused_with_what_to_do(nats_server: EmbeddedServer, run: str) -> None:
-    with pytest.raises(ConfigError, match=r"broker\.max_log_bytes is 1125899906842624; lower it"):
+    with pytest.raises(ConfigError, match=r"1125899906842624 bytes; lower broker\.max_log_bytes"):
         asyncio.run(connect(run, BrokerSection(url=nats_server.url, max_log_bytes=1 << 50)))
 
 

@@ -61,6 +61,30 @@ def test_an_older_frame_is_discarded_and_the_newer_one_stays(broker: Broker, tmp
     asyncio.run(scenario())
 
 
+def test_a_frame_whose_chunks_were_stored_twice_is_fetched(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        ids = small.server.runs["run"].streams[Stream.WEIGHTS].ids
+        first = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
+        ids.clear()  # the server no longer knows them, as after an hour
+        again = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
+        assert again.first_sequence > first.last_sequence
+        for manifest in (first, again, again.model_copy(update={"first_sequence": 1})):
+            fetched = await fetch_frame(small, manifest, tmp_path / "fetched")
+            assert fetched.read_bytes() == frame[0].read_bytes()
+
+        chunk = await small.last(Stream.WEIGHTS, "weights.frame")
+        assert chunk is not None
+        manifest = first.model_copy(update={"first_sequence": again.last_sequence})
+        for _ in range(first.chunks - 1):
+            await small.publish(chunk.subject, chunk.data, headers=chunk.headers)
+        with pytest.raises(WeightsRejected, match="4 of 5 chunks"):  # one chunk five times is no frame
+            await fetch_frame(small, manifest, tmp_path / "fetched")
+
+    asyncio.run(scenario())
+
+
 def test_frames_of_two_versions_may_interleave(small: MemoryTransport, tmp_path: Path) -> None:
     async def scenario() -> None:
         files = [make_file(tmp_path / f"frame-{version}", 5_000) for version in range(2)]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 class Link:
     counters: TransportCounters
     connected: bool = True
+    stalled_s: float = 0.0
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -97,11 +98,11 @@ def test_what_the_transport_counts_is_mirrored_once() -> None:
     link = Link(TransportCounters(reconnects=2, denied=1, full_waits=3, dead_letters=4))
     for _ in range(2):
         metrics.mirror_broker(link)
-    link.connected, link.counters.reconnects = False, 5
+    link.connected, link.counters.reconnects, link.stalled_s = False, 5, 12.5
     metrics.mirror_broker(link)
     assert [sample(metrics, f"{name}_total") for name in ("broker_reconnects", "broker_denied")] == [5, 1]
     assert [sample(metrics, f"{name}_total") for name in ("broker_full_waits", "dead_letters")] == [3, 4]
-    assert sample(metrics, "broker_connected") == 0
+    assert (sample(metrics, "broker_connected"), sample(metrics, "broker_stalled_seconds")) == (0, 12.5)
 
 
 def test_an_observation_names_its_ticket_to_whoever_understands_exemplars() -> None:

@@ -193,6 +193,20 @@ def test_a_full_log_makes_the_publisher_wait_until_a_purge_makes_room(broker: Br
     asyncio.run(scenario())
 
 
+def test_dead_letters_make_room_for_newer_ones_and_never_make_anyone_wait(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with broker.open(max_log_bytes=8_000) as transport:
+            for number in range(1, 11):
+                assert (await transport.publish("dead.tickets", bytes(2_500))).sequence == number
+            held = await transport.extent(Stream.DEAD)
+            assert held.stored_bytes <= 8_000
+            assert (held.first_sequence, held.last_sequence) == (8, 10)
+            await transport.publish("dead.tickets", bytes(20_000))  # more than it may hold in all
+            assert (await transport.extent(Stream.DEAD)).messages == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_lease_is_exclusive_until_it_runs_out(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open(ack_wait_s=0.5) as actor, broker.open(ack_wait_s=0.5) as rival:

@@ -24,7 +24,7 @@ from horizonrl.common.types import (
 from horizonrl.learner.controller import Controller
 from horizonrl.learner.curriculum import EvalTask, Source
 from tests.learner.world import MortalTransport
-from tests.records import make_group
+from tests.records import make_group, make_ticket
 
 SETTINGS = (
     *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
@@ -104,6 +104,35 @@ def test_credit_bounds_what_is_outstanding() -> None:
         async with controller_on(MemoryServer()) as (transport, _):
             assert await issued_after(transport, rl(0, 0), Kind.TRAIN) == 4  # (1 + 1) × 2
             assert await issued_after(transport, rl(1, 3), Kind.TRAIN) == 7
+
+    run(scenario)
+
+
+def test_a_controller_that_starts_in_a_long_run_answers_at_once() -> None:
+    async def scenario() -> None:
+        server, settled = MemoryServer(), 15_000_000
+        await TicketQueue(MemoryTransport(server, "run")).issue(make_ticket(settled - 1))
+        async with controller_on(server) as (transport, _):
+            assert await issued_after(transport, rl(1, settled), Kind.TRAIN) == settled + 4
+
+    run(scenario)
+
+
+def test_a_lost_ticket_is_issued_again_as_it_was_whatever_is_drawn_now() -> None:
+    async def scenario() -> None:
+        server = MemoryServer(ack_wait_s=0.05)
+        queue = TicketQueue(MemoryTransport(server, "run"))
+        drawn_before = make_ticket(0)
+        await queue.issue(drawn_before)
+        async with controller_on(server) as (transport, controller):
+            await StateStore(transport).put(Key.PROGRESS, rl(0, 0))
+            made = []
+            async with asyncio.timeout(5):
+                while made.count(drawn_before) < 2:
+                    if (held := await queue.lease(1.0)) is not None:
+                        await held.acknowledge()  # without a group: the broker has lost it
+                        made.append(held.ticket)
+            assert controller.metrics.value("tickets_reissued_total", kind="train") >= 1
 
     run(scenario)
 
