@@ -216,7 +216,8 @@ class LearnerSection(Section):
     threads: Positive = 1
     """CPU threads of a rank. More than the free cores makes every thread wait (spinning barriers)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage. Stage 0 in bfloat16 keeps no float32 master weights: tiny updates are lost."""
+    """DeepSpeed ZeRO stage. All keep float32 master weights; stage 0 adds the gradients of micro-batches up in
+    bfloat16, the others in float32."""
     micro_batch_tokens: Positive = 2048
     """Rows times longest row of a micro-batch, in tokens."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
