@@ -4,6 +4,7 @@ The protocol is package data and the contributing guide belongs at the root: the
 a file of the source keeps its text and tells the place, since the site does not hold the source.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -18,12 +19,34 @@ OUTSIDE = {"broker/PROTOCOL.md": "protocol.md", "CONTRIBUTING.md": "contributing
 """Files of the repository that are pages too, and their names on the site."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 
+SEARCH_SCRIPT = "search/iframe-worker.js"
+"""Of `extra.polyfills`; the plugin `offline` knows a script of this kind by its name."""
+WORKER = """\
+if (location.protocol === "file:") {
+  const source = URL.createObjectURL(new Blob([SOURCE], { type: "text/javascript" }));
+  const FromServer = Worker;
+  window.Worker = class extends FromServer {
+    constructor() { super(source); }
+  };
+}
+"""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that stand outside."""
     for source, name in OUTSIDE.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the script with which search works from the disk, where a browser lets a page start no worker of a file.
+
+    It holds the worker's own source, and starts that.
+    """
+    (worker,) = Path(config.site_dir).glob("assets/javascripts/workers/search.*.min.js")
+    source = json.dumps(worker.read_text(encoding="utf-8")).replace("<", "\\u003c")
+    (Path(config.site_dir) / SEARCH_SCRIPT).write_text(WORKER.replace("SOURCE", source), encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:

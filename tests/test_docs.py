@@ -5,13 +5,16 @@ A link within the site is checked twice: as the site has it, by `mkdocs build --
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "broker/PROTOCOL.md"]
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#L(\d+))?[^)]*\)")
@@ -58,9 +61,12 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-def test_the_site_builds_without_a_broken_link_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built so that a broken link is an error."""
+    folder = tmp_path_factory.mktemp("docs") / "site"
     done = subprocess.run(  # without --quiet, which hides the warnings from --strict too
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -68,7 +74,27 @@ def test_the_site_builds_without_a_broken_link_and_fetches_nothing_from_elsewher
         timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {file.relative_to(tmp_path / "site").as_posix(): file for file in (tmp_path / "site").rglob("*.html")}
+    return folder
+
+
+def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+    pages = {file.relative_to(site).as_posix(): file for file in site.rglob("*.html")}
     assert {"index.html", "protocol.html", "contributing.html", "environments/textcraft.html"} <= pages.keys()
-    for name, file in [*pages.items(), *((str(file), file) for file in (tmp_path / "site").rglob("*.css"))]:
+    for name, file in [*pages.items(), *((str(file), file) for file in site.rglob("*.css"))]:
         assert not FETCHED.search(file.read_text()), name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+def test_the_sites_search_works_from_the_disk(site: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.partition(":")[0]))
+        page.goto((site / "environments" / "your-own.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("staleness")
+        expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=20_000)
+        assert page.locator("a.md-search-result__link[href*='concepts.html']").count() > 0
+        assert set(asked) <= {"file", "blob", "data"}
+        browser.close()
