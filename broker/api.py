@@ -182,6 +182,9 @@ class Transport(Protocol):
 
     async def get(self, key: Key) -> bytes | None: ...
 
+    async def revision(self, key: Key) -> int:
+        """Return the revision at which a key was last set, 0 for one that never was."""
+
     async def set_at(self, key: Key) -> float | None:
         """Return when a key was last set, in seconds since the epoch by the server's clock."""
 

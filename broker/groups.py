@@ -17,6 +17,7 @@ import xxhash
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
+from horizonrl.broker.nats_reader import check_gap
 from horizonrl.broker.reading import AT_ONCE, read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.broker.state import StateStore
@@ -161,6 +162,11 @@ class GroupLog:
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
         return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._seals)
+
+    async def check(self, after: int) -> None:
+        """Raise LogGap unless the entries that follow sequence `after` can be read."""
+        extent = await self._transport.extent(Stream.GROUPS)
+        check_gap(Stream.GROUPS.value, after + 1, extent.first_sequence, extent.last_sequence)
 
     async def end(self) -> int:
         """Return the sequence of the last entry, 0 when there is none."""

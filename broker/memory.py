@@ -258,6 +258,9 @@ class MemoryTransport:
     async def get(self, key: Key) -> bytes | None:
         return self._run.state.get(key, (0, None))[1]
 
+    async def revision(self, key: Key) -> int:
+        return self._run.state.get(key, (0, b""))[0]
+
     async def set_at(self, key: Key) -> float | None:
         return self._run.set_at.get(key)
 

@@ -171,6 +171,10 @@ class NatsTransport:
         entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
         return None if entry is None else entry.data
 
+    async def revision(self, key: Key) -> int:
+        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        return 0 if entry is None else entry.sequence
+
     async def set_at(self, key: Key) -> float | None:
         entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
         return None if entry is None else entry.stored_at

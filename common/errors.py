@@ -23,8 +23,9 @@ HorizonError
 │   ├── EngineDead                      the engine is gone; its process must be replaced
 │   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
-│   └── CheckpointMismatch              it was made with another model or config than this run's
+│   └── CheckpointMismatch              the run directory, or a checkpoint in it, is not of this run
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
+    ├── Fenced                          another learner speaks for this run
     ├── NothingToLearn                  hardly any group of these tasks has anything to learn from
     └── LogFull                         the group log is full, and nothing in it may be freed
 """
@@ -127,6 +128,10 @@ class CheckpointMismatch(CheckpointError):
 
 
 class RunFailed(HorizonError, RuntimeError): ...
+
+
+class Fenced(RunFailed):
+    exit_code = 2
 
 
 class NothingToLearn(RunFailed):

@@ -52,6 +52,11 @@ class Journal:
             if int(path.stem.partition("-")[2]) > step:
                 path.unlink()
 
+    def lineages(self) -> list[int]:
+        """Return the lineages of the learners that began here."""
+        lines = self._lineages.read_bytes().splitlines(keepends=True) if self._lineages.exists() else []
+        return [int(number) for line in lines if not math.isnan(number := _number(line, "lineage"))]
+
     def write_ledger(self, line: dict[str, Any]) -> None:
         _append(self._ledger, line)
 

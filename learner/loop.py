@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
 from horizonrl.broker.seals import Seals
-from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import CheckpointMismatch, NothingToLearn, RunFailed, StateConflict
+from horizonrl.common.errors import NothingToLearn, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -33,9 +32,11 @@ from horizonrl.learner.collector import Collector, Draft, Rules, Standing
 from horizonrl.learner.curriculum import EvalTask
 from horizonrl.learner.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
 from horizonrl.learner.export import WEIGHTS_FILE
+from horizonrl.learner.fence import Fence
 from horizonrl.learner.horizon import Histories, adaptive_rules
 from horizonrl.learner.journal import Journal
 from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
+from horizonrl.learner.resume import changes, check_directory, check_identity
 from horizonrl.learner.room import LogRoom
 from horizonrl.learner.settlement import Books
 from horizonrl.learner.weights import WeightsPublisher
@@ -112,14 +113,14 @@ class LearnerLoop:
     def __post_init__(self) -> None:
         run_dir = self.config.run_dir
         seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
-        self._state = StateStore(self.transport)
+        self._fence = Fence(self.transport)
         self._tickets = TicketQueue(self.transport, seals)
         self._log = GroupLog(self.transport, seals)
         self._journal = Journal(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=self.config.learner.keep_checkpoints)
-        self._room = LogRoom(self.transport, self._log, self._checkpoints, keep=self.config.learner.keep_log)
+        self._room = LogRoom(self.config, self.transport, self._fence, self._checkpoints)
         self._weights = WeightsPublisher(
-            self.transport, run_dir / "weights", share_files=self.config.broker.shared_files
+            self.transport, self._fence, run_dir / "weights", share_files=self.config.broker.shared_files
         )
         if self.eval_tasks:
             self.identity = self.identity | {"evaluation": plan_digest(self.config, self.eval_tasks)}
@@ -131,8 +132,6 @@ class LearnerLoop:
         self._rounds = Rounds(self.eval_tasks)
         self._commit = Commit(step=0, cursor=0, books=Books().dump(), horizons=self._horizons.dump())
         self._lineage = 0
-        self._revision: int | None = None
-        """Of the key `progress` as this learner last set it; the first time it takes the key over."""
         self._issued = 0
         """Tickets that had been issued when the batch was full."""
         self._saved_step = 0
@@ -161,9 +160,9 @@ class LearnerLoop:
             if self._saved_step < self._commit.step:
                 await self._save(background)
             await self._sealing
-            if self._commit.step == self.config.total_steps:
+            if self._commit.step >= self.config.total_steps:  # it may have been given fewer than it has taken
                 await until_stopped(self._await_evaluations(reader), self.stopping)
-        if self._commit.step == self.config.total_steps and not self.stopping.is_set():
+        if self._commit.step >= self.config.total_steps and not self.stopping.is_set():
             await until_stopped(self._announce_progress(finished=True), self.stopping)
         log.info("learner_ended", step=self._commit.step, of=self.config.total_steps)
 
@@ -172,43 +171,46 @@ class LearnerLoop:
         return PolicyVersion(version=self._commit.step, lineage=self._lineage)
 
     async def _resume(self) -> None:
-        """Restore the newest checkpoint, open a new lineage if there was one before, and say where the run stands."""
-        earlier = await self._state.get(Key.PROGRESS)
-        checkpoint = self._checkpoints.newest()
-        if isinstance(earlier, Progress):
-            self._lineage = earlier.policy.lineage + 1
+        """Take the run over where its newest checkpoint stands, on a new lineage if there was one before.
+
+        Whoever speaks ends the learner before: all that can fail is tried first.
+        """
+        earlier, announced = await self._fence.look()
+        checkpoint, lineages = self._checkpoints.newest(), self._journal.lineages()
+        check_directory(self.config.run_dir, bool(lineages) or checkpoint is not None, earlier)
         changed: dict[str, Any] = {}
         if checkpoint is not None:
-            self._check_identity(checkpoint)
+            check_identity(checkpoint, self.identity)
             changed = changes(checkpoint.state["config"], self._config_recorded())
-            await self.engine.call(self.engine.engine.load, checkpoint.path)
+            lineages.append(checkpoint.state["lineage"])
             self._take_up(checkpoint)
-        self._journal.rewind(self._commit.step)
-        self._journal.write_lineage(
-            {"lineage": self._lineage, "from_step": self._commit.step, "time": time.time(), "changed": changed}
-        )
-        log.info(
-            "learner_started",
-            step=self._commit.step,
-            lineage=self._lineage,
-            resumed=checkpoint is not None,
-            changed=changed,
-        )
-        self.metrics.set("learner_lineage", self._lineage)
-        self.metrics.set("learner_step_timestamp_seconds", time.time())
-        self.metrics.set("max_staleness_versions", self.rules.max_staleness)
-        self._weights.held = self._versions_awaited()
-        if not self._commit.step and self.eval_tasks:
-            await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
-        if self._commit.step and self._phase() is Phase.RL:
+        await self._log.check(self._commit.cursor)
+        if checkpoint is not None:
+            await self.engine.call(self.engine.engine.load, checkpoint.path)
+        lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
+        self._lineage = max(lineages, default=-1) + 1
+        digest = ""
+        if self._lineage or self.eval_tasks:
             digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
+        await self._fence.announce(earlier or self._progress())  # the last learner's word, which is ours from here on
+        self._tell_of_start(checkpoint is not None, changed)
+        self._weights.held = self._versions_awaited()
+        if self._lineage:
             await self._announce_weights(digest)
         await self._announce_progress()
         await self._room.free()
 
+    def _tell_of_start(self, resumed: bool, changed: dict[str, Any]) -> None:
+        step, now = self._commit.step, time.time()
+        self._journal.rewind(step)
+        self._journal.write_lineage({"lineage": self._lineage, "from_step": step, "time": now, "changed": changed})
+        log.info("learner_started", step=step, lineage=self._lineage, resumed=resumed, changed=changed)
+        self.metrics.set("learner_lineage", self._lineage)
+        self.metrics.set("learner_step_timestamp_seconds", now)
+        self.metrics.set("max_staleness_versions", self.rules.max_staleness)
+
     def _take_up(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self._lineage = max(self._lineage, state["lineage"] + 1)
         self._commit = Commit(**{of.name: state[of.name] for of in fields(Commit) if of.name in state})
         self._horizons = Histories.restore(adaptive_rules(self.config), self._commit.horizons)
         self._collector = Collector(self.rules, Books.restore(self._commit.books), self._commit.cursor)
@@ -218,14 +220,6 @@ class LearnerLoop:
     def _config_recorded(self) -> dict[str, Any]:
         """Return what a resumed run is compared with: what the broker and the metrics listen on is no part of it."""
         return self.config.model_dump(mode="json", exclude={"broker", "metrics"})
-
-    def _check_identity(self, checkpoint: Checkpoint) -> None:
-        if changed := changes(checkpoint.state["identity"], self.identity):
-            told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
-            raise CheckpointMismatch(
-                f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
-                f"({told}); give the run another run.name, or restore what was changed"
-            )
 
     def _phase(self) -> Phase:
         return self.config.phase(self._commit.step)[0]
@@ -240,7 +234,7 @@ class LearnerLoop:
         draft = self._collector.draft
         starved, heard = STARVED_AFTER * wanted, time.monotonic()
         while missing := self._missing():
-            entry = await reader.next(LOOK_S)
+            entry = await reader.next(min(LOOK_S, QUIET_S))
             if entry is None:
                 if await self._room.is_short(self._commit.cursor):
                     return
@@ -300,7 +294,7 @@ class LearnerLoop:
         due = max(await self._tickets.issued(Kind.EVAL), self.config.eval_rounds * len(self.eval_tasks))
         patience_s, heard = self.config.learner.step_timeout_s, time.monotonic()
         while (ended := self._collector.books.outcomes()[Kind.EVAL].settled) < due:
-            entry = await reader.next(min(LOOK_S, patience_s))
+            entry = await reader.next(min(LOOK_S, QUIET_S, patience_s))
             if entry is None:
                 if await self._room.is_short(self._commit.cursor):
                     await self._room.free(short=True)
@@ -424,13 +418,15 @@ class LearnerLoop:
             "checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(time.monotonic() - started, 2)
         )
         await until_stopped(self._room.free(), self.stopping)
-        await until_stopped(self._room.foresee(step, self.config.total_steps), self.stopping)
 
     async def _announce_progress(self, finished: bool = False) -> None:
-        """Say where the run stands. Raises RunFailed when another learner has spoken since this one last did."""
+        """Say where the run stands. Raises Fenced when another learner has spoken since this one last did."""
+        await self._fence.announce(self._progress(finished))
+
+    def _progress(self, finished: bool = False) -> Progress:
         phase, phase_step = self.config.phase(self._commit.step)
         books = self._collector.books
-        progress = Progress(
+        return Progress(
             step=self._commit.step,
             phase=phase,
             phase_step=phase_step,
@@ -442,12 +438,6 @@ class LearnerLoop:
             growths=self._horizons.growths(),
             finished=finished,
         )
-        try:
-            self._revision = await self._state.put(Key.PROGRESS, progress, self._revision)
-        except StateConflict as error:
-            raise RunFailed(
-                f"another learner has resumed this run ({error}): end one of the two, or give this run another run.name"
-            ) from None
 
     def _ledger_line(self, draft: Draft, batch: Batch, weights_digest: str) -> dict[str, Any]:
         return {
@@ -476,15 +466,3 @@ class LearnerLoop:
             self.metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between two nested mappings, as `section.key: (before, now)`."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= {f"{key}.{inner}": pair for inner, pair in changes(old, new).items()}
-        elif old != new:
-            found[key] = (old, new)
-    return found

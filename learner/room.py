@@ -6,9 +6,12 @@ the log is full of entries that it has settled would wait for ever; so it frees 
 
 from horizonrl.broker.api import Extent, Stream, Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.seals import Seals
+from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import LogFull
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.learner.fence import Fence
 
 log = get_logger()
 
@@ -17,12 +20,13 @@ SHORT_SHARE = 0.5
 
 
 class LogRoom:
-    def __init__(self, transport: Transport, groups: GroupLog, checkpoints: CheckpointStore, *, keep: bool) -> None:
-        """`keep`: nothing is ever freed (`learner.keep_log`)."""
+    def __init__(self, config: RunConfig, transport: Transport, fence: Fence, checkpoints: CheckpointStore) -> None:
         self._transport = transport
-        self._groups = groups
+        self._groups = GroupLog(transport, Seals.load(config.run.name, config.broker.ticket_key))
+        self._fence = fence
         self._checkpoints = checkpoints
-        self._keep = keep
+        self._keep = config.learner.keep_log
+        self._total_steps = config.total_steps
         self._freed = 0
         """Cursor of the last commit that the log was found short at: there is no more to free until the next one."""
         self._foreseen = False
@@ -39,18 +43,26 @@ class LogRoom:
         return True
 
     async def free(self, *, short: bool = False) -> None:
-        """Free what no kept checkpoint needs; when the log is short, what the older ones of them need as well."""
-        kept = [] if self._keep else self._checkpoints.all()
+        """Free what no kept checkpoint needs; when the log is short, what the older ones of them need as well.
+
+        A log that is kept whole is only looked at. Raises Fenced when another learner speaks for the run: it may need
+        all of it.
+        """
+        kept = self._checkpoints.all()
+        if self._keep:
+            await self._foresee(kept[0].step if kept else 0)
+            return
         while kept:
+            await self._fence.check()
             await self._groups.purge_below(kept.pop().state["cursor"] + 1)
             if not (short and _tight(await self._extent())):
                 return
 
-    async def foresee(self, step: int, total_steps: int) -> None:
-        """Say so once when a log that is kept whole will not hold the run."""
+    async def _foresee(self, step: int) -> None:
+        """Say so once when the log will not hold the run."""
         extent = await self._extent()
-        needed = extent.stored_bytes * total_steps // step
-        if not self._keep or self._foreseen or extent.limit_bytes is None or needed <= extent.limit_bytes:
+        needed = extent.stored_bytes * self._total_steps // max(1, step)
+        if not step or self._foreseen or extent.limit_bytes is None or needed <= extent.limit_bytes:
             return
         self._foreseen = True
         log.warning(

@@ -9,10 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.state import StateStore
+from horizonrl.broker.api import Transport
 from horizonrl.broker.weights import discard_frames_below, publish_frame
 from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.learner.fence import Fence
 
 FILES_KEPT = 3
 """The newest frame and the two before it: an actor may still read one, and the learner compares engines on them."""
@@ -21,6 +21,7 @@ FILES_KEPT = 3
 @dataclass
 class WeightsPublisher:
     transport: Transport
+    fence: Fence
     directory: Path
     share_files: bool
     """Actors read the file itself: they are on this machine."""
@@ -41,8 +42,12 @@ class WeightsPublisher:
         return max(self.directory.glob(f"frame-{version:06d}-*.safetensors"), default=None)
 
     async def announce(self, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, float]:
-        """Publish the file at `path_for(policy)`; return its manifest and the seconds it took."""
+        """Publish the file at `path_for(policy)`; return its manifest and the seconds it took.
+
+        Raises Fenced when another learner speaks for the run.
+        """
         started = time.monotonic()
+        await self.fence.check()
         file = self.path_for(policy)
         if self.share_files:
             manifest = WeightsManifest(
@@ -50,7 +55,7 @@ class WeightsPublisher:
             )
         else:
             manifest = await publish_frame(self.transport, file, policy, digest)
-        await StateStore(self.transport).put(Key.POLICY, manifest)
+        await self.fence.publish(manifest)
         if not self.share_files and self._previous is not None:
             await discard_frames_below(self.transport, self._previous)
         self._previous = manifest

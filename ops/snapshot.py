@@ -83,7 +83,7 @@ class Snapshot:
 
     def _complete(self) -> bool:
         evaluated = self.config is None or len(self.files.evals) >= self.config.eval_rounds
-        return bool(self.files.metrics) and self.step == self.steps and evaluated
+        return bool(self.files.metrics) and self.step >= (self.steps or 0) and evaluated
 
     def headline(self) -> str:
         """Return run, step and time left in a line."""

@@ -42,7 +42,8 @@ def test_the_policy_seam() -> None:
 
 def test_the_broker_seam() -> None:
     assert sorted(signatures(Transport)) == [
-        *("close", "extent", "get", "last", "lease", "publish", "purge", "put", "queue", "reader", "set_at", "watch")
+        *("close", "extent", "get", "last", "lease", "publish", "purge", "put", "queue", "reader", "revision"),
+        *("set_at", "watch"),
     ]
     assert sorted(signatures(Delivery)) == ["acknowledge", "extend", "give_back"]
     assert sorted(signatures(Reader)) == ["close", "fetch"]

@@ -356,7 +356,11 @@ def test_a_key_holds_its_last_value(broker: Broker) -> None:
 def test_a_key_set_after_a_revision_tells_when_somebody_else_came_first(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
-            first = await transport.put(Key.PROGRESS, b"mine")
+            assert await transport.revision(Key.PROGRESS) == 0
+            first = await transport.put(Key.PROGRESS, b"mine", 0)
+            with pytest.raises(StateConflict, match="since revision 0"):
+                await transport.put(Key.PROGRESS, b"the first", 0)
+            assert await transport.revision(Key.PROGRESS) == first
             second = await transport.put(Key.PROGRESS, b"mine too", first)
             await transport.put(Key.POLICY, b"another key")
             third = await transport.put(Key.PROGRESS, b"once more", second)

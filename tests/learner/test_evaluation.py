@@ -18,6 +18,7 @@ from horizonrl.learner.best import Best
 from horizonrl.learner.collector import Collector, EvalEnd, Rules, Standing
 from horizonrl.learner.curriculum import EvalTask, eval_tasks, spread
 from horizonrl.learner.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
+from horizonrl.learner.fence import Fence
 from horizonrl.learner.settlement import Books
 from horizonrl.learner.weights import FILES_KEPT, WeightsPublisher
 from tests.records import make_group, make_ticket
@@ -218,7 +219,8 @@ def test_weights_that_are_gone_do_not_replace_the_best(tmp_path: Path) -> None:
 
 
 def test_weights_stay_until_their_evaluation_is_in(tmp_path: Path) -> None:
-    publisher = WeightsPublisher(MemoryTransport(), tmp_path, share_files=True, held={1, 3})
+    transport = MemoryTransport()
+    publisher = WeightsPublisher(transport, Fence(transport), tmp_path, share_files=True, held={1, 3})
     for version in range(8):
         frame(tmp_path, version)
     publisher.tidy()

@@ -13,7 +13,7 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
-from horizonrl.common.types import Kind, PolicyVersion, Progress
+from horizonrl.common.types import Kind, PolicyVersion, Progress, WeightsManifest
 from horizonrl.learner.batch import Trace
 from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
@@ -274,7 +274,7 @@ def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(t
         with pytest.raises(ExceptionGroup) as replaced:
             async with asyncio.timeout(10):
                 await running
-        assert replaced.group_contains(RunFailed, match="another learner has resumed")
+        assert replaced.group_contains(RunFailed, match="another learner speaks")
         assert world.ledger() == []
 
     asyncio.run(scenario())
@@ -328,3 +328,39 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     told = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]
     assert [each["dropped"] for each in told] == [{"zero_variance": 20 << doubling} for doubling in range(warnings)]
     assert all(each["success_rate"] == 0 for each in told)
+
+
+def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(tmp_path: Path) -> None:
+    """It died before its first checkpoint. Groups of versions that the new line does not reach would all be dropped."""
+
+    async def scenario() -> None:
+        rarely = ("--imitation.steps=0", "--learner.checkpoint_every=100", "--rl.steps=6")
+        first = World(tmp_path, overrides=rarely)
+        running = asyncio.create_task(first.run())
+        while len(first.ledger()) < 4:
+            await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+        second = World(tmp_path, server=first.server, overrides=(*rarely, "--rl.groups_per_step=8"))
+        await second.run()
+        of_the_old_line = [drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"]
+        assert len(second.ledger()) == 6
+        assert 0 < len(of_the_old_line) <= 24  # those in the log, and those under way
+        announced = await StateStore(MortalTransport(first.server, None)).get(Key.POLICY)
+        assert isinstance(announced, WeightsManifest)
+        assert announced.policy == PolicyVersion(version=6, lineage=1)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        shorter = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=3"))
+        await shorter.run()
+        progress = await StateStore(MortalTransport(first.server, None)).get(Key.PROGRESS)
+        assert isinstance(progress, Progress)
+        assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
+
+    asyncio.run(scenario())

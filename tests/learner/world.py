@@ -143,6 +143,9 @@ class MortalTransport(MemoryTransport):
     async def get(self, *arguments: Any, **named: Any) -> Any:
         return await self._live(super().get(*arguments, **named))
 
+    async def revision(self, *arguments: Any, **named: Any) -> Any:
+        return await self._live(super().revision(*arguments, **named))
+
     async def queue(self) -> Any:
         return await self._live(super().queue())
 
