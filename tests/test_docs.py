@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "broker/PROTOCOL.md"]
+PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#L(\d+))?[^)]*\)")
 ANCHORED = re.compile(r"\]\((?!\w+:)([^)#\s]*)#(?!L\d)([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
