@@ -77,6 +77,7 @@ def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamC
         max_bytes=dead_bytes(max_log_bytes) if dead else max_log_bytes if spec.limited else UNLIMITED,
         max_msgs=DEAD_MESSAGES if dead else UNLIMITED,
         duplicate_window=DUPLICATE_WINDOW_S,
+        allow_direct=spec.stream is Stream.WEIGHTS,
     )
 
 
@@ -126,7 +127,7 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
     except nats.js.errors.NotFoundError:
         await _add_stream(js, wanted)
         return
-    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window")
+    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct")
     changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
     if changes:
         try:

@@ -15,7 +15,12 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OUTSIDE = {"broker/PROTOCOL.md": "protocol.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+OUTSIDE = {
+    "broker/PROTOCOL.md": "protocol.md",
+    "examples/actor-js/README.md": "actor-js.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 """Files of the repository that are pages too, and their names on the site."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)")
 

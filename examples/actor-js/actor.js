@@ -1,7 +1,7 @@
 // The actor: lease a ticket, play its group, publish the group, and only then acknowledge the ticket.
 import { setMaxListeners } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
-import { compareVersions, digestOf, digestOfFile, endId, float32, int32, pack, ticketId, unpack } from "./records.js";
+import { compareVersions, digestOf, digestOfFile, float32, int32, pack, ticketId, unpack } from "./records.js";
 import * as parity from "./parity.js";
 
 const WEIGHTS_WAIT_MS = 60_000;
@@ -19,6 +19,7 @@ export class Actor {
   /** Serves tickets until the run is over or `draining` is set; a ticket in hand at `cut` is given back. */
   async serve(draining, cut) {
     this.leaseMs = await this.broker.leaseMs();
+    while (!(await this.broker.state("run"))) await sleep(RETRY_MS); // the controller has yet to start
     while (!draining.aborted && !(await this.isOver())) {
       const message = await this.broker.pull();
       if (!message) continue;
@@ -83,13 +84,13 @@ export class Actor {
   }
 
   async publish(message, ticket, group) {
-    const { duplicate } = await this.broker.publishGroup(ticket.kind, endId(ticket), pack("group", group));
+    const { duplicate } = await this.broker.end(ticket, `groups.${ticket.kind}`, pack("group", group));
     await this.broker.acknowledge(message);
     console.log(`${ticketId(ticket)} ${duplicate ? "had ended before" : "is published"}`);
   }
 
   async void(message, ticket, reason) {
-    await this.broker.publish("groups.void", endId(ticket), pack("void", { ticket, reason, actor: this.name }));
+    await this.broker.end(ticket, "groups.void", pack("void", { ticket, reason, actor: this.name }));
     await this.broker.acknowledge(message);
     console.error(`${ticketId(ticket)} is void: ${reason}`);
   }
@@ -137,7 +138,8 @@ export class Actor {
     let [length, success, stop] = [promptIds.length, false, undefined];
     while (!stop) {
       if (length + max_turn_tokens > run.max_context_tokens) {
-        if (!turns.length || ticket.kind === "demo") return broken("unfit", `${length} tokens leave no room for a turn`);
+        const isUnfit = !turns.length || ticket.kind === "demo";
+        if (isUnfit) return broken("unfit", `${length} tokens leave no room for another turn`);
         stop = "context";
         break;
       }

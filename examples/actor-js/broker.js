@@ -1,7 +1,7 @@
 // What an actor asks of NATS, in plain requests as PROTOCOL.md spells them: it creates no stream and no consumer.
-import { headers as makeHeaders } from "@nats-io/transport-node";
+import { headers as makeHeaders, PermissionViolationError } from "@nats-io/transport-node";
 import { setTimeout as sleep } from "node:timers/promises";
-import { digestOf, unpack } from "./records.js";
+import { digestOf, endId, unpack } from "./records.js";
 
 const PULL_MS = 2_000;
 const ANSWER_MS = 5_000;
@@ -22,7 +22,8 @@ export class Broker {
       try {
         return await this.connection.request(subject, payload, { timeout: ANSWER_MS, ...options });
       } catch (error) {
-        if (this.connection.isClosed() || /permission/i.test(`${error.name} ${error.cause?.name}`)) throw error;
+        const refused = [error, error.cause].some((each) => each instanceof PermissionViolationError);
+        if (refused || this.connection.isClosed()) throw error;
         console.error(`${subject}: ${error.message}, asking again`);
         await sleep(REPEAT_MS);
       }
@@ -67,7 +68,7 @@ export class Broker {
   /** How often the ticket was delivered: in `$JS.ACK.STREAM.CONSUMER.N...`, or with a domain and an account before. */
   deliveries(message) {
     const words = message.reply.split(".");
-    return Number(words.length < 12 ? words[4] : words[6]);
+    return Number(words[words.length === 9 ? 4 : 6]);
   }
 
   /** Publishes under an id until the message is stored. Returns `seq`, and `duplicate` when the id was known. */
@@ -83,31 +84,52 @@ export class Broker {
     }
   }
 
-  /** Publishes a group; one that is too large for a message goes in parts, which count once they are joined. */
-  async publishGroup(kind, id, payload) {
-    if (payload.length <= this.room) return this.publish(`groups.${kind}`, id, payload);
+  /** Ends a ticket with a group or a void. Returns once an end of it is stored that the learner can read. */
+  async end(ticket, subject, payload) {
+    for (let id = endId(ticket); ; ) {
+      const isWhole = payload.length <= this.room;
+      const stored = isWhole ? await this.publish(subject, id, payload) : await this.#join(endId(ticket), id, payload);
+      if (stored.duplicate ? !(await this.#isPassedOver(ticket, stored.seq)) : stored.readable !== false) return stored;
+      id = `${endId(ticket)}.again-${stored.seq}`; // the end of that id ended nothing: its parts were gone
+    }
+  }
+
+  /** Publishes in parts what is too large for a message. They count once they are joined, if none was purged before. */
+  async #join(ownId, id, payload) {
     const digest = await digestOf([payload]);
     const count = Math.ceil(payload.length / this.room);
     for (let again = ""; ; ) {
       let first;
       for (let index = 0; index < count; index++) {
         const part = payload.subarray(index * this.room, (index + 1) * this.room);
-        const { seq } = await this.publish("groups.part", `${id}.${digest.slice(0, 16)}.${index}${again}`, part);
+        const { seq } = await this.publish("groups.part", `${ownId}.${digest.slice(0, 16)}.${index}${again}`, part);
         first ??= seq;
       }
-      const { state } = await this.api(`STREAM.INFO.${this.run}_GROUPS`);
-      if (first >= state.first_seq) {
+      if (await this.#holds(first)) {
         const named = { "Horizon-Parts": count, "Horizon-Digest": digest, "Horizon-First-Sequence": first };
-        return this.publish("groups.joined", id, "", named);
+        const stored = await this.publish("groups.joined", id, "", named);
+        return { ...stored, readable: await this.#holds(first) };
       }
       again = `.again-${first}`;
     }
   }
 
+  async #holds(sequence) {
+    return sequence >= (await this.api(`STREAM.INFO.${this.run}_GROUPS`)).state.first_seq;
+  }
+
+  /** The learner has read beyond the end that has the ticket's id, and the ticket is still open. */
+  async #isPassedOver({ kind, number }, sequence) {
+    const progress = await this.state("progress");
+    if (!progress || progress.cursor < sequence) return false;
+    const ended = [[0, (progress.lowest_unsettled?.[kind] ?? 0) - 1], ...(progress.met?.[kind] ?? [])];
+    return !ended.some(([first, last]) => first <= number && number <= last);
+  }
+
   /** Keeps bytes that are no ticket for people to read. */
   async bury(message, reason) {
     const words = message.reply.split(".");
-    const sequence = words.length < 12 ? words[5] : words[7];
+    const sequence = words[words.length === 9 ? 5 : 7];
     for (let offset = 0; offset === 0 || offset < message.data.length; offset += this.room) {
       const id = `dead-TICKETS-${sequence}${offset ? `.${offset}` : ""}`;
       await this.publish("dead.tickets", id, message.data.subarray(offset, offset + this.room), {
@@ -119,25 +141,16 @@ export class Broker {
     }
   }
 
-  /** Returns the bytes that a manifest announces, chunk by chunk, or undefined when the stream no longer holds them. */
-  async frame(manifest) {
-    const version = `v${manifest.policy.version}.l${manifest.policy.lineage}`;
-    const bytes = Buffer.alloc(manifest.weights_bytes);
-    const stream = `STREAM.MSG.GET.${this.run}_WEIGHTS`;
-    for (let seq = manifest.first_sequence; seq <= manifest.last_sequence; ) {
-      const { message } = await this.api(stream, { seq, next_by_subj: `${this.run}.weights.frame` });
-      if (!message) return undefined;
-      const headers = readHeaders(Buffer.from(message.hdrs ?? "", "base64"));
-      if (headers["horizon-policy"] === version) {
-        Buffer.from(message.data ?? "", "base64").copy(bytes, Number(headers["horizon-offset"]));
-      }
-      seq = message.seq + 1;
+  /** Returns the bytes that a manifest announces. The caller verifies them: a newer frame may have replaced these. */
+  async frame({ policy, weights_bytes, first_sequence, last_sequence }) {
+    const version = `v${policy.version}.l${policy.lineage}`;
+    const bytes = Buffer.alloc(weights_bytes);
+    for (let seq = first_sequence; seq <= last_sequence; seq++) {
+      const chunk = await this.ask(`$JS.API.DIRECT.GET.${this.run}_WEIGHTS`, JSON.stringify({ seq }));
+      const offset = Number(chunk.headers.get("Horizon-Offset"));
+      const isOurs = chunk.headers.get("Horizon-Policy") === version; // a chunk that is gone has no such header
+      if (isOurs && offset + chunk.data.length <= bytes.length) bytes.set(chunk.data, offset);
     }
     return bytes;
   }
-}
-
-function readHeaders(bytes) {
-  const lines = bytes.toString("latin1").split("\r\n").slice(1).filter(Boolean);
-  return Object.fromEntries(lines.map((line) => line.split(": ")).map(([name, value]) => [name.toLowerCase(), value]));
 }

@@ -2,7 +2,7 @@
 import { readFile } from "node:fs/promises";
 import { hostname } from "node:os";
 import { parseArgs } from "node:util";
-import { connect, nkeyAuthenticator } from "@nats-io/transport-node";
+import { connect, nkeyAuthenticator, nkeys } from "@nats-io/transport-node";
 import { Actor } from "./actor.js";
 import { Broker } from "./broker.js";
 import { identityOf } from "./records.js";
@@ -13,7 +13,6 @@ const { values } = parseArgs({
     run: { type: "string" },
     model: { type: "string" }, // the run's model directory, for the group's provenance
     nkey: { type: "string" }, // a file with the actor's nkey seed, of `horizonrl broker keys`
-    inbox: { type: "string" }, // the prefix that the broker lets this actor listen on
     ca: { type: "string" }, // the certificate authority of a broker with TLS
     "drain-s": { type: "string", default: "20" },
     "turn-ms": { type: "string", default: "0" },
@@ -21,13 +20,14 @@ const { values } = parseArgs({
 });
 if (!values.run) throw new Error("--run NAME is missing: the run.name of the recipe");
 
-const seed = values.nkey && (await readFile(values.nkey, "utf8")).trim();
+const seed = values.nkey && new TextEncoder().encode((await readFile(values.nkey, "utf8")).trim());
+const user = seed ? [nkeys.fromSeed(seed).getPublicKey()] : [];
 const connection = await connect({
   servers: values.url.split(","),
   name: `actor-js ${values.run}`,
-  inboxPrefix: values.inbox ?? `_INBOX.${values.run}.actor`,
+  inboxPrefix: ["_INBOX", values.run, "actor", ...user].join("."), // a secured broker lets it listen to no other
   maxReconnectAttempts: -1,
-  ...(seed && { authenticator: nkeyAuthenticator(new TextEncoder().encode(seed)) }),
+  ...(seed && { authenticator: nkeyAuthenticator(seed) }),
   ...(values.ca && { tls: { caFile: values.ca } }),
 });
 

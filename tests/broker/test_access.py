@@ -81,6 +81,7 @@ ALLOWED = {
         f"{RUN}.dead.tickets",
         *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
         *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_WEIGHTS", f"KV_{RUN}_STATE")),
+        f"$JS.API.DIRECT.GET.{RUN}_WEIGHTS",
         *(f"$JS.API.CONSUMER.{call}.{RUN}_TICKETS.actors" for call in ("INFO", "MSG.NEXT")),
         *(f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", f"$JS.ACK._.hash.{RUN}_TICKETS.actors.1.1.1.1.0.x"),
     },
