@@ -232,6 +232,8 @@ class LearnerSection(Section):
     """The newest that are kept; the log is kept from the oldest of them on."""
     keep_log: bool = False
     """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint."""
+    keep_episodes_bytes: Positive = 8 << 30
+    """Size of `episodes/` in the run directory, above which those of the oldest steps are removed."""
     step_timeout_s: Seconds = 1800.0
     """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
 

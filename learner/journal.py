@@ -38,6 +38,8 @@ class Journal:
         self._lineages = run_dir / "lineages.jsonl"
         self._episodes = run_dir / "episodes"
         self._episodes.mkdir(parents=True, exist_ok=True)
+        self._unchecked_bytes = 0
+        """Of episodes that were written since the bound was last looked at."""
 
     def rewind(self, step: int) -> None:
         """Cut what was written of steps after `step`, and what a crash cut short."""
@@ -45,7 +47,7 @@ class Journal:
             _cut(path, key, step)
         _cut(self._lineages, "lineage", math.inf)
         for path in self._episodes.glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
+            if _step(path) > step:
                 path.unlink()
 
     def write_ledger(self, line: dict[str, Any]) -> None:
@@ -66,6 +68,23 @@ class Journal:
             for group in groups:
                 for episode in group.episodes:
                     file.write(json.dumps(_readable(group, episode.index)) + "\n")
+            self._unchecked_bytes += file.tell()
+
+    def free_episodes(self, kept_bytes: int) -> None:
+        """Remove the episodes of the oldest steps, but never of the newest, that `kept_bytes` have no room for.
+
+        All files are looked at, so only once a hundredth of the bound is new.
+        """
+        if self._unchecked_bytes < kept_bytes / 100:
+            return
+        self._unchecked_bytes = 0
+        files = sorted((_step(path), path.stat().st_size, path) for path in self._episodes.glob("step-*.jsonl"))
+        excess = sum(size for _, size, _ in files) - kept_bytes
+        for _, size, path in files[:-1]:
+            if excess <= 0:
+                break
+            path.unlink()
+            excess -= size
 
 
 def _readable(group: Group, index: int) -> dict[str, Any]:
@@ -94,6 +113,10 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
             for turn in episode.turns
         ],
     }
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import discard_frames_below, publish_frame
 from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.learner.export import INCOMING
 
 FILES_KEPT = 3
 """The newest frame and the two before it: an actor may still read one, and the learner compares engines on them."""
@@ -29,6 +30,8 @@ class WeightsPublisher:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.directory.glob(f".*{INCOMING}"):
+            unfinished.unlink()  # of a learner that was killed: there is one at a time (`only_learner`)
         self._previous: WeightsManifest | None = None
         self._announced: deque[Path] = deque(maxlen=2)
 

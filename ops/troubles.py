@@ -32,6 +32,7 @@ TROUBLES = {
     "group_broken": "a group broke and is played again",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",
+    "log_not_shortened": "could not let a long log begin anew",
     "loop_stalled": "stood still and was ended",
     "part_ended": "ended and was started again",
     "part_killed": "did not end in time and was killed",
@@ -92,7 +93,9 @@ class LogReader:
         for path in sorted(self.folder.glob("*.log")):
             size = path.stat().st_size
             start = self._read.get(path, max(0, size - TAIL_BYTES))
-            if size <= start:
+            if size < start:  # it has begun anew
+                start = 0
+            if size == start:
                 continue
             with path.open("rb") as file:
                 file.seek(start)
