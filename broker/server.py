@@ -29,6 +29,7 @@ max_pending: 256MB
 write_deadline: "30s"
 log_file: "{directory}/nats-server.log"
 logfile_size_limit: 64MB
+logfile_max_num: 2
 ports_file_dir: "{directory}"
 jetstream {{
   store_dir: "{directory}"

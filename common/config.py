@@ -235,6 +235,8 @@ class LearnerSection(Section):
     keep_log: bool = False
     """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint. The
     run ends with an error when `broker.max_log_bytes` is reached."""
+    keep_episodes_bytes: Positive = 8 << 30
+    """Size of `episodes/` in the run directory, above which those of the oldest steps are removed."""
     step_timeout_s: Seconds = 1800.0
     """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
 

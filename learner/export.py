@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "weights.safetensors"
 """The policy in every checkpoint, next to what only the learner can read."""
+INCOMING = ".incoming"
+"""Ends the hidden name under which a file is written; one that is left behind is of a writer that was killed."""
 VERSION_FILE = "version.json"
 """Written last: an export without it is not complete."""
 
@@ -28,7 +30,7 @@ def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str
     import torch  # an evaluation exports files and starts an engine: torch would bring threads before it
     from safetensors.torch import save_file
 
-    beside = path.with_name(f".{path.name}.incoming")
+    beside = path.with_name(f".{path.name}{INCOMING}")
     save_file(
         {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, beside, metadata={"format": "pt"}
     )
@@ -58,7 +60,7 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     shutil.copyfile(weights_file, out / "model.safetensors")
     written = {**facts, "digest": digest_file(out / "model.safetensors")}
     (out / "README.md").write_text(card(written), encoding="utf-8")
-    beside = out / f".{VERSION_FILE}.incoming"
+    beside = out / f".{VERSION_FILE}{INCOMING}"
     beside.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(beside, out / VERSION_FILE)
     return out

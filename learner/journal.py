@@ -42,6 +42,8 @@ class Journal:
         self._lineages = run_dir / "lineages.jsonl"
         self._episodes = run_dir / "episodes"
         self._episodes.mkdir(parents=True, exist_ok=True)
+        self._unchecked_bytes = 0
+        """Of episodes that were written since the bound was last looked at."""
 
     def rewind(self, step: int) -> None:
         """Cut what was written of steps after `step`, and what a crash cut short."""
@@ -49,7 +51,7 @@ class Journal:
             _cut(path, key, step)
         _cut(self._lineages, "lineage", math.inf)
         for path in self._episodes.glob("*-*.jsonl"):
-            if int(path.stem.partition("-")[2]) > step:
+            if _step(path) > step:
                 path.unlink()
 
     def lineages(self) -> list[int]:
@@ -74,6 +76,7 @@ class Journal:
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
                 _write_group(file, group)
+            self._unchecked_bytes += file.tell()
 
     def write_held_out(self, step: int, group: Group) -> None:
         """Keep an evaluated group that came in while `step` was made; the oldest make room, those of the first stay."""
@@ -87,6 +90,22 @@ class Journal:
         kept = sorted(self._episodes.glob("eval-*.jsonl"))
         while len(kept) > 1 and sum(path.stat().st_size for path in kept) > EVAL_EPISODES_BYTES:
             kept.pop(1).unlink()
+
+    def free_episodes(self, kept_bytes: int) -> None:
+        """Remove the episodes of the oldest steps, but never of the newest, that `kept_bytes` have no room for.
+
+        All files are looked at, so only once a hundredth of the bound is new.
+        """
+        if self._unchecked_bytes < kept_bytes / 100:
+            return
+        self._unchecked_bytes = 0
+        files = sorted((_step(path), path.stat().st_size, path) for path in self._episodes.glob("step-*.jsonl"))
+        excess = sum(size for _, size, _ in files) - kept_bytes
+        for _, size, path in files[:-1]:
+            if excess <= 0:
+                break
+            path.unlink()
+            excess -= size
 
 
 def _write_group(file: TextIO, group: Group) -> None:
@@ -120,6 +139,10 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
             for turn in episode.turns
         ],
     }
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

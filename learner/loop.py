@@ -353,6 +353,7 @@ class LearnerLoop:
         weights_bytes = file.stat().st_size
         self._journal.write_ledger(self._ledger_line(draft, batch, digest))
         self._journal.write_episodes(self._commit.step, draft.consumed)
+        self._journal.free_episodes(self.config.learner.keep_episodes_bytes)
         announced = time.monotonic()
         await until_stopped(self._announce(digest), self.stopping)
         publish_s = time.monotonic() - announced

@@ -12,6 +12,7 @@ from pathlib import Path
 from horizonrl.broker.api import Transport
 from horizonrl.broker.weights import discard_frames_below, publish_frame
 from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.learner.export import INCOMING
 from horizonrl.learner.fence import Fence
 
 FILES_KEPT = 3
@@ -30,6 +31,8 @@ class WeightsPublisher:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        for unfinished in self.directory.glob(f".*{INCOMING}"):
+            unfinished.unlink()  # of a learner that was killed: there is one at a time (`only_learner`)
         self._previous: WeightsManifest | None = None
         self._announced: deque[Path] = deque(maxlen=2)
 

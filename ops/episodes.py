@@ -3,6 +3,7 @@
 Place: the learner's journal → **reader** → report, dataset.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,10 @@ from typing import Any
 
 @dataclass
 class EpisodeFiles:
-    """`episodes/step-NNNNNN.jsonl` of a run directory, and the held-out ones of `eval-NNNNNN.jsonl` if asked for."""
+    """`episodes/step-NNNNNN.jsonl` of a run directory, and the held-out ones of `eval-NNNNNN.jsonl` if asked for.
+
+    The learner may remove the oldest at any moment.
+    """
 
     run_dir: Path
     held_out: bool = False
@@ -28,7 +32,7 @@ class EpisodeFiles:
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
+        return sum(file.stat().st_size for file in self.files if file.exists())
 
     def groups(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         """Yield step, ticket and records of every group, in the order of consumption."""
@@ -37,7 +41,7 @@ class EpisodeFiles:
                 yield _step(file), ticket, list(records)
 
     def _records(self, file: Path) -> Iterator[dict[str, Any]]:
-        with file.open(errors="replace") as lines:
+        with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as lines:
             for line in lines:
                 try:
                     yield json.loads(line)

@@ -33,6 +33,7 @@ from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.learner.controller_main import sources_of
 from horizonrl.learner.curriculum import eval_tasks
 from horizonrl.ops.console import Console
+from horizonrl.ops.logfiles import keep_short
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.report.page import save_page
 from horizonrl.ops.roles import SUPERVISED, stop_within_s
@@ -228,6 +229,7 @@ async def _supervise(
             others = [
                 group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
                 group.create_task(_listen(config, console)),
+                group.create_task(keep_short(config.run_dir / "logs")),
             ]
             if server is not None:
                 others.append(group.create_task(_keep_up(server, broker)))

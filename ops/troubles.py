@@ -32,6 +32,7 @@ TROUBLES = {
     "group_broken": "a group broke and is played again",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",
+    "log_not_shortened": "could not let a long log begin anew",
     "log_short": "saved ahead of time to make room in the group log",
     "log_will_fill": "keeps the whole group log, which will not hold the run",
     "loop_stalled": "stood still and was ended",
@@ -94,7 +95,9 @@ class LogReader:
         for path in sorted(self.folder.glob("*.log")):
             size = path.stat().st_size
             start = self._read.get(path, max(0, size - TAIL_BYTES))
-            if size <= start:
+            if size < start:  # it has begun anew
+                start = 0
+            if size == start:
                 continue
             with path.open("rb") as file:
                 file.seek(start)

@@ -218,11 +218,14 @@ def test_weights_that_are_gone_do_not_replace_the_best(tmp_path: Path) -> None:
     assert held is not None and held["version"] == 2
 
 
-def test_weights_stay_until_their_evaluation_is_in(tmp_path: Path) -> None:
+def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".frame-000007-000.safetensors.incoming"
+    unfinished.touch()
     transport = MemoryTransport()
     publisher = WeightsPublisher(transport, Fence(transport), tmp_path, share_files=True, held={1, 3})
     for version in range(8):
         frame(tmp_path, version)
+    assert not unfinished.exists()
     publisher.tidy()
     assert [publisher.find(version) is not None for version in range(8)] == [
         *(False, True, False, True, False),

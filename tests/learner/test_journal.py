@@ -74,6 +74,22 @@ def test_held_out_episodes_are_kept_up_to_a_bound_those_of_the_first_evaluation_
     assert kept == [1, 6, 7, 8]
 
 
+def test_episodes_of_the_oldest_steps_make_room_and_the_newest_stay(tmp_path: Path) -> None:
+    def kept() -> list[int]:
+        return sorted(int(path.stem.removeprefix("step-")) for path in (tmp_path / "episodes").iterdir())
+
+    journal = Journal(tmp_path)
+    journal.write_episodes(999_999, [make_group(0)])
+    size = (tmp_path / "episodes" / "step-999999.jsonl").stat().st_size
+    for step in range(1_000_000, 1_000_005):  # a digit more: the order is that of the steps, not of the names
+        journal.write_episodes(step, [make_group(0)])
+        journal.free_episodes(4 * size)
+    assert kept() == [1_000_001, 1_000_002, 1_000_003, 1_000_004]
+    journal.write_episodes(1_000_005, [make_group(number) for number in range(6)])
+    journal.free_episodes(4 * size)
+    assert kept() == [1_000_005]
+
+
 def test_an_episode_is_kept_as_text_that_a_person_can_follow(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.write_episodes(1, [make_group(7, rewards=(1.0, None))])

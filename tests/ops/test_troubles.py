@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config import RunConfig
+from horizonrl.ops.logfiles import shorten
 from horizonrl.ops.troubles import DETAILS, NO_TROUBLE, TROUBLES, LogReader, collect
 from tests.ops.runs import write_log
 
@@ -47,6 +48,24 @@ def test_a_part_that_ended_is_looked_for_in_its_own_log(config: RunConfig) -> No
     write_log(config, "console", "part_ended", 2.0, part="learner", code=-9)
     (trouble,) = collect(LogReader(config.run_dir / "logs").events())
     assert (str(trouble), trouble.log_file.name) == ("learner ended and was started again", "learner.log")
+
+
+def test_a_log_that_began_anew_is_read_from_there_and_its_writer_goes_on(config: RunConfig) -> None:
+    reader = LogReader(config.run_dir / "logs")
+    write_log(config, "learner", "batch_starved", 1.0, hint="a long text that makes the log longer than it may be")
+    log = config.run_dir / "logs" / "learner.log"
+    size = log.stat().st_size
+    with log.open("ab") as writer:  # as `train` opens it for a part
+        assert len(collect(reader.events())) == 1
+        shorten(log, size)
+        assert log.stat().st_size == size
+        shorten(log, size - 1)
+        assert log.stat().st_size == 0
+        assert log.with_name("learner.log.1").stat().st_size == size
+        writer.write(b'{"event": "role_failed", "timestamp": "2026-01-01T00:00:00Z"}\n')
+    assert [of.event for of in collect(reader.events())] == ["role_failed"]
+    shorten(log, 0)
+    assert sorted(path.name for path in log.parent.iterdir()) == ["learner.log", "learner.log.1"]
 
 
 def test_what_an_earlier_session_met_is_not_told(config: RunConfig) -> None:

@@ -1,11 +1,13 @@
 """One command runs everything: real nats-server, real vLLM, real DeepSpeed."""
 
 import json
+import os
 import signal
 
 import pytest
 
 from horizonrl.ops.cli import main
+from horizonrl.ops.logfiles import LOG_BYTES
 from tests.process.conftest import Workplace
 
 KEYS = set(
@@ -52,8 +54,11 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
     assert [line["step"] for line in workplace.lines()] == [1, 2, 3]
     assert (workplace.run_dir / "checkpoints" / "step-000003").is_dir()
 
+    log = workplace.run_dir / "logs" / "learner.log"
+    os.truncate(log, LOG_BYTES + 1)  # as after weeks: it begins anew
     further = workplace.start("train", "--learner.ranks=1", "--imitation.steps=1", "--rl.steps=3")
     assert further.wait(240) == 0, workplace.logs()
+    assert log.with_name("learner.log.1").stat().st_size > LOG_BYTES > log.stat().st_size
     assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
     assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.ranks": [2, 1], "rl.steps": [2, 3]}
     assert json.loads((workplace.run_dir / "model" / "version.json").read_text())["step"] == 4

@@ -1,11 +1,13 @@
 import base64
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from horizonrl.ops.episodes import EpisodeFiles
 from horizonrl.ops.report.episodes import Episodes, action_begins, collect, outcome_of
 from horizonrl.ops.report.tokens import TokenTexts
 from tests.ops.report.runs import THOUGHT
@@ -60,6 +62,16 @@ def test_a_long_run_keeps_every_second_group(run_dir: Path) -> None:
     size = sum(file.stat().st_size for file in (run_dir / "episodes").iterdir())
     episodes = collect(run_dir, {}, None, max_bytes=size // 2 + 1)
     assert (episodes.stride, len(episodes.rows)) == (2, 72)
+
+
+def test_episodes_that_the_learner_has_removed_are_left_out(run_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(run_dir / "episodes", tmp_path / "episodes")
+    source = EpisodeFiles(tmp_path)
+    steps = [step for step, _, _ in EpisodeFiles(run_dir).groups()]
+    source.files[0].unlink()  # since it was listed
+    assert source.size_bytes == sum(file.stat().st_size for file in source.files[1:])
+    assert [step for step, _, _ in source.groups()] == [step for step in steps if step > steps[0]]
+    assert {row[4] for row in collect(tmp_path, {}, None).groups} == {*steps} - {steps[0]}
 
 
 def test_a_line_that_a_crash_cut_short_is_left_out_and_counted(run_dir: Path, tmp_path: Path) -> None:
