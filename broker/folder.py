@@ -1,5 +1,6 @@
 """The folder of a broker's keys: where `horizonrl broker keys` writes and `horizonrl broker` reads."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,10 @@ class Keys:
     @property
     def configuration(self) -> Path:
         return self.folder / "nats-server.conf"
+
+    def included(self, folder: Path) -> str:
+        """Return the line that includes the configuration in that of a server in `folder`, which must be relative."""
+        return f'include "{os.path.relpath(self.configuration.resolve(), folder.resolve())}"'
 
     def seed(self, run: str, role: Role, number: int = 0) -> Path:
         """Return the file of a role's key; `number` tells the actors apart, each of which has its own."""

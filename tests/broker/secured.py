@@ -1,6 +1,5 @@
 """A nats-server with TLS and the users of two runs, as `horizonrl broker keys` makes them."""
 
-import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -65,7 +64,7 @@ async def secured(directory: Path, extra: str = "") -> AsyncIterator[Secured]:
     """Hold a secured server open, with the streams of both runs and two actors of each on it."""
     make_keys(directory / "keys", [RUN, OTHER], ["nats.example"], actors=2)
     keys = Keys(directory / "keys")
-    included = f'include "{os.path.relpath(keys.configuration, directory / "nats")}"'
+    included = keys.included(directory / "nats")
     async with EmbeddedServer(directory / "nats", extra=f"{included}\n{extra}") as server:
         broker = Secured(keys, server)
         for run in (RUN, OTHER):
