@@ -14,7 +14,6 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -38,46 +37,70 @@ PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 """Headers that the server adds to a message that comes as it is."""
 
 
+Place = Mapping[str, object]
+"""What JetStream's get requests take."""
+
+
 def to_message(raw: Msg, prefix: str) -> Message:
     sequence = raw.metadata.sequence.stream or 0
     return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
 
 
-async def stored_message(link: Link, stream: str, prefix: str, place: Mapping[str, object]) -> Message | None:
+async def stored_message(link: Link, stream: str, prefix: str, place: Place) -> Message | None:
     """Return one message of a stream, or None; whatever its headers are, they reach nobody but this function.
 
     `place` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first from n on. Raises
     LogGap when there is no such stream.
     """
+    (found,) = await stored_messages(link, stream, prefix, [place])
+    return found
 
-    async def answered() -> Any:
-        asked = f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(place).encode()
-        answer = json.loads((await link.client.request(*asked, timeout=ANSWER_S)).data)
-        if "error" in answer:
-            nats.js.errors.APIError.from_error(answer["error"])  # raises it
-        return answer["message"]
+
+async def stored_messages(
+    link: Link, stream: str, prefix: str, places: Sequence[Place], *, direct: bool = False
+) -> list[Message | None]:
+    """Return the messages at several places, which are asked for at the same time; of a stream whose writer is trusted
+    with their headers, if it is `direct`."""
+    call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
+    read = _direct if direct else _wrapped
+
+    async def one(place: Place) -> Message | None:
+        request = link.client.request(f"$JS.API.{call}.{stream}", json.dumps(place).encode(), timeout=answer_s)
+        return read(await request, prefix, link)
+
+    async def answered() -> list[Message | None]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(one(place)) for place in places]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in asked]
 
     try:
-        found = await link.ask(answered)
-    except nats.js.errors.NotFoundError as error:
-        if error.err_code == NO_MESSAGE:
-            return None
+        return await link.ask(answered)
+    except nats.js.errors.NotFoundError:
         raise _gone(stream) from None
-    _, _, lines = base64.b64decode(found.get("hdrs", "")).partition(b"\r\n")
-    headers = link.client._parse_header_lines(lines)  # as a pull's, so that a message is judged the same either way
-    data = base64.b64decode(found.get("data", ""))
-    return Message(found["subject"].removeprefix(prefix), data, found["seq"], headers, _seconds(found["time"]))
 
 
-async def direct_message(link: Link, stream: str, prefix: str, place: Mapping[str, object]) -> Message | None:
-    """Return one message of a stream that answers directly, or None; its writer is trusted with its headers."""
-    asked = f"$JS.API.DIRECT.GET.{stream}", json.dumps(place).encode()
-    found: Msg = await link.ask(lambda: link.client.request(*asked, timeout=DIRECT_ANSWER_S))
-    headers = dict(found.headers or {})
+def _wrapped(answer: Msg, prefix: str, link: Link) -> Message | None:
+    found = json.loads(answer.data)
+    if error := found.get("error"):
+        if error.get("err_code") == NO_MESSAGE:
+            return None
+        nats.js.errors.APIError.from_error(error)  # raises it
+    stored = found["message"]
+    _, _, lines = base64.b64decode(stored.get("hdrs", "")).partition(b"\r\n")
+    headers = link.client._parse_header_lines(lines)
+    data = base64.b64decode(stored.get("data", ""))
+    return Message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
+
+
+def _direct(answer: Msg, prefix: str, link: Link) -> Message | None:
+    headers = dict(answer.headers or {})
     if headers.get("Status") == "404":
         return None
-    _, subject, sequence, _ = (headers.pop(name) for name in PLACE)
-    return Message(subject.removeprefix(prefix), found.data, int(sequence), headers)
+    _, subject, sequence, time = (headers.pop(name) for name in PLACE)
+    return Message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
 
 
 def _seconds(rfc3339: str) -> float:
@@ -96,7 +119,7 @@ class NatsReader:
         self._stream = stream
         self._subject = subject
         self._prefix = prefix
-        self._stored = direct_message if direct else stored_message
+        self._direct = direct
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
         self._reconnects: int | None = None
@@ -142,15 +165,8 @@ class NatsReader:
 
         Where one is not there yet, the later ones wait too: it may have been stored since.
         """
-        places = ({"seq": sequence, "next_by_subj": self._subject} for sequence in range(first, first + count))
-        try:
-            async with asyncio.TaskGroup() as group:
-                asked = [
-                    group.create_task(self._stored(self._link, self._stream, self._prefix, place)) for place in places
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return _in_order([task.result() for task in asked])
+        places = [{"seq": sequence, "next_by_subj": self._subject} for sequence in range(first, first + count)]
+        return _in_order(await stored_messages(self._link, self._stream, self._prefix, places, direct=self._direct))
 
     async def _check_gap(self, wanted: int) -> None:
         """Raise LogGap unless the stream still holds, or is about to hold, the message at `wanted`.

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 from horizonrl.broker.access import Role, hears, inbox, publishes
@@ -268,6 +269,26 @@ def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path)
                 async with broker.open(Role.ACTOR, number=number) as another:
                     assert (await another.publish("groups.train", b"x")).sequence > 0
             assert kept.counters.reconnects == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) -> None:
+    """Actors in other languages: what their clients' JetStream and key-value APIs ask for."""
+
+    async def scenario() -> None:
+        async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
+            await learner.put(Key.POLICY, b"p")
+            told: list[str] = []
+            async with broker.client(Role.ACTOR, told=told) as client:
+                js = client.jetstream(timeout=1.0)
+                assert (await js.account_info()).streams == 5
+                state = await js.key_value(f"{RUN}_STATE")
+                assert (await state.get("policy")).value == b"p"
+                assert told == []
+                with pytest.raises(nats.errors.TimeoutError):
+                    await state.watch("policy")
+            assert "$js.api.consumer.create" in told[0]
 
     asyncio.run(scenario())
 
