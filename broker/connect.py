@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import nats.js.errors
-import nkeys
 import stamina
 
 from horizonrl.broker.access import Role, inbox
 from horizonrl.broker.api import Stream
+from horizonrl.broker.folder import public_key
 from horizonrl.broker.link import Link
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.streams import ACTORS, bucket_name, ensure_streams, stream_name
@@ -68,7 +68,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
                 disconnected_cb=link.on_disconnected,
                 reconnected_cb=link.on_reconnected,
                 closed_cb=link.on_closed,
-                inbox_prefix=inbox(run, role),
+                inbox_prefix=inbox(run, role, _user(broker)),
                 **credentials,
             )
             link.opened()
@@ -129,7 +129,6 @@ def _credentials(broker: BrokerSection) -> dict[str, Any]:
     if broker.credentials is not None:
         given["user_credentials"] = str(broker.credentials)
     if broker.nkey_seed is not None:
-        _check_seed(broker.nkey_seed)
         given["nkeys_seed"] = str(broker.nkey_seed)
     if broker.ca_file is not None:
         try:
@@ -139,11 +138,13 @@ def _credentials(broker: BrokerSection) -> dict[str, Any]:
     return given
 
 
-def _check_seed(path: Path) -> None:
-    """Raise ConfigError, without what the file holds, unless it is the seed of an nkey."""
+def _user(broker: BrokerSection) -> str:
+    """Return the public nkey of `broker.nkey_seed`, or "". Raises ConfigError for a file that holds no seed."""
+    if broker.nkey_seed is None:
+        return ""
     try:
-        nkeys.from_seed(bytearray(path.read_bytes().strip())).wipe()
-    except (nkeys.NkeysError, ValueError):
+        return public_key(broker.nkey_seed)
+    except ValueError:
         raise ConfigError(
-            f"broker.nkey_seed is {path}: it holds no nkey seed; make one with `horizonrl broker keys`"
+            f"broker.nkey_seed is {broker.nkey_seed}: it holds no nkey seed; make one with `horizonrl broker keys`"
         ) from None

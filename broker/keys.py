@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import nkeys
@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from horizonrl.broker.access import Role, denies, inbox, publishes
-from horizonrl.broker.folder import Keys
+from horizonrl.broker.access import GUESTS, Role, account, answered_often, hears, inbox, publishes
+from horizonrl.broker.folder import Keys, public_key
 from horizonrl.common.errors import ConfigError
 
 AUTHORITY_DAYS = 3_650
@@ -30,34 +30,40 @@ LOOPBACK = ("127.0.0.1", "localhost")
 """Names that every server certificate has: `horizonrl broker` is its own first client."""
 
 CONFIG = """\
-# Written by `horizonrl broker keys` from the seeds beside it: TLS and the users, for a server with JetStream.
-# Include it, or: nats-server -c nats-server.conf --jetstream --store_dir DIR. After a change: --signal reload=PID
+# Written by `horizonrl broker keys` from the seeds in this folder, for a server with JetStream: TLS, and an account for
+# each run and for each of its roles. Include it, or: nats-server -c nats-server.conf --jetstream --store_dir DIR
+# After a change: --signal reload=PID, and once more for a new run, whose imports nats-server 2.15 takes up only then.
 max_payload: 8MB
 tls {{
   cert_file: "{folder}/server.pem"
   key_file: "{folder}/server.key"
 }}
-authorization {{
-  timeout: 5
-  users: [
-{users}
-  ]
+authorization {{ timeout: 5 }}
+accounts {{
+{accounts}
 }}
 """
-USER = """\
-    {{ # {run}: {role}
-      nkey: {public}
-      permissions: {{
-        publish: {{ allow: [{publish}], deny: [{deny}] }}
-        subscribe: {{ allow: ["{inbox}.>"] }}
-      }}
-    }}"""
+ACCOUNT = """\
+  "{name}": {{
+    may: [
+{may}
+    ]
+    users: [
+{users}
+    ]
+{shared}
+  }}"""
+USER = "{{ nkey: {public}, permissions: {{ publish: {{ allow: $may }}, subscribe: {{ allow: [{subscribe}] }} }} }}"
+ANSWERS = ', response_type: stream, response_threshold: "1m"'
+"""Of a service that answers a request more than once; the answers are looked for until nothing has come for so long."""
 
 
-def make_keys(folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: Path | None = None) -> list[Path]:
+def make_keys(
+    folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: Path | None = None, actors: int = 1
+) -> list[Path]:
     """Make what is missing of the keys of `runs` and of a server called `hosts`; return the files that were written.
 
-    `seen_at` is where the server will find the folder, if not here.
+    `seen_at` is where the server will find the folder, if not here; `actors` is how many actors of each run get keys.
     """
     keys = Keys(folder)
     for run in runs:
@@ -72,7 +78,7 @@ def make_keys(folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: 
             (folder / name).unlink(missing_ok=True)
     written = _certificates(folder, hosts)
     for run in runs:
-        written += _seeds(keys, run)
+        written += _seeds(keys, run, actors)
     text = configuration(keys, seen_at or folder.resolve())
     if not keys.configuration.exists() or keys.configuration.read_text() != text:
         keys.configuration.write_text(text)
@@ -81,28 +87,60 @@ def make_keys(folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: 
 
 
 def configuration(keys: Keys, seen_at: Path) -> str:
-    """Return the part of a nats-server's configuration that holds TLS and the users of all runs."""
-    users = []
-    for run in keys.runs():
-        for role in Role:
-            pair = nkeys.from_seed(bytearray(keys.seed(run, role).read_bytes().strip()))
-            publish, deny = [
-                ", ".join(f'"{subject}"' for subject in subjects)
-                for subjects in (publishes(run, role), denies(run, role))
-            ]
-            named = {"run": run, "role": role, "public": pair.public_key.decode(), "inbox": inbox(run, role)}
-            users.append(USER.format(publish=publish, deny=deny, **named))
-            pair.wipe()
-    return CONFIG.format(folder=seen_at, users="\n".join(users))
+    """Return the part of a nats-server's configuration that holds TLS and the accounts of all runs."""
+    accounts = (_account(keys, run, role) for run in keys.runs() for role in Role)
+    return CONFIG.format(folder=seen_at, accounts="\n".join(accounts))
 
 
-def _seeds(keys: Keys, run: str) -> list[Path]:
-    (keys.folder / run).mkdir(mode=0o700, exist_ok=True)
+def _account(keys: Keys, run: str, role: Role) -> str:
+    """Return a role's account: the controller's holds the streams and exports what the guests' import."""
+    may = publishes(run, role)
+    if role in GUESTS:
+        shared = _lines(
+            "imports", [*(_import(run, "service", name) for name in may), _import(run, "stream", hears(run))]
+        )
+    else:
+        services = sorted({name for guest in GUESTS for name in publishes(run, guest)})
+        exports = [*map(_export, services), f'{{ stream: "{hears(run)}" }}']
+        shared = "    jetstream: enabled\n" + _lines("exports", exports)
+    return ACCOUNT.format(
+        name=account(run, role),
+        may=_indented(f'"{name}"' for name in may),
+        users=_indented(_user(run, role, path) for path in keys.seeds(run, role)),
+        shared=shared,
+    )
+
+
+def _user(run: str, role: Role, seed: Path) -> str:
+    public = public_key(seed)
+    subscribe = f'"{inbox(run, role, public)}.>", "{hears(run)}"'
+    return USER.format(public=public, subscribe=subscribe)
+
+
+def _import(run: str, kind: str, subject: str) -> str:
+    return f'{{ {kind}: {{ account: "{run}", subject: "{subject}" }} }}'
+
+
+def _export(subject: str) -> str:
+    return f'{{ service: "{subject}"{ANSWERS if answered_often(subject) else ""} }}'
+
+
+def _lines(name: str, items: Iterable[str]) -> str:
+    return f"    {name}: [\n{_indented(items)}\n    ]"
+
+
+def _indented(items: Iterable[str]) -> str:
+    return "\n".join(f"      {item}" for item in items)
+
+
+def _seeds(keys: Keys, run: str, actors: int) -> list[Path]:
+    numbers = [(role, number) for role in Role for number in range(actors if role is Role.ACTOR else 1)]
     written = []
-    for role in Role:
-        if not keys.seed(run, role).exists():
+    for path in (keys.seed(run, role, number) for role, number in numbers):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if not path.exists():
             seed = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
-            written.append(_write_secret(keys.seed(run, role), bytes(seed)))
+            written.append(_write_secret(path, bytes(seed)))
     if not keys.ticket_key(run).exists():
         written.append(_write_secret(keys.ticket_key(run), secrets.token_hex(TICKET_KEY_BYTES).encode()))
     return written

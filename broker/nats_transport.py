@@ -15,8 +15,8 @@ from nats.js import JetStreamContext
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.link import CALL_DEADLINE_S, Link, is_full
-from horizonrl.broker.nats_reader import SLICE_S, NatsReader, stored_message, to_message
-from horizonrl.broker.streams import ACTORS, UNLIMITED, bucket_name, stream_name, subject_of
+from horizonrl.broker.nats_reader import NatsReader, stored_message, to_message
+from horizonrl.broker.streams import ACTORS, UNLIMITED, bucket_name, news_subject, spec_of, stream_name
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
 
 HEADER_ROOM = 4_096
@@ -24,6 +24,10 @@ HEADER_ROOM = 4_096
 ANSWER_S = 2.0
 """How long an attempt waits for its answer; with a message id, a repeat that was not needed is harmless."""
 SECONDS_PER_MB = 1.0
+SLICE_S = 2.0
+"""How long one request for a ticket lives. A server that restarts forgets it, so that it is made again after this."""
+LOOK_AGAIN_S = 60.0
+"""A key is asked for at least so often, in case its news was lost on the way."""
 WRONG_LAST_SEQUENCE = 10071
 """JetStream's err_code when a subject's last message is not the expected one."""
 
@@ -125,8 +129,10 @@ class NatsTransport:
             raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
-        filtered = f"{self.run}.{subject or subject_of(stream)}"
-        return NatsReader(self._link, stream_name(self.run, stream), filtered, after, prefix=f"{self.run}.")
+        spec = spec_of(stream)
+        filtered = f"{self.run}.{subject or spec.subject}"
+        name = stream_name(self.run, stream)
+        return NatsReader(self._link, name, filtered, after, prefix=f"{self.run}.", direct=spec.direct)
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         return await self._last(stream_name(self.run, stream), f"{self.run}.{subject}")
@@ -180,19 +186,28 @@ class NatsTransport:
         return None if entry is None else entry.stored_at
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
-        """The bucket is a stream that keeps one message a key; the reader is the one that the group log has."""
+        """The server says on a subject of its own that a key has been set; what it holds then is asked for."""
         name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
-        entry = await self._last(name, subject)
-        if entry is not None:
-            yield entry.data
-        after = 0 if entry is None else entry.sequence
-        reader = NatsReader(self._link, name, subject, after, prefix="", gapless=False)
+        news = asyncio.Event()
+
+        async def hear(_: Msg) -> None:
+            news.set()
+
+        heard = await self._link.ask(lambda: self._link.client.subscribe(news_subject(self.run, key.value), cb=hear))
+        seen = 0
         try:
             while True:
-                if messages := await reader.fetch(limit=16, timeout_s=60.0):
-                    yield messages[-1].data
+                news.clear()
+                entry = await self._last(name, subject)
+                if entry is not None and entry.sequence != seen:
+                    seen = entry.sequence
+                    yield entry.data
+                with contextlib.suppress(TimeoutError):  # also when the connection is lost, with it perhaps some news
+                    async with self._link.while_connected(), asyncio.timeout(LOOK_AGAIN_S):
+                        await news.wait()
         finally:
-            await reader.close()
+            with contextlib.suppress(nats.errors.Error):
+                await heard.unsubscribe()
 
     def _subject(self, key: Key) -> str:
         return f"$KV.{bucket_name(self.run)}.{key.value}"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
-from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed, StateConflict
+from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import HorizonState, Progress, RunSettings, WeightsManifest
 
@@ -31,18 +31,12 @@ class StateStore:
         """
         if not isinstance(record, RECORDS[key]):
             raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
-        try:
-            return await self._transport.put(key, encode(record), after)
-        except StateConflict:
-            if await self._transport.get(key) is None or await self.get(key) is not None:
-                raise
-        return await self._transport.put(key, encode(record))
+        return await self._transport.put(key, encode(record), after)
 
     async def get(self, key: Key) -> StateRecord | None:
-        """Return a key's record, or None; what is no record there counts as none.
+        """Return a key's record, or None; what is no record there counts as none, and is told of.
 
-        An actor may not set a key, but may name one as the reply subject of a publish: then the server stores its own
-        answer there. Raises UnknownSchema for a record of another schema.
+        Raises UnknownSchema for a record of another schema.
         """
         data = await self._transport.get(key)
         return None if data is None else _decoded(key, data)

@@ -5,6 +5,7 @@ makes room for the newest: it is for people, and whoever may publish may fill it
 hour, which outlasts every retry; what is older is told apart by the ticket's number.
 """
 
+import contextlib
 from dataclasses import dataclass
 
 import nats.js.errors
@@ -13,6 +14,9 @@ from nats.js import JetStreamContext, api
 from horizonrl.broker.api import Stream
 from horizonrl.broker.codec import MAX_RECORD_BYTES
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import get_logger
+
+log = get_logger()
 
 DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
@@ -32,19 +36,21 @@ class StreamSpec:
     """Everything that the stream takes, without the run's prefix."""
     limited: bool = False
     """Holds at most `max_log_bytes`."""
+    direct: bool = False
+    """Its messages are asked for as they are, which is four times as fast: only where their writer is trusted with the
+    headers, among which the server's own arrive."""
 
 
 STREAMS = (
     StreamSpec(Stream.TICKETS, "tickets.>"),
     StreamSpec(Stream.GROUPS, "groups.>", limited=True),
-    StreamSpec(Stream.WEIGHTS, "weights.>"),
+    StreamSpec(Stream.WEIGHTS, "weights.>", direct=True),
     StreamSpec(Stream.DEAD, "dead.>"),
 )
 
 
-def subject_of(stream: Stream) -> str:
-    """Return the subject that covers a whole stream."""
-    return next(spec.subject for spec in STREAMS if spec.stream is stream)
+def spec_of(stream: Stream) -> StreamSpec:
+    return next(spec for spec in STREAMS if spec.stream is stream)
 
 
 def stream_of(subject: str) -> Stream:
@@ -66,6 +72,11 @@ def dead_bytes(max_log_bytes: int) -> int:
     return min(DEAD_BYTES, max_log_bytes)
 
 
+def news_subject(run: str, key: str) -> str:
+    """Return the subject on which the server says, with an empty message, that it has stored a key's new value."""
+    return f"{run}.state.{key}"
+
+
 def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamConfig:
     dead = spec.stream is Stream.DEAD
     return api.StreamConfig(
@@ -77,7 +88,7 @@ def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamC
         max_bytes=dead_bytes(max_log_bytes) if dead else max_log_bytes if spec.limited else UNLIMITED,
         max_msgs=DEAD_MESSAGES if dead else UNLIMITED,
         duplicate_window=DUPLICATE_WINDOW_S,
-        allow_direct=spec.stream is Stream.WEIGHTS,
+        allow_direct=spec.direct,
     )
 
 
@@ -94,17 +105,41 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
 
 
 async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack_wait_s: float) -> None:
-    """Create what is missing of a run's streams, consumer and bucket, and bring what is there to these settings.
+    """Create what is missing of a run's streams, consumer and bucket, bring what is there to these settings, and remove
+    consumers that are not the run's.
 
     Raises ConfigError when the server cannot change what is there.
     """
     for spec in STREAMS:
         await _ensure_stream(js, stream_config(run, spec, max_log_bytes))
+        own = ACTORS if spec.stream is Stream.TICKETS else ""
+        await _remove_foreign_consumers(js, stream_name(run, spec.stream), own)
     await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(ack_wait_s))
+    await _ensure_bucket(js, run)
+    await _remove_foreign_consumers(js, f"KV_{bucket_name(run)}")
+
+
+async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
+    """Create the run's state, whose every change the server tells of."""
+    bucket = bucket_name(run)
+    told = api.RePublish(src=f"$KV.{bucket}.>", dest=news_subject(run, ">"), headers_only=True)
     try:
-        await js.key_value(bucket_name(run))
+        await js.key_value(bucket)
     except nats.js.errors.BucketNotFoundError:
-        await js.create_key_value(bucket=bucket_name(run), history=1, storage=api.StorageType.FILE)
+        await js.create_key_value(bucket=bucket, history=1, storage=api.StorageType.FILE, republish=told)
+        return
+    present = (await js.stream_info(f"KV_{bucket}")).config
+    if present.republish != told:
+        await js.update_stream(present.evolve(republish=told))
+
+
+async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str = "") -> None:
+    """Remove every consumer but the run's own: a server makes only so many, and then refuses that one."""
+    while foreign := [found.name for found in await js.consumers_info(stream) if found.name != own]:
+        for name in foreign:
+            with contextlib.suppress(nats.js.errors.NotFoundError):  # it has ended by itself
+                await js.delete_consumer(stream, name)
+            log.warning("foreign_consumer_removed", stream=stream, consumer=name)
 
 
 async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:

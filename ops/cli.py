@@ -133,6 +133,9 @@ def _parser() -> argparse.ArgumentParser:
         "--host", action="append", default=[], metavar="NAME", help="name or address of the server; repeatable"
     )
     keys.add_argument(
+        "--actors", type=int, default=1, metavar="N", help="how many actors of each named run get a key: one by default"
+    )
+    keys.add_argument(
         "--seen-at", type=Path, metavar="DIR", help="where nats-server will find the folder, if elsewhere"
     )
     text = "is it learning, is it moving, what waits for what, what broke: from a run directory, or from a broker"
@@ -307,7 +310,7 @@ def _keys(arguments: argparse.Namespace, overrides: list[str]) -> int:
     except ImportError as error:
         raise MissingDependency(f"{error}: run `pip install cryptography`") from None
 
-    for path in make_keys(arguments.out, arguments.run, arguments.host, arguments.seen_at):
+    for path in make_keys(arguments.out, arguments.run, arguments.host, arguments.seen_at, arguments.actors):
         print(f"wrote {path}")
     return 0
 

@@ -311,7 +311,10 @@ def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
 
 
 async def serve_broker(config: RunConfig) -> None:
-    """Run a nats-server with the run's streams until SIGTERM; `broker.url` says where, 127.0.0.1:4222 by default."""
+    """Run a nats-server with the run's streams until SIGTERM; `broker.url` says where, 127.0.0.1:4222 by default.
+
+    SIGHUP has it read the keys again.
+    """
     address = urlsplit(config.broker.url or "nats://127.0.0.1:4222")
     keys = Keys(config.broker.keys) if config.broker.keys else None
     if keys and config.run.name not in keys.runs():
@@ -327,8 +330,9 @@ async def serve_broker(config: RunConfig) -> None:
         config.broker.durability,
         host=address.hostname or "127.0.0.1",
         port=address.port or 4222,
-        extra=keys.configuration.read_text() if keys else "",
+        extra=keys.included(config.run_dir / "nats") if keys else "",
     ) as server:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority} if keys else {}
         transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
         await transport.close()

@@ -1,13 +1,17 @@
 """A nats-server with TLS and the users of two runs, as `horizonrl broker keys` makes them."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from horizonrl.broker.access import Role
+import nats
+from nats.aio.client import Client
+
+from horizonrl.broker.access import Role, inbox
 from horizonrl.broker.connect import connected
-from horizonrl.broker.folder import Keys
+from horizonrl.broker.folder import Keys, public_key
 from horizonrl.broker.keys import make_keys
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.server import EmbeddedServer
@@ -22,23 +26,46 @@ class Secured:
     keys: Keys
     server: EmbeddedServer
 
-    def settings(self, role: Role, run: str = RUN) -> BrokerSection:
-        return BrokerSection(
-            url=self.server.url, nkey_seed=self.keys.seed(run, role), ca_file=self.keys.authority, connect_timeout_s=5.0
-        )
+    def settings(self, role: Role, run: str = RUN, number: int = 0) -> BrokerSection:
+        seed = self.keys.seed(run, role, number)
+        return BrokerSection(url=self.server.url, nkey_seed=seed, ca_file=self.keys.authority, connect_timeout_s=5.0)
 
     @asynccontextmanager
-    async def open(self, role: Role, run: str = RUN) -> AsyncIterator[NatsTransport]:
-        async with connected(run, self.settings(role, run), role) as transport:
+    async def open(self, role: Role, run: str = RUN, number: int = 0) -> AsyncIterator[NatsTransport]:
+        async with connected(run, self.settings(role, run, number), role) as transport:
             yield transport
+
+    @asynccontextmanager
+    async def client(self, role: Role, number: int = 0, told: list[str] | None = None) -> AsyncIterator[Client]:
+        """Hold a bare client open, which does what it wants; what the server tells it of errors goes to `told`."""
+        seed = self.keys.seed(RUN, role, number)
+
+        async def hear(error: Exception) -> None:
+            if told is not None:
+                told.append(str(error))
+
+        client = await nats.connect(
+            self.server.url,
+            nkeys_seed=str(seed),
+            tls=ssl.create_default_context(cafile=self.keys.authority),
+            allow_reconnect=False,
+            inbox_prefix=inbox(RUN, role, public_key(seed)),
+            error_cb=hear,
+        )
+        try:
+            yield client
+            await client.flush()  # the last refusal is told by its own callback
+        finally:
+            await client.close()
 
 
 @asynccontextmanager
 async def secured(directory: Path, extra: str = "") -> AsyncIterator[Secured]:
-    """Hold a secured server open, with the streams of both runs on it."""
-    make_keys(directory / "keys", [RUN, OTHER], ["nats.example"])
+    """Hold a secured server open, with the streams of both runs and two actors of each on it."""
+    make_keys(directory / "keys", [RUN, OTHER], ["nats.example"], actors=2)
     keys = Keys(directory / "keys")
-    async with EmbeddedServer(directory / "nats", extra=f"{keys.configuration.read_text()}\n{extra}") as server:
+    included = keys.included(directory / "nats")
+    async with EmbeddedServer(directory / "nats", extra=f"{included}\n{extra}") as server:
         broker = Secured(keys, server)
         for run in (RUN, OTHER):
             async with broker.open(Role.CONTROLLER, run):

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import signal
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-import nats
+import nats.errors
 import pytest
 
-from horizonrl.broker.access import Role, inbox, publishes
+from horizonrl.broker.access import Role, hears, inbox, publishes
 from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.dead import bury
@@ -34,73 +33,68 @@ pytestmark = pytest.mark.process
 SUBJECTS = [
     *(f"tickets.{name}" for name in ("train", "demo", "eval", "again")),
     *(f"groups.{name}" for name in ("train", "demo", "eval", "void", "part", "joined", "else")),
-    *("weights.frame", "dead.tickets", "dead.groups"),
+    *("weights.frame", "dead.tickets", "dead.groups", "state.progress"),
 ]
 STREAMS = ["{run}_TICKETS", "{run}_GROUPS", "{run}_WEIGHTS", "{run}_DEAD", "KV_{run}_STATE"]
 API = [
     *("STREAM.INFO.{name}", "STREAM.CREATE.{name}", "STREAM.UPDATE.{name}", "STREAM.DELETE.{name}"),
     *("STREAM.PURGE.{name}", "STREAM.MSG.GET.{name}", "STREAM.MSG.DELETE.{name}", "STREAM.SNAPSHOT.{name}"),
     *("CONSUMER.CREATE.{name}", "CONSUMER.CREATE.{name}.actors", "CONSUMER.DURABLE.CREATE.{name}.actors"),
-    *("CONSUMER.INFO.{name}.actors", "CONSUMER.LIST.{name}", "DIRECT.GET.{name}"),
+    *("CONSUMER.CREATE.{name}.spy", "CONSUMER.CREATE.{name}.spy.>", "CONSUMER.DURABLE.CREATE.{name}.spy"),
+    *("CONSUMER.MSG.NEXT.{name}.spy", "CONSUMER.DELETE.{name}.spy", "CONSUMER.INFO.{name}.actors"),
+    *("CONSUMER.LIST.{name}", "CONSUMER.NAMES.{name}", "DIRECT.GET.{name}", "DIRECT.GET.{name}.{run}.else"),
 ]
 ATTEMPTS = [
     *(f"{{run}}.{subject}" for subject in SUBJECTS),
     *(f"$KV.{{run}}_STATE.{key.value}" for key in Key),
-    *(f"$JS.API.{call.format(name=name)}" for call in API for name in STREAMS),
+    *(f"$JS.API.{call.replace('{name}', name)}" for call in API for name in STREAMS),
     *("$JS.API.CONSUMER.MSG.NEXT.{run}_TICKETS.actors", "$JS.API.CONSUMER.DELETE.{run}_TICKETS.actors"),
-    *("$JS.API.CONSUMER.CREATE.{run}_GROUPS.spy.{run}.groups.>", "$JS.API.CONSUMER.CREATE.{run}_TICKETS.spy.>"),
+    *("$JS.API.CONSUMER.CREATE.{run}_GROUPS.spy.{run}.groups.>", "$JS.API.CONSUMER.PAUSE.{run}_TICKETS.actors"),
     "$JS.API.CONSUMER.CREATE.{run}_TICKETS.actors.{run}.tickets.>",
-    *("$JS.API.CONSUMER.MSG.NEXT.{run}_GROUPS.spy", "$JS.API.CONSUMER.DELETE.{run}_GROUPS.spy"),
     *("$JS.ACK.{run}_TICKETS.actors.1.1.1.1.0", "$JS.ACK._.hash.{run}_TICKETS.actors.1.1.1.1.0.x"),
     *("$JS.ACK.{run}_TICKETS.spy.1.1.1.1.0", "$JS.ACK._.hash.{run}_TICKETS.spy.1.1.1.1.0.x"),
     *("$JS.ACK.{run}_GROUPS.actors.1.1.1.1.0", "$JS.ACK._.hash.{run}_GROUPS.actors.1.1.1.1.0.x"),
-    *("_INBOX.{run}.learner.x", "_INBOX.{run}.actor.x"),
+    *("_INBOX.{run}.learner.x", "_INBOX.{run}.actor.x", "$JS.FC.{run}_TICKETS.actors.x"),
     *("$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.INFO", "$SYS.REQ.SERVER.PING"),
 ]
 """What anybody might try."""
+EVERYONE = {
+    "$JS.API.INFO",
+    *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
+    f"$JS.API.STREAM.MSG.GET.KV_{RUN}_STATE",
+    f"$JS.API.CONSUMER.INFO.{RUN}_TICKETS.actors",
+}
 ALLOWED = {
     Role.CONTROLLER: {
         *(f"{RUN}.tickets.{name}" for name in ("train", "demo", "eval", "again")),
         *(f"$KV.{RUN}_STATE.horizon", f"$KV.{RUN}_STATE.run"),
-        *(f"$JS.API.STREAM.{call}.{name.format(run=RUN)}" for call in ("INFO", "CREATE", "UPDATE") for name in STREAMS),
+        *(f"$JS.API.STREAM.{call}.{name.format(run=RUN)}" for call in ("CREATE", "UPDATE") for name in STREAMS),
         f"$JS.API.STREAM.PURGE.{RUN}_TICKETS",
-        *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_TICKETS", f"{RUN}_GROUPS", f"KV_{RUN}_STATE")),
-        *(f"$JS.API.CONSUMER.{call}.{RUN}_TICKETS.actors" for call in ("CREATE", "INFO")),
+        *(f"$JS.API.STREAM.MSG.GET.{RUN}_{name}" for name in ("TICKETS", "GROUPS")),
+        f"$JS.API.CONSUMER.CREATE.{RUN}_TICKETS.actors",
+        *(f"$JS.API.CONSUMER.LIST.{name.format(run=RUN)}" for name in STREAMS),
+        *(f"$JS.API.CONSUMER.DELETE.{name.format(run=RUN)}.spy" for name in STREAMS),
+        f"$JS.API.CONSUMER.DELETE.{RUN}_TICKETS.actors",
     },
     Role.LEARNER: {
         *(f"{RUN}.weights.frame", f"{RUN}.dead.groups", f"$KV.{RUN}_STATE.progress", f"$KV.{RUN}_STATE.policy"),
-        *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
         *(f"$JS.API.STREAM.PURGE.{RUN}_{name}" for name in ("GROUPS", "WEIGHTS")),
-        *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_TICKETS", f"{RUN}_GROUPS", f"KV_{RUN}_STATE")),
-        f"$JS.API.CONSUMER.INFO.{RUN}_TICKETS.actors",
-        f"$JS.API.CONSUMER.CREATE.{RUN}_GROUPS.spy.{RUN}.groups.>",
-        *(f"$JS.API.CONSUMER.{call}.{RUN}_GROUPS.spy" for call in ("MSG.NEXT", "DELETE")),
+        *(f"$JS.API.STREAM.MSG.GET.{RUN}_{name}" for name in ("TICKETS", "GROUPS")),
     },
     Role.ACTOR: {
         *(f"{RUN}.groups.{name}" for name in ("train", "demo", "eval", "void", "part", "joined")),
         f"{RUN}.dead.tickets",
-        *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
-        *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_WEIGHTS", f"KV_{RUN}_STATE")),
         f"$JS.API.DIRECT.GET.{RUN}_WEIGHTS",
-        *(f"$JS.API.CONSUMER.{call}.{RUN}_TICKETS.actors" for call in ("INFO", "MSG.NEXT")),
+        f"$JS.API.CONSUMER.MSG.NEXT.{RUN}_TICKETS.actors",
         *(f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", f"$JS.ACK._.hash.{RUN}_TICKETS.actors.1.1.1.1.0.x"),
     },
-    Role.MONITOR: {
-        *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
-        *(f"$JS.API.STREAM.MSG.GET.{name}" for name in (f"{RUN}_TICKETS", f"KV_{RUN}_STATE")),
-        f"$JS.API.CONSUMER.INFO.{RUN}_TICKETS.actors",
-    },
+    Role.MONITOR: {f"$JS.API.STREAM.MSG.GET.{RUN}_TICKETS"},
 }
-"""Of these, what each role may do: written by hand, as `access.py` is."""
+"""Of these, what each role may do beyond EVERYONE: written by hand, as `access.py` is."""
 OVERHEARD = [
-    ">",
-    "{run}.>",
-    "{run}.groups.train",
-    "$KV.>",
-    "$JS.>",
-    "_INBOX.>",
-    "_INBOX.{run}.>",
-    "_INBOX.{run}.else.>",
+    *(">", "{run}.>", "{run}.groups.train", "$KV.>", "$JS.>", "$JS.EVENT.>", "_R_.>"),
+    *("_INBOX.>", "_INBOX.*", "_INBOX.{run}.>", "_INBOX.{run}.else.>"),
+    *(f"_INBOX.{{run}}.{role.value}.{rest}" for role in Role for rest in (">", "*", "*.>")),
 ]
 
 
@@ -112,21 +106,13 @@ def attempts() -> Iterator[str]:
 async def refused(broker: Secured, role: Role) -> tuple[set[str], set[str]]:
     """Return the subjects that the server would not let a role publish and subscribe to."""
     told: list[str] = []
-
-    async def hear(error: Exception) -> None:
-        told.append(str(error))
-
-    context = ssl.create_default_context(cafile=broker.keys.authority)
-    seed = str(broker.keys.seed(RUN, role))
-    client = await nats.connect(broker.server.url, nkeys_seed=seed, tls=context, error_cb=hear)
-    for subject in attempts():
-        await client.publish(subject, b"")
-        await client.flush()
-    for subject in OVERHEARD:
-        await client.subscribe(subject.format(run=RUN))
-        await client.flush()
-    await client.flush()  # the last refusal is told by its own callback
-    await client.close()
+    async with broker.client(role, told=told) as client:
+        for subject in attempts():
+            await client.publish(subject, b"")
+            await client.flush()
+        for subject in OVERHEARD:
+            await client.subscribe(subject.format(run=RUN))
+            await client.flush()
     parts = [text.split('"')[:2] for text in told if "permissions violation" in text]
     publishing = {name for what, name in parts if "publish" in what}
     return publishing, {name for what, name in parts if "subscription" in what}
@@ -138,7 +124,7 @@ def test_a_role_may_do_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
             for role in Role:
                 publishing, subscribing = await refused(broker, role)
                 may = {subject for subject in attempts() if subject.lower() not in publishing}  # as nats-py tells it
-                assert may == ALLOWED[role], role
+                assert may == ALLOWED[role] | EVERYONE, role
                 assert subscribing == {subject.format(run=RUN).lower() for subject in OVERHEARD}
 
     asyncio.run(scenario())
@@ -262,20 +248,47 @@ def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_a_role_whose_key_was_rotated_ends_and_comes_back_with_the_new_one(tmp_path: Path) -> None:
+def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with secured(tmp_path) as broker, broker.open(Role.ACTOR) as actor:
-            before = broker.keys.configuration.read_text()
-            broker.keys.seed(RUN, Role.ACTOR).unlink()
-            make_keys(broker.keys.folder, [RUN], [])
-            config = tmp_path / "nats" / "nats-server.conf"
-            config.write_text(config.read_text().replace(before, broker.keys.configuration.read_text()))
-            os.kill(broker.server.pid, signal.SIGHUP)
-            with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nkey_seed"):
-                async with asyncio.timeout(20.0):
-                    await actor.lease(30.0)
-            async with broker.open(Role.ACTOR) as again:
-                assert (await again.publish("groups.train", b"x")).sequence == 1
+        async with (
+            secured(tmp_path) as broker,
+            broker.open(Role.ACTOR) as first,
+            broker.open(Role.ACTOR, number=1) as kept,
+        ):
+            async with broker.open(Role.CONTROLLER) as controller, asyncio.TaskGroup() as group:
+                waiting = group.create_task(TicketQueue(kept).lease(20.0))
+                broker.keys.seed(RUN, Role.ACTOR).unlink()
+                make_keys(broker.keys.folder, [RUN], [], actors=3)
+                os.kill(broker.server.pid, signal.SIGHUP)
+                with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nkey_seed"):
+                    async with asyncio.timeout(20.0):
+                        await first.lease(30.0)
+                await TicketQueue(controller).issue(make_ticket(0))
+            assert waiting.result() is not None
+            for number in (0, 2):  # the one with another key, and one more
+                async with broker.open(Role.ACTOR, number=number) as another:
+                    assert (await another.publish("groups.train", b"x")).sequence > 0
+            assert kept.counters.reconnects == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) -> None:
+    """Actors in other languages: what their clients' JetStream and key-value APIs ask for."""
+
+    async def scenario() -> None:
+        async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
+            await learner.put(Key.POLICY, b"p")
+            told: list[str] = []
+            async with broker.client(Role.ACTOR, told=told) as client:
+                js = client.jetstream(timeout=1.0)
+                assert (await js.account_info()).streams == 5
+                state = await js.key_value(f"{RUN}_STATE")
+                assert (await state.get("policy")).value == b"p"
+                assert told == []
+                with pytest.raises(nats.errors.TimeoutError):
+                    await state.watch("policy")
+            assert "$js.api.consumer.create" in told[0]
 
     asyncio.run(scenario())
 
@@ -300,7 +313,5 @@ def test_the_protocol_page_has_the_permissions_of_every_role() -> None:
     page = (Path(__file__).parents[2] / "broker/PROTOCOL.md").read_text().replace("{run}", RUN)
     for role in Role:
         listed = page.split(f"**{role.value}**")[1].split("\n\n")[0]
-        missing = [
-            subject for subject in (*publishes(RUN, role), f"{inbox(RUN, role)}.>") if f"`{subject}`" not in listed
-        ]
-        assert missing == []
+        user = (*publishes(RUN, role), f"{inbox(RUN, role, '{nkey}')}.>", hears(RUN))
+        assert [subject for subject in user if f"`{subject}`" not in listed] == []

@@ -159,7 +159,7 @@ def test_a_reader_whose_time_runs_out_within_a_batch_gives_all_of_it_the_next_ti
             async def slow(self: NatsReader, wanted: int) -> None:
                 nonlocal waiting
                 waiting += 1
-                if waiting == 3:  # within the batch, after its first message
+                if waiting == 2:  # within the batch, all of which has come
                     await asyncio.sleep(60)
                 await looked(self, wanted)
 

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from structlog.testing import capture_logs
 
 from horizonrl.broker import server
 from horizonrl.broker.access import Role
+from horizonrl.broker.api import Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.folder import Keys
 from horizonrl.broker.keys import make_keys
+from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.server import EmbeddedServer, find_server
 from horizonrl.common.config import BrokerSection
-from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
+from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, MissingDependency, RunFailed
 
 PARENT = """
 import asyncio, sys
@@ -101,10 +104,37 @@ def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_ce
     async def scenario() -> None:
         make_keys(tmp_path / "keys", ["r"], ["nats.example"])
         keys = Keys(tmp_path / "keys")
-        async with EmbeddedServer(tmp_path / "nats", host="0.0.0.0", extra=keys.configuration.read_text()) as started:
+        nats = tmp_path / "nats"
+        async with EmbeddedServer(nats, host="0.0.0.0", extra=keys.included(nats)) as started:
             own = {"nkey_seed": keys.seed("r", Role.CONTROLLER), "ca_file": keys.authority}
             transport = await connect("r", BrokerSection(url=started.url, **own))
             await transport.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_reload_takes_up_the_keys_of_another_run(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        make_keys(tmp_path / "keys", ["r"], ["nats.example"])
+        keys, nats = Keys(tmp_path / "keys"), tmp_path / "nats"
+        async with EmbeddedServer(nats, extra=keys.included(nats)) as started, asyncio.timeout(20.0):
+
+            async def opened(run: str, role: Role) -> NatsTransport:
+                own = {"nkey_seed": keys.seed(run, role), "ca_file": keys.authority}
+                while True:
+                    with contextlib.suppress(BrokerDenied):
+                        return await connect(run, BrokerSection(url=started.url, **own), role)
+                    await asyncio.sleep(0.1)
+
+            first = await opened("r", Role.CONTROLLER)
+            make_keys(keys.folder, ["s"], [])
+            started.reload()
+            second, actor = await opened("s", Role.CONTROLLER), await opened("s", Role.ACTOR)
+            assert (await actor.publish("groups.train", b"x")).sequence == 1
+            assert (await first.extent(Stream.GROUPS)).messages == first.counters.reconnects == 0
+            for transport in (first, second, actor):
+                await transport.close()
 
     asyncio.run(scenario())
 

@@ -61,15 +61,17 @@ def test_a_key_refuses_the_record_of_another() -> None:
         asyncio.run(StateStore(MemoryTransport()).put(Key.POLICY, Progress()))
 
 
-def test_bytes_that_are_no_record_count_as_none_and_are_written_over() -> None:
+def test_bytes_that_are_no_record_count_as_none_and_are_not_written_over_unseen() -> None:
     async def scenario() -> None:
         transport = MemoryTransport()
         state = StateStore(transport)
         revision = await state.put(Key.PROGRESS, Progress(step=1))
-        await transport.put(Key.PROGRESS, b"junk")
+        junk = await transport.put(Key.PROGRESS, b"junk")
         assert await state.get(Key.PROGRESS) is None
+        with pytest.raises(StateConflict):  # whoever wrote it was not expected
+            await state.put(Key.PROGRESS, Progress(step=2), revision)
         watch = state.watch(Key.PROGRESS)
-        await state.put(Key.PROGRESS, Progress(step=2), revision)
+        await state.put(Key.PROGRESS, Progress(step=2), junk)
         assert await anext(watch) == Progress(step=2)
 
     asyncio.run(scenario())

@@ -1,13 +1,15 @@
 import asyncio
 import uuid
+from contextlib import aclosing
 
 import pytest
 from nats.js import api
+from structlog.testing import capture_logs
 
-from horizonrl.broker.api import QueueState, Stream
+from horizonrl.broker.api import Key, QueueState, Stream
 from horizonrl.broker.connect import connect
 from horizonrl.broker.server import EmbeddedServer
-from horizonrl.broker.streams import ACTORS, STREAMS, stream_name, stream_of, subject_of
+from horizonrl.broker.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name, stream_of
 from horizonrl.common.config import BrokerSection
 from horizonrl.common.errors import ConfigError
 
@@ -19,7 +21,7 @@ def run() -> str:
 
 def test_every_stream_has_a_subject_of_its_own() -> None:
     assert [spec.stream for spec in STREAMS] == list(Stream)
-    assert all(stream_of(subject_of(stream)) is stream for stream in Stream)
+    assert all(stream_of(spec_of(stream).subject) is stream for stream in Stream)
 
 
 @pytest.mark.process
@@ -81,15 +83,56 @@ def test_a_log_larger_than_the_disk_is_refused_with_what_to_do(nats_server: Embe
 
 
 @pytest.mark.process
-def test_a_closed_reader_leaves_no_consumer_behind(nats_server: EmbeddedServer, run: str) -> None:
+def test_readers_and_watches_make_no_consumer(nats_server: EmbeddedServer, run: str) -> None:
     async def scenario() -> None:
         transport = await connect(run, BrokerSection(url=nats_server.url))
-        await transport.publish("groups.train", b"g")
-        for _ in range(3):
-            reader = await transport.reader(Stream.GROUPS, 0)
+        for stream, subject in ((Stream.GROUPS, "groups.train"), (Stream.WEIGHTS, "weights.frame")):
+            await transport.publish(subject, b"x")
+            reader = await transport.reader(stream, 0)
             assert len(await reader.fetch(1, 5.0)) == 1
-            await reader.close()
-        assert await transport._js.consumers_info(stream_name(run, Stream.GROUPS)) == []
+            assert await transport._js.consumers_info(stream_name(run, stream)) == []
+        await transport.put(Key.PROGRESS, b"p")
+        async with aclosing(transport.watch(Key.PROGRESS)) as watch:
+            assert await anext(watch) == b"p"
+            assert await transport._js.consumers_info(f"KV_{bucket_name(run)}") == []
         await transport.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_consumers_that_are_not_the_runs_are_removed_and_reported(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        transport = await connect(run, BrokerSection(url=nats_server.url))
+        names = [*(stream_name(run, stream) for stream in Stream), f"KV_{bucket_name(run)}"]
+        for name in names:
+            await transport._js.add_consumer(name, durable_name="spy", ack_policy=api.AckPolicy.NONE)
+        with capture_logs() as logs:
+            again = await connect(run, BrokerSection(url=nats_server.url))
+        told = [
+            log["stream"] for log in logs if log["event"] == "foreign_consumer_removed" and log["consumer"] == "spy"
+        ]
+        assert told == names
+        left = [consumer.name for name in names for consumer in await again._js.consumers_info(name)]
+        assert left == [ACTORS]
+        await transport.close()
+        await again.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_bucket_of_an_earlier_version_tells_of_its_changes(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        other = await connect(f"{run}-other", BrokerSection(url=nats_server.url))
+        await other._js.create_key_value(bucket=bucket_name(run), history=1)
+        transport = await connect(run, BrokerSection(url=nats_server.url))
+        await transport.put(Key.POLICY, b"1")
+        async with aclosing(transport.watch(Key.POLICY)) as watch, asyncio.timeout(10.0):
+            assert await anext(watch) == b"1"
+            await transport.put(Key.POLICY, b"2")
+            assert await anext(watch) == b"2"
+        await transport.close()
+        await other.close()
 
     asyncio.run(scenario())

@@ -18,6 +18,7 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor
 
+from horizonrl.broker.access import Role, account
 from horizonrl.broker.api import Stream
 from horizonrl.broker.connect import STREAMS_WAIT_S
 from horizonrl.broker.folder import Keys
@@ -64,7 +65,7 @@ def one(overlay: str, kind: str, name: str | None = None) -> Manifest:
 
 
 def workload(overlay: str, role: str) -> Manifest:
-    return one(overlay, "StatefulSet" if role == "learner" else "Deployment", role)
+    return one(overlay, "Deployment" if role == "controller" else "StatefulSet", role)
 
 
 def pod_of(overlay: str, role: str) -> Manifest:
@@ -105,10 +106,9 @@ def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def load(overlay: str, role: str) -> RunConfig:
         container = container_of(overlay, role)
-        for variable in container["env"]:
-            path = variable["valueFrom"]["fieldRef"]["fieldPath"]
-            assert path == f"metadata.labels['{INSTANCE}']"
-            monkeypatch.setenv(variable["name"], pod_of(overlay, role)["metadata"]["labels"][INSTANCE])
+        (run_name,) = [variable for variable in container["env"] if variable["name"].startswith("HORIZONRL_")]
+        assert run_name["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{INSTANCE}']"
+        monkeypatch.setenv(run_name["name"], pod_of(overlay, role)["metadata"]["labels"][INSTANCE])
         words, overrides = cli.split_overrides(container["command"][1:])
         arguments = cli._parser().parse_args(words)
         assert (container["command"][0], arguments.command) == ("horizonrl", role)
@@ -151,7 +151,8 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
     assert config.broker.url.startswith("tls://")
     files = {config.broker.ca_file, config.broker.nkey_seed, config.broker.ticket_key} - {None}
     _, secrets = sources(overlay, role)
-    assert {Path("/etc/horizonrl") / path for path in secrets[f"horizonrl-{role}"]} == files
+    own_key = {Path(place) for place, volume in mounted.items() if "secret" in volume}
+    assert {Path("/etc/horizonrl") / path for path in secrets[f"horizonrl-{role}"]} | own_key == files
     assert (config.broker.ticket_key is None) == (role == "actor"), "an actor cannot seal tickets"
     assert set(secrets) == {f"horizonrl-{role}"}, "no other role's keys"
     assert role == "controller" or str(config.run.root) in mounted
@@ -181,8 +182,6 @@ def test_probes_leave_a_role_the_time_that_it_gives_itself(overlay: str, role: s
     assert stall_limit_s + REPORT_S < window_s["livenessProbe"] < stall_limit_s * LOCKED_LIMITS
     patience_s = config.broker.connect_timeout_s + (0 if role == "controller" else STREAMS_WAIT_S)
     assert window_s["startupProbe"] > patience_s + (60 if role == "controller" else 600), "and the model, the engine"
-    if role == "actor":
-        assert workload(overlay, role)["spec"]["progressDeadlineSeconds"] > window_s["startupProbe"]
     assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
@@ -197,6 +196,17 @@ def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: An
     assert volumes(overlay, "learner")[root]["claim"]["accessModes"] == ["ReadWriteOnce"]
     assert workload(overlay, "controller")["spec"]["strategy"] == {"type": "Recreate"}
     assert "replicas" not in workload(overlay, "actor")["spec"], "it would undo what KEDA or kubectl scale has set"
+
+
+@each_overlay
+def test_a_pod_of_an_actor_sees_the_key_of_its_number_alone(overlay: str) -> None:
+    container, keys = container_of(overlay, "actor"), Keys(Path("keys"))
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "keys"]
+    assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in container["env"]
+    for number in (0, 11):
+        pod = f"{workload(overlay, 'actor')['metadata']['name']}-{number}"
+        assert mount["subPathExpr"].replace("$(POD_NAME)", pod) == keys.seed("laptop", Role.ACTOR, number).name
+    assert volumes(overlay, "actor")[mount["mountPath"]]["secret"]["secretName"] == "horizonrl-actor"
 
 
 @each_overlay
@@ -254,7 +264,7 @@ def test_actors_follow_the_tickets_that_wait(config_of: Any) -> None:
     ((_, trigger),) = [(each["type"], each["metadata"]) for each in scaled["triggers"]]
     assert trigger["stream"] == stream_name(config.run.name, Stream.TICKETS)
     assert trigger["consumer"] == ACTORS
-    assert trigger["account"] == "$G"
+    assert trigger["account"] == account(config.run.name, Role.CONTROLLER)
     held = config.actor.slots // config.rollout.group_size
     assert trigger["lagThreshold"] == str(held)
     assert scaled["maxReplicaCount"] == -(-config.credit(Phase.RL) // held), "more would find no tickets"
@@ -316,7 +326,8 @@ def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
 
 
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", ["laptop"], ["nats.nats.svc.cluster.local"])
+    (first, *_) = [words for words in OURS if "--host" in words]
+    make_keys(tmp_path / "keys", ["laptop"], ["n"], actors=int(first[first.index("--actors") + 1]))
     keys = Keys(tmp_path / "keys")
     made = {}
     for words in SECRETS:
@@ -327,6 +338,8 @@ def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path)
         made[secret["metadata"]["name"]] = set(secret["data"])
     assert made.pop("horizonrl-broker") == {"nats-server.conf", "server.pem", "server.key"}
     mounted = dict(itertools.chain.from_iterable(sources("small", role)[1].items() for role in ROLES))
+    assert {path.name for path in keys.seeds("laptop", Role.ACTOR)} < made["horizonrl-actor"]
+    made["horizonrl-actor"] = {file for file in made["horizonrl-actor"] if not file.startswith("actor-")}
     assert {name: {f"keys/{file}" for file in files} for name, files in made.items()} == mounted
     seen_at = next(words for words in OURS if "--host" in words)
     assert seen_at[seen_at.index("--seen-at") + 1] == VALUES["container"]["patch"][0]["value"]["mountPath"]

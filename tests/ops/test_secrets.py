@@ -95,11 +95,11 @@ def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) 
 
 
 def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example"]
+    command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example", "--actors", "2"]
     assert main(command) == 0
     keys, told = Keys(tmp_path), capsys.readouterr().out
-    hidden = [*tmp_path.glob("*/*.nk"), *tmp_path.glob("*.key"), *tmp_path.glob("*/*.key")]
-    assert len(hidden) == 7
+    hidden = [*tmp_path.rglob("*.nk"), *tmp_path.rglob("*.key")]
+    assert len(hidden) == 8
     for path in hidden:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_text().strip() not in keys.configuration.read_text() + told
@@ -127,7 +127,7 @@ def test_a_role_shows_its_secrets_in_no_process_list_log_or_run_directory(tmp_pa
     options = [f"--broker.{name}={value}" for name, value in given.items()]
     options += ["--run.name=run", f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9", "--metrics.port=0"]
     environment = os.environ | {"HORIZONRL_BROKER__PASSWORD": SECRET}
-    secrets = [SECRET, *(path.read_text() for path in tmp_path.glob("keys/run/*"))]
+    secrets = [SECRET, *(path.read_text() for path in tmp_path.glob("keys/run/**/*") if path.is_file())]
     with subprocess.Popen(
         [*PROGRAM, "controller", *options, "--broker.connect_timeout_s=2"],
         env=environment,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.broker.access import Role
 from horizonrl.broker.folder import Keys
 from horizonrl.ops.cli import main
 from tests.broker.test_connect import free_port
@@ -18,7 +19,7 @@ def test_a_secured_run_reaches_its_end(workplace: Workplace, tmp_path: Path) -> 
     keys, url = Keys(tmp_path / "keys"), f"tls://127.0.0.1:{free_port()}"
 
     def start(role: str) -> subprocess.Popen[bytes]:
-        own = [f"--broker.nkey_seed={tmp_path}/keys/tiny/{role}.nk", f"--broker.ca_file={keys.authority}"]
+        own = [f"--broker.nkey_seed={keys.seed('tiny', Role(role))}", f"--broker.ca_file={keys.authority}"]
         sealing = [f"--broker.ticket_key={keys.ticket_key('tiny')}"] if role != "actor" else []
         return workplace.start(role, "--broker.url", url, "--metrics.port=0", "--actor.engine=scripted", *own, *sealing)
 
@@ -30,4 +31,4 @@ def test_a_secured_run_reaches_its_end(workplace: Workplace, tmp_path: Path) -> 
     assert not any(line["dropped"] and "malformed" in str(line["dropped"]) for line in workplace.lines("ledger.jsonl"))
     for log in workplace.root.glob("*.log"):
         assert "broker_denied" not in log.read_text()
-    assert all(path.read_text() not in workplace.logs() for path in (tmp_path / "keys" / "tiny").iterdir())
+    assert all(path.read_text() not in workplace.logs() for path in (tmp_path / "keys" / "tiny").rglob("*.*"))
