@@ -106,7 +106,6 @@ def _queue(run: str, role: Role) -> Iterator[str]:
     consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"
     yield f"$JS.API.CONSUMER.INFO.{consumer}"
     if role is Role.ACTOR:
-        yield f"$JS.API.DIRECT.GET.{stream_name(run, Stream.WEIGHTS)}"
         yield f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
         yield f"$JS.ACK.{consumer}.>"
         yield f"$JS.ACK.*.*.{consumer}.>"
