@@ -26,7 +26,7 @@ class Said(NamedTuple):
 
     logprobs_N: Tensor
     entropies_N: Tensor
-    """Of the distribution that the token is drawn from, in nats."""
+    """Of the distribution at the token's temperature, in nats."""
     values_N: Tensor
     """The critic's word on the return from the token on; 0 without a critic."""
 
