@@ -15,7 +15,7 @@ from horizonrl.actors.policy import Generation, Policy
 from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
-from horizonrl.envs.api import Environment, Expert, Step
+from horizonrl.envs.api import Environment, Expert, Step, expert_of
 from horizonrl.envs.bounds import readable
 
 log = get_logger()
@@ -186,7 +186,7 @@ class Rollout:
     def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
         sampling = ticket.sampling
         if ticket.kind is Kind.DEMO:
-            expert, encode = environment.expert(), self.chat.encode_turn
+            expert, encode = expert_of(environment), self.chat.encode_turn
             return ExpertAgent(expert, encode, ticket.issued, sampling.max_turn_tokens, self.step_timeout_s)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 

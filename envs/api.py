@@ -6,7 +6,9 @@ and reports a failure of its own by raising EnvironmentFailure: never as a rewar
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from horizonrl.common.errors import EnvironmentFailure
 
 Split = Literal["train", "test"]
 
@@ -77,8 +79,22 @@ class Environment(Protocol):
         Raises EnvironmentFailure before `reset` and after the end: a reward is paid once.
         """
 
+    async def close(self) -> None:
+        """Free what the instance holds; harmless when repeated."""
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """What an environment may have as well: an expert. Without one it can be trained on, but not imitated."""
+
     def expert(self) -> Expert:
         """Return an expert for the task begun. Raises EnvironmentFailure before `reset`."""
 
-    async def close(self) -> None:
-        """Free what the instance holds; harmless when repeated."""
+
+def expert_of(environment: Environment) -> Expert:
+    """Return an environment's expert for the task begun. Raises EnvironmentFailure where it has none."""
+    if not isinstance(environment, Demonstrates):
+        raise EnvironmentFailure(
+            f"{environment.env_id} has no expert: take demonstrations from transcripts, or do without"
+        )
+    return environment.expert()

@@ -1,19 +1,25 @@
 """The conformance test of an environment: what the rest of the system relies on, tried on the real thing.
 
 `horizonrl envs check ID` prints the report; `tests/contracts/test_environment.py` runs it for every environment that is
-registered. A new environment that passes can be trained on.
+registered. A new environment that passes can be trained on. What fails is told with its place in the environment's code
+and with the text that caused it.
 """
 
 import asyncio
+import inspect
+import sys
 import time
+import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, Step
+from horizonrl.envs.api import Environment, Step, expert_of
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 
@@ -22,6 +28,10 @@ MAX_OBSERVATION_CHARS = 1 << 18
 TASKS_TRIED = 20
 CHECK_S = 120.0
 """The deadline of one check."""
+BABBLED = 30
+"""Texts that are said to an environment without an expert."""
+MAX_SHOWN = 160
+"""Characters of a text that caused a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,10 @@ class Check:
     passed: bool
     detail: str
     """What was measured, or why it failed."""
+    place: str = ""
+    """Of a failure: `file:line, function` of the environment."""
+    asked: str = ""
+    """Of a failure: the call that came last before it, with its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,11 @@ class CheckReport:
 
 
 class Violation(Exception):
-    """The environment does not keep its contract; the message says how."""
+    """The environment does not keep its contract; the message says how, `method` where to look."""
+
+    def __init__(self, message: str, method: str = "step") -> None:
+        super().__init__(message)
+        self.method = method
 
 
 @dataclass(slots=True)
@@ -54,36 +72,83 @@ class Subject:
     env_id: str
     options: Mapping[str, Any]
     task_ids: Sequence[str]
+    last_call: str = ""
+    """What it was asked last, for whoever looks for the cause of a failure."""
     longest_chars: int = 0
     """Length of the longest observation that any check has seen."""
+    longest_of: str = ""
+    """The call that gave it."""
     step_times_s: list[float] = field(default_factory=list)
+
+    @property
+    def has_expert(self) -> bool:
+        return registry.has_expert(self.env_id)
 
     def make(self) -> Environment:
         return registry.make(self.env_id, self.options)
 
     async def reset(self, environment: Environment, task_id: str) -> str:
+        self.last_call = f"reset({task_id!r})"
         text = (await environment.reset(task_id)).text
-        self.longest_chars = max(self.longest_chars, len(text))
+        self._measure(text)
         return text
 
     async def step(self, environment: Environment, text: str) -> Step:
+        self.last_call = f"step({shown(text)})"
         began = time.perf_counter()
         step = await environment.step(readable(text))
         self.step_times_s.append(time.perf_counter() - began)
-        self.longest_chars = max(self.longest_chars, len(step.observation))
+        self._measure(step.observation)
         return step
 
+    def _measure(self, observation: str) -> None:
+        if len(observation) > self.longest_chars:
+            self.longest_chars, self.longest_of = len(observation), self.last_call
+
     async def play(self, environment: Environment, task_id: str) -> tuple[str, list[Step]]:
-        """Let the expert play a task to its end; return the first observation and the steps."""
+        """Play a task to its end, as its expert does; return the first observation and the steps.
+
+        Without an expert some texts are said one after the other, which may or may not lead to an end.
+        """
         first = observation = await self.reset(environment, task_id)
-        expert = environment.expert()
+        act = expert_of(environment).act if self.has_expert else self._babble(first)
         steps: list[Step] = []
         while len(steps) < MAX_TURNS:
-            steps.append(await self.step(environment, expert.act(observation)))
+            text = act(observation)
+            if text is None:
+                return first, steps
+            steps.append(await self.step(environment, text))
             if steps[-1].terminated or steps[-1].truncated:
                 return first, steps
             observation = steps[-1].observation
-        raise Violation(f"the expert has not ended task {task_id!r} after {MAX_TURNS} turns")
+        raise Violation(f"the expert has not ended task {task_id!r} after {MAX_TURNS} turns", "expert")
+
+    def _babble(self, first: str) -> Callable[[str], str | None]:
+        texts = iter(odd_texts(first)[:BABBLED])
+        return lambda _: next(texts, None)
+
+    def place_of(self, method: str) -> str:
+        """Return `file:line, Class.method` of the environment's own code."""
+        environment = registry.load(self.env_id)
+        function = inspect.unwrap(getattr(environment, method, environment))
+        try:
+            return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
+        except (OSError, TypeError):  # no source: a compiled module, or a class made in passing
+            return f"{environment.__module__}, {method}"
+
+    def raised_at(self, error: Exception) -> str:
+        """Return `file:line, function` of the innermost frame in the environment's own module or package."""
+        module = sys.modules[registry.load(self.env_id).__module__]
+        file = str(module.__file__)
+        own = str(Path(file).parent) if module.__package__ else file
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        found = ([frame for frame in frames if frame.filename.startswith(own)] or frames)[-1:]
+        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in found)
+
+
+def shown(text: str) -> str:
+    """Return a text as Python writes it, cut where nobody reads on."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"
 
 
 Trial = Callable[[Subject], Awaitable[str]]
@@ -107,41 +172,53 @@ async def check(
 
 
 async def _try(name: str, trial: Trial, subject: Subject) -> Check:
+    subject.last_call = ""
+    limit = asyncio.timeout(CHECK_S)
     try:
-        async with asyncio.timeout(CHECK_S):
+        async with limit:
             return Check(name, True, await trial(subject))
     except Violation as violation:
-        return Check(name, False, str(violation))
+        told, place = str(violation), subject.place_of(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
-        return Check(name, False, f"{type(error).__name__}: {error}")
+        told = f"took longer than {CHECK_S:.0f} s" if limit.expired() else f"{type(error).__name__}: {error}"
+        place = subject.raised_at(error)
+    return Check(name, False, told, place, subject.last_call)
 
 
 async def _tasks_are_listed(subject: Subject) -> str:
     first, second = (list(registry.tasks(subject.env_id, subject.options)) for _ in range(2))
     if first != second:
-        raise Violation("two listings differ")
-    if not first or len({task.task_id for task in first}) < len(first):
-        raise Violation(f"{len(first)} tasks with {len({task.task_id for task in first})} different ids")
+        differing = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), None)
+        raise Violation(f"two listings differ: {len(first)} and {len(second)} tasks, first {differing}", "tasks")
+    counts = Counter(task.task_id for task in first)
+    if not first or len(counts) < len(first):
+        repeated = [task_id for task_id, count in counts.items() if count > 1][:3]
+        raise Violation(f"{len(first)} tasks with {len(counts)} different ids; repeated: {repeated}", "tasks")
     return f"{len(first)} tasks"
 
 
 async def _unknown_task_is_refused(subject: Subject) -> str:
     environment = subject.make()
     try:
-        await environment.reset("no such task \N{SNOWMAN}")
+        await subject.reset(environment, "no such task \N{SNOWMAN}")
     except ConfigError as error:
         return str(error)
     finally:
         await environment.close()
-    raise Violation("reset of a task that does not exist raised no ConfigError")
+    raise Violation("reset of a task that does not exist raised no ConfigError", "reset")
 
 
 async def _expert_solves(subject: Subject) -> str:
+    if not subject.has_expert:
+        return "no expert: no demonstrations, and nothing shows here that the tasks can be solved"
     environment, turns = subject.make(), []
     for task_id in subject.task_ids:
         _, steps = await subject.play(environment, task_id)
         if not (steps[-1].success and sum(step.reward for step in steps) > 0):
-            raise Violation(f"the expert ended task {task_id!r} after {len(steps)} turns without success")
+            raise Violation(
+                f"the expert ended task {task_id!r} after {len(steps)} turns without success; the last observation: "
+                f"{shown(steps[-1].observation)}"
+            )
         turns.append(len(steps))
     await environment.close()
     mean_ms = 1e3 * sum(subject.step_times_s) / len(subject.step_times_s)
@@ -151,8 +228,16 @@ async def _expert_solves(subject: Subject) -> str:
 async def _episodes_repeat(subject: Subject) -> str:
     one, other = subject.make(), subject.make()
     for task_id in subject.task_ids:
-        if await subject.play(one, task_id) != await subject.play(other, task_id):
-            raise Violation(f"two instances answered the same actions on task {task_id!r} differently")
+        (first, steps), (again, repeated) = [await subject.play(each, task_id) for each in (one, other)]
+        if first != again:
+            raise Violation(f"two instances begin task {task_id!r} with {shown(first)} and {shown(again)}", "reset")
+        for turn, (step, repeat) in enumerate(zip(steps, repeated, strict=False), 1):
+            if step != repeat:
+                raise Violation(
+                    f"two instances answer the same texts in turn {turn} of task {task_id!r} with {step} and {repeat}"
+                )
+        if len(steps) != len(repeated):
+            raise Violation(f"task {task_id!r} took {len(steps)} and {len(repeated)} turns of two instances")
     await one.close()
     await other.close()
     return f"{len(subject.task_ids)} tasks, twice"
@@ -160,26 +245,29 @@ async def _episodes_repeat(subject: Subject) -> str:
 
 async def _an_episode_ends_once(subject: Subject) -> str:
     environment = subject.make()
-    await _expect_failure(environment, "before the first reset")
-    await subject.play(environment, subject.task_ids[0])
-    await _expect_failure(environment, "after the end")
+    await _expect_failure(subject, environment, "before the first reset")
+    _, steps = await subject.play(environment, subject.task_ids[0])
+    ended = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
+    if ended:
+        await _expect_failure(subject, environment, "after the end")
     await environment.close()
-    return "a step before reset or after the end is refused"
+    return f"a step before reset {'or after the end ' if ended else ''}is refused{'' if ended else '; no end was seen'}"
 
 
-async def _expect_failure(environment: Environment, when: str) -> None:
+async def _expect_failure(subject: Subject, environment: Environment, when: str) -> None:
     try:
-        await environment.step("look")
+        step = await subject.step(environment, "look")
     except EnvironmentFailure:
         return
-    raise Violation(f"a step {when} raised no EnvironmentFailure")
+    raise Violation(f"a step {when} raised no EnvironmentFailure, but was answered: {shown(step.observation)}")
 
 
 async def _no_text_breaks_it(subject: Subject) -> str:
     environment = subject.make()
     for task_id in subject.task_ids[:3]:
         observation = await subject.reset(environment, task_id)
-        texts = odd_texts(environment.expert().act(observation))
+        sensible = expert_of(environment).act(observation) if subject.has_expert else observation
+        texts = odd_texts(sensible)
         for text in texts:
             step = await subject.step(environment, text)
             if step.terminated or step.truncated:
@@ -191,17 +279,19 @@ async def _no_text_breaks_it(subject: Subject) -> str:
 async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     environment, task_id = subject.make(), subject.task_ids[0]
     first = await subject.reset(environment, task_id)
-    step = asyncio.ensure_future(environment.step(environment.expert().act(first)))
+    text = expert_of(environment).act(first) if subject.has_expert else first
+    subject.last_call = f"step({shown(text)}), cancelled"
+    step = asyncio.ensure_future(environment.step(text))
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
     if await subject.reset(environment, task_id) != first:
-        raise Violation("the reset after a cancelled step began a different episode")
+        raise Violation("the reset after a cancelled step began a different episode", "reset")
     _, steps = await subject.play(environment, task_id)
     await environment.close()
-    if not steps[-1].success:
+    if subject.has_expert and not steps[-1].success:
         raise Violation("after a cancelled step and a reset the expert could not solve the task")
-    return "cancelled, reset, solved"
+    return f"cancelled, reset, {'solved' if subject.has_expert else 'played'}"
 
 
 async def _close_is_idempotent(subject: Subject) -> str:
@@ -215,7 +305,9 @@ async def _close_is_idempotent(subject: Subject) -> str:
 async def _observations_are_bounded(subject: Subject) -> str:
     limit = subject.options.get("max_observation_chars", MAX_OBSERVATION_CHARS)
     if subject.longest_chars > limit:
-        raise Violation(f"an observation had {subject.longest_chars} characters; the limit is {limit}")
+        raise Violation(
+            f"an observation had {subject.longest_chars} characters, after {subject.longest_of}; the limit is {limit}"
+        )
     return f"the longest of all checks had {subject.longest_chars} characters; the limit is {limit}"
 
 

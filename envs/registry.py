@@ -95,6 +95,11 @@ def demonstrations_only(env_id: str) -> bool:
     return bool(getattr(load(env_id), "demonstrations_only", False))
 
 
+def has_expert(env_id: str) -> bool:
+    """Return whether the environment can demonstrate its tasks."""
+    return callable(getattr(load(env_id), "expert", None))
+
+
 def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:
     try:
         return function(**options)

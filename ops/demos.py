@@ -9,7 +9,7 @@ from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment
+from horizonrl.envs.api import Environment, expert_of
 from horizonrl.envs.transcripts import to_record
 
 
@@ -49,7 +49,7 @@ async def _play(env: EnvSection, task_id: str, item_id: str) -> dict[str, Any]:
 
 async def _episode(environment: Environment, task_id: str, item_id: str) -> dict[str, Any]:
     prompt = observation = (await environment.reset(task_id)).text
-    expert = environment.expert()
+    expert = expert_of(environment)
     turns: list[tuple[str, str]] = []
     while len(turns) < MAX_TURNS:
         text = expert.act(observation)

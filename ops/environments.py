@@ -48,10 +48,15 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     if unknown := [key for key in given if key != "options"]:
         raise ConfigError(f"envs check takes --options.KEY VALUE, not --{unknown[0]}")
     report = asyncio.run(check(env_ids[0], given.get("options")))
+    console = plain_console()
     table = Table("check", "holds", "")
     for item in report.checks:
-        table.add_row(item.name, "yes" if item.passed else "NO", item.detail)
-    plain_console().print(table)
+        table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
+    console.print(table)
+    for item in (item for item in report.checks if not item.passed):
+        told = [item.detail, f"at: {item.place}", f"after: {item.asked}" if item.asked else ""]
+        text = "\n    ".join(["", *filter(None, told)])
+        console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
     return 0 if report.passed else 1
 
 

@@ -173,7 +173,7 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
 
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency for what a part would die of, half a minute later."""
-    sources_of(config.envs)
+    sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
     eval_tasks(config)
     for env in config.envs:
         asyncio.run(version_of(env))

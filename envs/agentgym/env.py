@@ -16,7 +16,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.tasks import numbered_tasks
 from horizonrl.envs.agentgym.wire import Wire
-from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip
 from horizonrl.envs.formats import Unreadable
 
@@ -70,12 +70,6 @@ class Remote:
             truncated=verdict.truncated,
             success=verdict.success,
             info={"score": verdict.score},
-        )
-
-    def expert(self) -> Expert:
-        """Raise: a server plays no demonstrations."""
-        raise EnvironmentFailure(
-            f"{self.env_id} has no expert: take demonstrations from transcripts or from the environment itself"
         )
 
     async def close(self) -> None:

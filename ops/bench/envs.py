@@ -25,7 +25,7 @@ from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment
+from horizonrl.envs.api import Environment, expert_of
 from horizonrl.ops.terminal import plain_console
 from horizonrl.ops.waiting import waiting
 
@@ -118,7 +118,7 @@ async def _games(env_id: str) -> list[Game]:
     games: list[Game] = []
     for task in islice(listed[:: max(1, len(listed) // GAMES)], GAMES):
         observation = (await environment.reset(task.task_id)).text
-        expert = environment.expert()
+        expert = expert_of(environment)
         replies: list[str] = []
         while len(replies) < MAX_TURNS:
             replies.append(expert.act(observation))

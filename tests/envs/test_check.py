@@ -1,11 +1,17 @@
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from horizonrl.common.config import RunConfig
+from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs import registry
+from horizonrl.envs.api import expert_of
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
 from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.learner.controller_main import sources_of
 
 Install = Callable[..., None]
 
@@ -30,6 +36,65 @@ def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
     assert not report.passed
     assert name in {found.name for found in report.checks if not found.passed}
     assert all(found.detail for found in report.checks)
+
+
+@pytest.mark.parametrize(
+    ("name", "check_name", "function", "asked"),
+    [
+        ("Chokes", "no text raises", "Chokes.step", "step("),
+        ("PaysTwice", "an episode ends once", "PaysTwice.step", "step('look')"),
+        ("AcceptsAnyTask", "an unknown task is a ConfigError", "AcceptsAnyTask.reset", "reset('no such task ☃')"),
+        ("TalksAtLength", "observations are bounded", "TalksAtLength.step", "after step("),
+        ("UnguidedChokes", "no text raises", "UnguidedChokes.step", "step('\\x00')"),
+    ],
+)
+def test_a_failed_check_names_the_line_and_the_text(
+    install: Install, name: str, check_name: str, function: str, asked: str
+) -> None:
+    install("flawed", WORLDS, name)
+    report = asyncio.run(check("flawed", {"max_observation_chars": 100}))
+    found = next(found for found in report.checks if found.name == check_name)
+    place = re.fullmatch(r"(\S+):(\d+), (\S+)", found.place)
+    assert place is not None, found.place
+    assert function.endswith(place[3])
+    source = Path(place[1]).read_text()
+    assert source == WORLDS
+    own = source.splitlines()[: int(place[2])]
+    assert next(line for line in reversed(own) if line.startswith("class")).startswith(f"class {name}(")
+    assert asked in f"{found.detail} after {found.asked}"
+
+
+def test_an_expert_is_optional(install: Install) -> None:
+    install("unguided", WORLDS, "Unguided")
+    report = asyncio.run(check("unguided"))
+    assert [found for found in report.checks if not found.passed] == []
+    details = {found.name: found.detail for found in report.checks}
+    assert details["the expert solves the tasks"].startswith("no expert: no demonstrations")
+    assert details["an episode ends once"] == "a step before reset is refused; no end was seen"
+
+
+@pytest.mark.parametrize(
+    ("name", "check_name"),
+    [
+        ("UnguidedForgets", "a task is the same episode in every instance"),
+        ("UnguidedChokes", "no text raises"),
+    ],
+)
+def test_what_breaks_an_environment_without_an_expert_is_found(install: Install, name: str, check_name: str) -> None:
+    install("flawed", WORLDS, name)
+    assert check_name in {found.name for found in asyncio.run(check("flawed")).checks if not found.passed}
+
+
+def test_a_run_that_wants_demonstrations_of_an_environment_without_an_expert_is_refused(install: Install) -> None:
+    install("unguided", WORLDS, "Unguided")
+    envs = RunConfig.load([], ["--envs", '[{"id": "unguided"}]']).envs
+    with pytest.raises(
+        ConfigError, match=r"unguided has no expert .* set imitation\.steps and rl\.demos_per_step to 0"
+    ):
+        sources_of(envs, demonstrations=True)
+    assert sources_of(envs, demonstrations=False)
+    with pytest.raises(EnvironmentFailure, match="unguided has no expert"):
+        expert_of(registry.make("unguided"))
 
 
 def test_an_environment_that_keeps_its_contract_passes(install: Install) -> None:

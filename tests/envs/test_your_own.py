@@ -1,12 +1,18 @@
 """The template of docs/environments/your-own.md, from the page to a checked environment."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from horizonrl.common.config import RunConfig
+from horizonrl.envs.api import Observation, Step, TaskSpec
 
 PAGE = Path(__file__).parents[2] / "docs/environments/your-own.md"
 FILE = re.compile(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -18,9 +24,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("target")
     for name, text in FILE.findall(PAGE.read_text()):
         (source / name).write_text(text)
-    assert sorted(file.name for file in source.iterdir()) == ["horizonrl_guess.py", "pyproject.toml"]
+    assert sorted(file.name for file in source.iterdir()) == ["horizonrl_guess.py", "pyproject.toml", "recipe.toml"]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(target), str(source)], check=True, timeout=240, capture_output=True)
+    shutil.copy(source / "recipe.toml", target)
     return target
 
 
@@ -45,6 +52,23 @@ def test_the_template_keeps_the_contract_in_words_and_in_calls(installed: Path, 
 
 
 @pytest.mark.process
+def test_the_pages_recipe_draws_tasks_that_its_expert_solves_in_its_horizon(installed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "demos.jsonl"
+    made = horizonrl(installed, "demos", str(installed / "recipe.toml"), "--out", str(out), "--count", "8")
+    assert made.returncode == 0, made.stdout + made.stderr
+    config = RunConfig.load([installed / "recipe.toml"])
+    turns = [json.loads(line)["conversations"] for line in out.read_text().splitlines()]
+    assert max(len(said) for said in turns) / 2 <= max(config.horizon.horizons) + 1
+
+
+def test_the_page_names_every_field_of_the_types() -> None:
+    page = PAGE.read_text()
+    for record in (TaskSpec, Observation, Step):
+        for of in fields(record):
+            assert re.search(rf"^\| .*`{of.name}`.* \|", page, re.MULTILINE), f"{record.__name__}.{of.name}"
+
+
+@pytest.mark.process
 def test_a_template_that_pays_twice_is_found_out(installed: Path, tmp_path: Path) -> None:
     module = (installed / "horizonrl_guess.py").read_text()
     broken = module.replace(
@@ -54,4 +78,5 @@ def test_a_template_that_pays_twice_is_found_out(installed: Path, tmp_path: Path
     (tmp_path / "horizonrl_guess.py").write_text(broken)
     checked = horizonrl(Path(f"{tmp_path}:{installed}"), "envs", "check", "guess")
     assert checked.returncode == 1
-    assert "a step after the end raised no EnvironmentFailure" in checked.stdout
+    assert "a step after the end raised no EnvironmentFailure, but was answered: 'There is no" in checked.stdout
+    assert re.search(rf"at: {tmp_path}/horizonrl_guess\.py:\d+, Guess\.step\n +after: step\('look'\)", checked.stdout)

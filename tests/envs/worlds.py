@@ -124,3 +124,38 @@ class TalksAtLength(World):
     async def step(self, text: str) -> Step:
         step = await super().step(text)
         return Step(step.observation * 100, step.reward, step.terminated, success=step.success)
+
+
+class Unguided:
+    """A world without an expert, which is a whole environment as well."""
+
+    env_id: ClassVar[str] = "unguided"
+    version: ClassVar[str] = "1"
+
+    def __init__(self, *, max_observation_chars: int = 100) -> None:
+        self._world = World()
+
+    tasks = World.tasks
+
+    async def reset(self, task_id: str) -> Observation:
+        return await self._world.reset(task_id)
+
+    async def step(self, text: str) -> Step:
+        return await self._world.step(text)
+
+    async def close(self) -> None:
+        await self._world.close()
+
+
+class UnguidedChokes(Unguided):
+    async def step(self, text: str) -> Step:
+        if "\0" in text:
+            raise ValueError("a null")
+        return await super().step(text)
+
+
+class UnguidedForgets(Unguided):
+    resets = itertools.count()
+
+    async def reset(self, task_id: str) -> Observation:
+        return Observation((await super().reset(task_id)).text + f" Reset {next(self.resets)}.")
