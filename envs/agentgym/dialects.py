@@ -51,7 +51,11 @@ class Dialect:
     """The score is that of the whole episode so far."""
     solved_at: float = 1.0
     """The score of a solved task, where the server does not say whether it is."""
+    unit: int = 1
+    """The score of AgentGym's that our reward of 1 is."""
     closes: bool = False
+    shares: bool = False
+    """/create hands out environments that others use. A step changes nothing in one, so that only a reset does harm."""
     prefix: str = ""
 
     @property
@@ -60,9 +64,9 @@ class Dialect:
         return RULES.get(self.name, "")
 
     @property
-    def bare(self) -> bool:
-        """Whether an action arrives without the reply around it."""
-        return self.read not in (replies.whole, replies.whole_if_fenced)
+    def first_in_reset(self) -> bool:
+        """Whether the first observation is in /reset's answer; else it is asked for with GET /observation."""
+        return self.key == "id" or self.shares
 
     # As the client reads it. What is not of the dialect raises EnvironmentFailure.
 
@@ -77,9 +81,10 @@ class Dialect:
         return handle
 
     def first_text(self, answer: Any) -> str:
-        """Return the first observation from /reset's answer, or from /observation's in the `env_idx` family."""
+        """Return the first observation from the answer of /reset or /observation that holds it."""
         if self.key == "env_idx":
-            return self._text(answer, "/observation")
+            in_reset = isinstance(answer, list) and answer and self.shares
+            return self._text(answer[0] if in_reset else answer, "/reset" if self.shares else "/observation")
         text = self._text(_get(answer, "observation"), "/reset")
         if self.name == "sciworld":
             return f"{self._text(_get(answer, 'task_description'), '/reset')}\n{text}"
