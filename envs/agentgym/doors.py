@@ -6,11 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS, Dialect
 from horizonrl.envs.api import TaskSpec
+from horizonrl.envs.wordle import list_words
 
 TOOLS = ("weather", "movie", "academia", "sheet", "todo")
 COUNTERPARTS: Mapping[str, str] = {
@@ -74,6 +76,12 @@ def numbers_of(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
     if env_id in _TRAIN_FIRST:
         tasks = sorted(tasks, key=lambda task: task.split == "test")
     return {task.task_id: number for number, task in enumerate(tasks)}
+
+
+def vocabulary(options: Mapping[str, Any]) -> list[str]:
+    """Return the words that Wordle accepts as a guess: its client tells them."""
+    words = options.get("words")
+    return list(list_words(None if words is None else Path(words)))
 
 
 def _same_number(number: int) -> str:

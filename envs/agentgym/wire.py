@@ -101,7 +101,7 @@ class Wire:
                 raise
             answer = await _repeat(step)
         verdict = self._dialect.verdict(answer)
-        if self._dialect.shares:
+        if self._dialect.shares and not self._handles.repeatable:
             await self._check_unshared()
         self._sound = True
         return verdict
@@ -139,22 +139,20 @@ class Wire:
     async def _create(self) -> Handle:
         """Return a new environment of the server; where it has no more of them, one that another episode frees."""
         handles = self._handles
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while True:
-                    if handles.full:
-                        await handles.wait_for_change()
-                    elif handle := handles.hold(await self._new_number(), self._dialect.shares):
-                        return handle
-                    if idle := handles.take_idle():
-                        return idle
-        except TimeoutError as error:
-            if isinstance(error, EnvironmentTimeout):
-                raise
-            raise EnvironmentFailure(
-                f"every environment that {self._base} has is in use here, and none was free for {self._timeout_s:g} s: "
-                "let fewer episodes play at a time, or start more servers"
-            ) from None
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            if not handles.full and (handle := handles.hold(await self._new_number(), self._dialect.shares)):
+                return handle
+            if idle := handles.take_idle():
+                return idle
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await handles.wait_for_change()
+            except TimeoutError:
+                raise EnvironmentFailure(
+                    f"every environment that {self._base} has is in use here, and none was free for "
+                    f"{self._timeout_s:g} s: let fewer episodes play at a time, or start more servers"
+                ) from None
 
     async def _new_number(self) -> int:
         return self._dialect.handle(await self._post("create", self._dialect.create_request()))
