@@ -1,13 +1,14 @@
 """Plays with the real AgentGym: run by a Python that can import `agentenv`, and nothing of HorizonRL.
 
 Standard input: {"endpoint": URL, "jobs": [{"env": ID, "task": "TextCraftTask", "url": URL, "numbers": [3],
-"max_rounds": 30}]}. Standard output, a line for each episode: {"env", "number", "conversation", "reward"} or {"env",
-"number", "error"}. The endpoint is told which episode it is by the model's name, ENV/NUMBER.
+"max_rounds": 30}]}. Standard output, a line for each episode: {"env", "number", "seconds"} with {"conversation",
+"reward"} or {"error"}. The endpoint is told which episode it is by the model's name, ENV/NUMBER.
 """
 
 import contextlib
 import json
 import sys
+import time
 from typing import Any
 
 
@@ -31,11 +32,13 @@ def main() -> None:
 
 
 def _play(evaluator: Any, number: int, max_rounds: int) -> dict[str, Any]:
+    began = time.monotonic()
     try:
         experience = evaluator.eval(max_rounds=max_rounds, idxs=[number]).experiences[0]
     except Exception as error:  # noqa: BLE001 - whatever the real client raises is what is measured
-        return {"error": f"{type(error).__name__}: {error}"}
-    return {"conversation": experience.conversation, "reward": experience.reward}
+        return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - began}
+    found = {"conversation": experience.conversation, "reward": experience.reward}
+    return {**found, "seconds": time.monotonic() - began}
 
 
 if __name__ == "__main__":

@@ -52,13 +52,13 @@ async def play(env_id: str, number: int) -> Game | None:
         raise EnvironmentFailure(f"{env_id} has no task {number}")
     environment = make(env_id)
     first = observation = (await environment.reset(named)).text
-    replies: list[str] = []
+    expert, replies = environment.expert(), list[str]()
     answers: list[Step] = []
     try:
         while not answers or not (answers[-1].terminated or answers[-1].truncated):
             if len(replies) == MAX_TURNS:
                 return None
-            replies.append(reply_of(entrance.dialect, environment.expert().act(observation)))
+            replies.append(reply_of(entrance.dialect, expert.act(observation)))
             answers.append(await answer(environment, entrance.dialect, replies[-1]))
             observation = answers[-1].observation
     except EnvironmentFailure:

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,26 +42,26 @@ class Driven:
     """Episodes whose every text, reward and end is what our environment answers."""
     solved: int
     seconds: float
+    """In AgentGym's package: clients, requests and agent."""
     first_difference: str = ""
 
 
 async def drive(agentgym: Path, python: str, env_ids: Sequence[str], episodes: int) -> list[Driven]:
     """Let AgentGym's package play the first test tasks of each environment."""
     games = {env_id: await _games(env_id, episodes) for env_id in env_ids}
-    driven = []
     async with _server(env_ids) as url, _endpoint(games) as endpoint:
-        for env_id in env_ids:
-            job = {
+        jobs = [
+            {
                 "env": env_id,
                 "task": TASKS[env_id],
                 "url": f"{url}/{env_id}",
                 "numbers": [game.number for game in games[env_id]],
                 "max_rounds": MAX_TURNS,
             }
-            began = time.monotonic()
-            found = await _run_driver(agentgym, python, {"endpoint": endpoint, "jobs": [job]})
-            driven.append(_compare(env_id, games[env_id], found, time.monotonic() - began))
-    return driven
+            for env_id in env_ids
+        ]
+        found = await _run_driver(agentgym, python, {"endpoint": endpoint, "jobs": jobs})
+    return [_compare(env_id, games[env_id], [entry for entry in found if entry["env"] == env_id]) for env_id in env_ids]
 
 
 async def _games(env_id: str, episodes: int) -> list[Game]:
@@ -78,7 +77,7 @@ async def _games(env_id: str, episodes: int) -> list[Game]:
     return games
 
 
-def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any], seconds: float) -> Driven:
+def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any]) -> Driven:
     dialect = door(env_id).dialect
     told = {entry["number"]: entry for entry in found}
     differences = [_difference(env_id, game, told.get(game.number, {"error": "not played"})) for game in games]
@@ -89,7 +88,7 @@ def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any], seconds: 
         turns=sum(len(game.replies) for game in games),
         whole=differences.count(""),
         solved=sum(entry.get("reward", 0) >= dialect.solved_at for entry in found),
-        seconds=round(seconds, 1),
+        seconds=round(sum(entry["seconds"] for entry in found), 1),
         first_difference=next(filter(None, differences), ""),
     )
 

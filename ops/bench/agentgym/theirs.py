@@ -19,7 +19,7 @@ from aiohttp import ClientError, ClientSession
 from horizonrl.common.errors import EnvironmentFailure, RunFailed
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of, task_named
-from horizonrl.envs.api import Environment
+from horizonrl.envs.api import Expert
 from horizonrl.ops.bench.agentgym.games import answer, door, make, reply_of
 
 SERVERS: Mapping[str, tuple[str, str]] = {
@@ -93,9 +93,9 @@ async def _play(url: str, env_id: str, number: int, found: Compared) -> None:
         found.episodes += 1
         found.same_goal += _goal(env_id, first) == _goal(env_id, own)
         found.same_first += _words(env_id, first) == _words(env_id, own)
-        total, observation = 0.0, own
+        total, observation, expert = 0.0, own, here.expert()
         for _ in range(TURNS):
-            reply = reply_of(door(env_id).dialect, _said(here, observation, draw))
+            reply = reply_of(door(env_id).dialect, _said(expert, observation, draw))
             theirs, ours = await there.step(reply), await answer(here, door(env_id).dialect, reply)
             total, observation = total + ours.reward * door(env_id).dialect.unit, ours.observation
             found.turns += 1
@@ -118,10 +118,10 @@ async def _play(url: str, env_id: str, number: int, found: Compared) -> None:
         await here.close()
 
 
-def _said(here: Environment, observation: str, draw: Random) -> str:
+def _said(expert: Expert, observation: str, draw: Random) -> str:
     """Return the expert's action, or a blind one where it knows no way: AgentGym's rules are not always ours."""
     try:
-        return here.expert().act(observation)
+        return expert.act(observation)
     except EnvironmentFailure:
         return draw.choice(["turn left", "turn right", "move forward"])
 
