@@ -18,7 +18,8 @@ from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
 
-Style = Literal["full", "compact"]
+Style = Literal["full", "compact", "agentgym"]
+"""`agentgym` is what AgentGym's server says: its words where they can be had, and no rules, which its clients tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,12 @@ class GameEnvironment(ABC, Generic[G]):
 
     async def close(self) -> None:
         self._game = None
+
+    def introduced(self, rules: str, state: str) -> str:
+        """Return a first observation: the rules, the commands and how to reply, and the state of the game."""
+        if self._style == "agentgym":
+            return state
+        return "\n".join(filter(None, (rules, self.manual(), state)))
 
     def manual(self) -> str:
         """Return the commands and how to reply, for the first observation."""

@@ -1,12 +1,13 @@
 """Maze: walk to the goal within 50 steps. The reward is 1 at the goal, else 0.
 
-The agent is told where it stands, where the goal is and on which sides there are walls.
+The agent is told where it stands, where the goal is and on which sides there are walls. The mazes are made, or the one
+that AgentGym took from LMRL-Gym.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from random import Random
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import validate_call
 
@@ -21,10 +22,19 @@ TRAIN, TEST = 215, 25
 SIZES = {"small": 4, "medium": 6, "large": 8}
 """Cells on a side, by category."""
 LONGEST_WAY = 30
+Mazes = Literal["made", "lmrl"]
 
 Cell = tuple[int, int]
 """Column and row."""
 SIDES: dict[str, Cell] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+LMRL_GOAL: Cell = (6, 8)
+LMRL_STARTS: tuple[Cell, ...] = (
+    *((column, 1) for column in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)),
+    *((3, row) for row in (2, 3, 4, 5)),
+    *((4, 5), (5, 5), (6, 5), (6, 6), (6, 7), (7, 5), (8, 5), (9, 5)),
+    *((9, row) for row in (4, 3, 2)),
+)
+"""The starts in the double-T maze by AgentGym's number; its last, 25, is the goal itself. There are no other cells."""
 
 
 class Maze:
@@ -43,6 +53,16 @@ class Maze:
             self.ways[here][side] = new[side]
             self.ways[new[side]] = {_OPPOSITE[side]: here}
             trail.append(new[side])
+
+    @classmethod
+    def of(cls, cells: Collection[Cell]) -> "Maze":
+        """Return a maze of given cells; those side by side are joined."""
+        maze = cls.__new__(cls)
+        maze.ways = {
+            cell: {side: other for side, (dx, dy) in SIDES.items() if (other := (cell[0] + dx, cell[1] + dy)) in cells}
+            for cell in cells
+        }
+        return maze
 
     def steps_to(self, goal: Cell) -> dict[Cell, int]:
         """Return the number of steps to the goal from every cell."""
@@ -91,9 +111,35 @@ class Walk:
         return Move(f"move {side}", f"The way to the goal leads {side}.")
 
 
+class AskedWalk(Walk):
+    """One way through a maze, told in AgentGym's words: a row before its column, and one more turn to fail in."""
+
+    def follow(self, action: str) -> Step:
+        """Take a step; what is none of the four actions changes nothing and is counted."""
+        if self._steps == STEPS:
+            return Step("Failure\n", reward=-1.0, terminated=True)
+        self._steps += 1
+        side = action.removeprefix("move ") if action.startswith("move ") else ""
+        self._here = self._maze.ways[self._here].get(side, self._here)
+        if self._here == self._goal:
+            return Step("Success\n", reward=1.0, terminated=True, success=True)
+        return Step(self.look(), reward=0.0, terminated=False)
+
+    def look(self) -> str:
+        """Return what the agent sees."""
+        (column, row), (to_column, to_row) = self._here, self._goal
+        walls = [words for side, words in _ASKED_SIDES.items() if side not in self._maze.ways[self._here]]
+        near = {0: "There are no walls near you.", 1: f"There is a wall {', '.join(walls)}."}
+        return (
+            f"The goal is at position {to_row}, {to_column}. Your current position is at position {row}, {column}. "
+            + near.get(len(walls), f"There are walls {', '.join(walls)}.")
+        )
+
+
 class MazeWalk(GameEnvironment[Walk]):
     """One maze at a time.
 
+    mazes: `made` for our 240, `lmrl` for the one of LMRL-Gym and AgentGym, from each of its 25 starts
     format: how the agent names its action (envs/formats.py)
     style: `compact` has no sentence about the task
     max_observation_chars: bound of every observation
@@ -105,17 +151,35 @@ class MazeWalk(GameEnvironment[Walk]):
 
     @validate_call
     def __init__(
-        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 2_048
+        self,
+        *,
+        mazes: Mazes = "made",
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 2_048,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
+        self._mazes: Mazes = mazes
+        self.version = self.version if mazes == "made" else f"{self.version} {mazes}"
 
     @classmethod
-    def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the 240 mazes, the sizes in turn."""
-        return split_tasks(_sizes(), TEST)
+    @validate_call
+    def tasks(cls, *, mazes: Mazes = "made") -> Sequence[TaskSpec]:
+        """Return the 240 mazes, the sizes in turn, or the 25 starts."""
+        return split_tasks(_sizes(), TEST) if mazes == "made" else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
 
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""
+        walk = (AskedWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
+        rules = f"Walk through a maze to the goal, in {STEPS} steps at most." if self._style == "full" else ""
+        return self.introduced(rules, walk.look()), walk
+
+    def _laid_out(self, task_id: str) -> tuple[Maze, Cell, Cell]:
+        """Return the maze of a task, its start and its goal."""
+        if self._mazes == "lmrl":
+            if (start := _starts().get(task_id)) is None:
+                raise self.unknown(task_id)
+            return Maze.of({*LMRL_STARTS, LMRL_GOAL}), start, LMRL_GOAL
         if (category := _sizes().get(task_id)) is None:
             raise self.unknown(task_id)
         draw, size = drawn(task_id), SIZES[category]
@@ -123,12 +187,10 @@ class MazeWalk(GameEnvironment[Walk]):
         goal = draw.choice(sorted(maze.ways))
         steps = maze.steps_to(goal)
         farthest = min(LONGEST_WAY, max(steps.values()))
-        start = draw.choice([cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest])
-        walk = Walk(maze, start, goal)
-        rules = f"Walk through a maze to the goal, in {STEPS} steps at most.\n" if self._style == "full" else ""
-        return f"{rules}{self.manual()}\n{walk.look()}", walk
+        return maze, draw.choice([cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest]), goal
 
 
+_ASKED_SIDES = {"right": "to your right", "left": "to your left", "up": "above you", "down": "below you"}
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
@@ -136,6 +198,11 @@ def neighbours(cell: Cell, size: int) -> dict[str, Cell]:
     """Return the cells around a cell, by side."""
     around = {side: (cell[0] + dx, cell[1] + dy) for side, (dx, dy) in SIDES.items()}
     return {side: (x, y) for side, (x, y) in around.items() if 0 <= x < size and 0 <= y < size}
+
+
+@cache
+def _starts() -> dict[str, Cell]:
+    return {f"lmrl-{number:02d}": start for number, start in enumerate(LMRL_STARTS)}
 
 
 @cache

@@ -1,7 +1,8 @@
 """Transcripts: episodes that others have recorded, replayed as demonstrations (docs/environments/transcripts.md).
 
-A file holds conversations in AgentTraj's form or as `messages`. Each is a task; its expert says what the agent said in
-it, and the environment answers what was answered then, whatever it is told: there is nothing to learn by trying.
+A file holds conversations in AgentTraj's form, as `messages`, or as AgentGym and AgentGym-RL write down what a model
+did. Each that was solved is a task; its expert says what the agent said in it, and the environment answers what was
+answered then, whatever it is told: there is nothing to learn by trying.
 """
 
 from collections import Counter
@@ -16,11 +17,18 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.logs import get_logger
 from horizonrl.common.types import MAX_TURNS, LongText
+from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.api import Observation, Step, TaskSpec
 
 FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
 AGENT = ("gpt", "assistant")
+ACKNOWLEDGED = ("Ok.", "OK. I'll follow your instructions and try my best to solve the task.")
+"""What AgentGym's clients let the agent say to the rules; its logs do not mark it as no turn of the model's."""
+SUFFIXES = (".json", ".jsonl")
+
+log = get_logger()
 
 
 class Message(BaseModel):
@@ -32,6 +40,8 @@ class Message(BaseModel):
     text: LongText = Field(validation_alias=AliasChoices("value", "content"))
     loss: bool | None = None
     """Of a turn of the agent: false keeps it out of training."""
+    reasoning_content: str | None = None
+    """What a model of an endpoint thought, which no later prompt had in it; left out."""
 
 
 class Conversation(BaseModel):
@@ -41,6 +51,32 @@ class Conversation(BaseModel):
 
     item_id: Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None = None
     messages: tuple[Message, ...] = Field(validation_alias=AliasChoices("conversations", "messages"))
+
+
+class Outcome(BaseModel):
+    """How a record says that its episode ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    item_id: str | int | None = None
+    reward: float | None = None
+    success: bool | float | None = None
+
+    def is_solved(self, solved_at: float | None) -> bool:
+        """Return whether it was solved: where nothing is said of the end, it was. `solved_at` is the least reward.
+
+        Raises ValueError for a reward that says nothing without knowing whose it is: SciWorld pays 100, BabyAI under 1.
+        """
+        if self.reward is None:
+            return self.success is None or bool(self.success)
+        source = DIALECTS.get(_category(str(self.item_id)).removeprefix("lmrlgym_"))
+        least = source.solved_at if solved_at is None and source else solved_at
+        if least is None and 0 < self.reward != 1:
+            raise ValueError(
+                f"the reward is {self.reward:g} and the item id {self.item_id!r} names no environment of AgentGym: set "
+                "options.solved_at to the least reward of a solved episode (SciWorld 100, BabyAI 0.1, others 1)"
+            )
+        return self.reward >= (1.0 if least is None else least)
 
 
 class Transcript(BaseModel):
@@ -64,7 +100,8 @@ class TranscriptFile:
 class Transcripts:
     """One replayed episode at a time; solved, with a reward of 1, after the agent's last turn.
 
-    path: the file, a JSON list or a JSON object a line; read once in a program
+    path: the file, a JSON list, a JSON object or one a line, or a folder of such files; read once in a program
+    solved_at: the least `reward` of a record that was solved; by default AgentGym's of the environment it names, else 1
     """
 
     env_id: ClassVar[str] = "transcripts"
@@ -72,8 +109,8 @@ class Transcripts:
     demonstrations_only: ClassVar[bool] = True
 
     @validate_call
-    def __init__(self, *, path: Path | None = None) -> None:
-        file = load_transcripts(path)
+    def __init__(self, *, path: Path | None = None, solved_at: float | None = None) -> None:
+        file = load_transcripts(path, solved_at)
         self.version = f"{self.version} sha256:{file.digest[:16]}"
         self._transcripts = file.transcripts
         self._transcript: Transcript | None = None
@@ -81,9 +118,10 @@ class Transcripts:
 
     @classmethod
     @validate_call
-    def tasks(cls, *, path: Path | None = None) -> Sequence[TaskSpec]:
-        """Return a task for each record of the file, in its order."""
-        return [TaskSpec(task_id, "train", _category(task_id)) for task_id in load_transcripts(path).transcripts]
+    def tasks(cls, *, path: Path | None = None, solved_at: float | None = None) -> Sequence[TaskSpec]:
+        """Return a task for each solved record of the file, in its order."""
+        transcripts = load_transcripts(path, solved_at).transcripts
+        return [TaskSpec(task_id, "train", _category(task_id)) for task_id in transcripts]
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a record from its first prompt."""
@@ -135,30 +173,47 @@ def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> di
     return {"item_id": item_id, "conversations": [{"from": "human", "loss": None, "value": prompt}, *said[:-1]]}
 
 
-def load_transcripts(path: Path | None) -> TranscriptFile:
-    """Read a file. Raises ConfigError that names the file, the record and what to do."""
+def load_transcripts(path: Path | None, solved_at: float | None = None) -> TranscriptFile:
+    """Read a file or a folder. Raises ConfigError that names the file, the record and what to do."""
     if path is None:
         raise ConfigError('transcripts need a file: give the environment options = { path = "demos.jsonl" }')
-    if not path.is_file():
+    if not path.is_file() and not path.is_dir():
         raise ConfigError(f"no transcripts at {path}: a relative path starts at {Path.cwd()}, on every machine")
-    return _load(path.resolve())
+    return _load(path.resolve(), solved_at)
 
 
 @cache
-def _load(path: Path) -> TranscriptFile:
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 ({error}): write it anew as UTF-8") from None
-    found = [_parse(place, record) for place, record in _records(path, text)]
-    if not found:
+def _load(path: Path, solved_at: float | None) -> TranscriptFile:
+    digest = sha256()
+    records: list[tuple[str, Any]] = []
+    for file in _files(path):
+        content = file.read_bytes()
+        digest.update(content)
+        records += _records(file, _decoded(file, content))
+    if not records:
         raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
+    found = [_parse(place, record) for place, record in records if _is_solved(place, record, solved_at)]
+    if len(found) < len(records):
+        log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(found), records=len(records))
+    if not found:
+        raise ConfigError(f"none of the {len(records)} records of {path} was solved: there is nothing to imitate")
     names = _unique([item_id or f"record_{number}" for number, (item_id, _) in enumerate(found)])
     return TranscriptFile(
-        digest=sha256(content).hexdigest(),
+        digest=digest.hexdigest(),
         transcripts={name: transcript for name, (_, transcript) in zip(names, found, strict=True)},
     )
+
+
+def _files(path: Path) -> Sequence[Path]:
+    """Return the file, or those of a folder and its folders, sorted."""
+    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES) if path.is_dir() else [path]
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error}): write it anew as UTF-8") from None
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
@@ -166,6 +221,9 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         values = _json(str(path), text)
         yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
+        return
+    if text.lstrip().startswith("{\n"):  # one record over many lines, as AgentGym's evaluation writes it
+        yield str(path), _json(str(path), text)
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -185,8 +243,21 @@ def _parse(place: str, value: Any) -> tuple[str | None, Transcript]:
         conversation = Conversation.model_validate(value)
         return conversation.item_id, _fold(conversation.messages)
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
-        raise ConfigError(f"{place}: {wrong}; write it as {FORM}") from None
+        raise ConfigError(f"{place}: {_told(error)}; write it as {FORM}") from None
+    except ValueError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _told(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
+
+
+def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
+    """Return whether a record is one to imitate; what is no object is left to be refused as a record."""
+    try:
+        return not isinstance(value, dict) or Outcome.model_validate(value).is_solved(solved_at)
+    except ValidationError as error:
+        raise ConfigError(f"{place}: {_told(error)}; write it as {FORM}") from None
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
 
@@ -196,7 +267,7 @@ def _fold(messages: Sequence[Message]) -> Transcript:
 
     An agent that only says that it has understood is no turn of ours: a rollout has one first prompt.
     """
-    begin = next((n for n, m in enumerate(messages) if m.role in AGENT and m.loss is not False), len(messages))
+    begin = next((n for n, m in enumerate(messages) if m.role in AGENT and _is_turn(n, m)), len(messages))
     if begin == len(messages):
         raise ValueError("no turn of the agent (from gpt, loss not false) is there to train on: leave the record out")
     opening = [message.text for message in messages[:begin] if message.role not in AGENT]
@@ -211,6 +282,13 @@ def _fold(messages: Sequence[Message]) -> Transcript:
         turns=tuple(message.text for message in turns),
         observations=(*observations, "")[: len(turns)],
     )
+
+
+def _is_turn(number: int, message: Message) -> bool:
+    """Return whether the model chose a message of the agent; AgentGym's clients say the first one themselves."""
+    if message.loss is None:
+        return number != 1 or message.text not in ACKNOWLEDGED
+    return message.loss
 
 
 def _check(number: int, message: Message, agents: bool) -> None:

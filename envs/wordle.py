@@ -1,16 +1,22 @@
 """Wordle: guess a five-letter word in six guesses. The reward is 1 for the word, else 0.
 
-The 980 words (`wordle_words.txt`) are common ones, in an order that says nothing; any five letters are a guess.
+The 980 words (`wordle_words.txt`) are common ones, in an order that says nothing; any five letters are a guess. In
+AgentGym's style the rules are LMRL-Gym's: a guess is one of the words, and the hidden one is drawn anew at each guess,
+among those that fit the answers so far.
 """
 
 import re
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from importlib import resources
+from pathlib import Path
+from random import Random
 from typing import ClassVar
 
 from pydantic import validate_call
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
@@ -32,8 +38,9 @@ _SHORT_RULES = "Guess a word of 5 letters in 6 guesses. g: right, y: elsewhere, 
 class Guessing:
     """One word, until it is guessed or six guesses are spent."""
 
-    def __init__(self, word: str) -> None:
+    def __init__(self, word: str, words: tuple[str, ...]) -> None:
         self._word = word
+        self._words = words
         self._left = GUESSES
         self._answers: dict[str, str] = {}
         """The signs of every guess so far."""
@@ -55,17 +62,84 @@ class Guessing:
 
     def advise(self) -> Move:
         """Guess the fitting word whose answer will tell the most."""
-        fitting = list_words()
+        fitting = self._fitting()
+        guess = FIRST_GUESS if fitting == self._words and FIRST_GUESS in fitting else best_guess(fitting)
+        count = len(fitting)
+        return Move(self._spelled(guess), "It can only be this word." if count == 1 else f"{count} words fit.")
+
+    def _fitting(self) -> tuple[str, ...]:
+        fitting = self._words
         for guess, signs in self._answers.items():
             fitting = tuple(word for word in fitting if signs_of(guess, word) == signs)
-        guess = best_guess(fitting) if self._answers else FIRST_GUESS
-        count = len(fitting)
-        return Move(f"guess {guess}", "It can only be this word." if count == 1 else f"{count} words fit.")
+        return fitting
+
+    def _spelled(self, guess: str) -> str:
+        return f"guess {guess}"
+
+
+class Known:
+    """What LMRL-Gym keeps of the answers: of each letter and place whether it stands there, or cannot."""
+
+    def __init__(self) -> None:
+        self._letters: dict[str, list[bool | None]] = {}
+
+    def learn(self, guess: str, word: str) -> None:
+        """Note the answer to a guess."""
+        for place, letter in enumerate(guess):
+            if letter in word:
+                self._letters.setdefault(letter, [None] * len(word))[place] = letter == word[place]
+            else:
+                self._letters[letter] = [False] * len(word)
+
+    def fits(self, word: str) -> bool:
+        """Return whether a word can still be the hidden one."""
+        return all(
+            (letter in word) is (not self._absent(letter))
+            and all(known is None or known is (word[place] == letter) for place, known in enumerate(places))
+            for letter, places in self._letters.items()
+        )
+
+    def signs(self, guess: str) -> str:
+        """Return g, y or b for each letter of a guess that was answered."""
+        return "".join(
+            "g" if self._letters[letter][place] else "b" if self._absent(letter) else "y"
+            for place, letter in enumerate(guess)
+        )
+
+    def _absent(self, letter: str) -> bool:
+        return all(known is False for known in self._letters[letter])
+
+
+class Redrawn(Guessing):
+    """A word that is drawn anew at each guess, by LMRL-Gym's rules and in AgentGym's words."""
+
+    def __init__(self, seed: int, words: tuple[str, ...]) -> None:
+        super().__init__("", words)
+        self._random = Random(seed)
+        self._known = Known()
+
+    def follow(self, action: str) -> Step:
+        """Answer a guess by its signs. What is none of the words costs a guess too."""
+        guess = action.strip().replace(" ", "")
+        self._left -= 1
+        if guess not in self._words:
+            return Step("invalid word", reward=0.0, terminated=not self._left)
+        self._known.learn(guess, self._random.choice(self._fitting()))
+        right = self._fitting() == (guess,)
+        signs = " ".join(self._known.signs(guess))
+        return Step(f"{signs}\n", reward=float(right), terminated=right or not self._left, success=right)
+
+    def _fitting(self) -> tuple[str, ...]:
+        return tuple(word for word in self._words if self._known.fits(word))
+
+    def _spelled(self, guess: str) -> str:
+        return " ".join(guess)
 
 
 class Wordle(GameEnvironment[Guessing]):
     """One word at a time.
 
+    words: a file with a word of five letters a line, instead of ours; AgentGym's are LMRL-Gym's `tweet_words.txt`
     format: how the agent names its action (envs/formats.py)
     style: `compact` explains the signs in one line
     max_observation_chars: bound of every observation
@@ -77,32 +151,51 @@ class Wordle(GameEnvironment[Guessing]):
 
     @validate_call
     def __init__(
-        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 2_048
+        self,
+        *,
+        words: Path | None = None,
+        format: ActionFormat = "react",
+        style: Style = "full",
+        max_observation_chars: Chars = 2_048,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
+        self._words = list_words(words)
+        if words is not None:
+            self.version = f"{self.version} sha256:{sha256(' '.join(self._words).encode()).hexdigest()[:16]}"
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return a task for each of the 980 words."""
-        return split_tasks(dict.fromkeys(_word_of(), "all"), TEST)
+        """Return 980 tasks: one for each of our words, or AgentGym's seeds."""
+        return split_tasks(dict.fromkeys(_number_of(), "all"), TEST)
 
     def begin(self, task_id: str) -> tuple[str, Guessing]:
         """Return the rules."""
-        if (word := _word_of().get(task_id)) is None:
+        if (number := _number_of().get(task_id)) is None:
             raise self.unknown(task_id)
+        if self._style == "agentgym":
+            return "Let's start Wordle!", Redrawn(number, self._words)
+        word = self._words[number % len(self._words)]
         rules = _SHORT_RULES if self._style == "compact" else _RULES
-        return f"{rules}\n{self.manual()}", Guessing(word)
+        return self.introduced(rules, ""), Guessing(word, self._words)
 
 
 @cache
-def list_words() -> tuple[str, ...]:
-    """Return the words in the order of the tasks."""
-    return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
+def list_words(path: Path | None = None) -> tuple[str, ...]:
+    """Return our words in the order of the tasks, or those of a file. Raises ConfigError for a file without any."""
+    if path is None:
+        return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
+    try:
+        found = tuple(word for word in path.read_text(encoding="utf-8").split() if len(word) == 5)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"wordle: no words at {path} ({error}): give a text file with a word a line") from None
+    if not found:
+        raise ConfigError(f"wordle: {path} has no word of five letters: give a text file with a word a line")
+    return found
 
 
 @cache
-def _word_of() -> dict[str, str]:
-    return {f"wordle-{number:03d}": word for number, word in enumerate(list_words())}
+def _number_of() -> dict[str, int]:
+    return {f"wordle-{number:03d}": number for number in range(len(list_words()))}
 
 
 def signs_of(guess: str, word: str) -> str:

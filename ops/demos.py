@@ -9,6 +9,7 @@ from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
+from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment, expert_of
 from horizonrl.envs.transcripts import to_record
 
@@ -18,11 +19,11 @@ def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id
     env = _chosen(config, env_id)
     if count is not None and count < 1:
         raise ConfigError(f"--count is {count}: give 1 or more, or leave it out for every task")
-    places = {spec.task_id: place for place, spec in enumerate(registry.tasks(env.id, env.options))}
+    numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
     with out.open("w", encoding="utf-8", newline="\n") as file:
         for task_id in task_ids:
-            record = asyncio.run(_play(env, task_id, f"{env.id}_{places[task_id]}"))
+            record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     print(f"wrote {len(task_ids)} demonstrations of {env.id} to {out}")
     return 0

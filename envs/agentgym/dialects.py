@@ -16,6 +16,8 @@ from horizonrl.envs.agentgym.rules import RULES
 from horizonrl.envs.api import Step
 from horizonrl.envs.formats import Unreadable
 
+ACTIONS = "\nAVAILABLE ACTIONS: "
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -51,7 +53,11 @@ class Dialect:
     """The score is that of the whole episode so far."""
     solved_at: float = 1.0
     """The score of a solved task, where the server does not say whether it is."""
+    unit: int = 1
+    """The score of AgentGym's that our reward of 1 is."""
     closes: bool = False
+    shares: bool = False
+    """/create hands out environments that others use. A step changes nothing in one, so that only a reset does harm."""
     prefix: str = ""
 
     @property
@@ -60,9 +66,14 @@ class Dialect:
         return RULES.get(self.name, "")
 
     @property
-    def bare(self) -> bool:
-        """Whether an action arrives without the reply around it."""
-        return self.read not in (replies.whole, replies.whole_if_fenced)
+    def first_in_reset(self) -> bool:
+        """Whether the first observation is in /reset's answer; else it is asked for with GET /observation."""
+        return self.key == "id" or self.shares
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether /reset is refused without the task's number; else it begins the last one again."""
+        return self.key == "id" and self is not SERVED
 
     # As the client reads it. What is not of the dialect raises EnvironmentFailure.
 
@@ -77,14 +88,15 @@ class Dialect:
         return handle
 
     def first_text(self, answer: Any) -> str:
-        """Return the first observation from /reset's answer, or from /observation's in the `env_idx` family."""
+        """Return the first observation from the answer of /reset or /observation that holds it."""
         if self.key == "env_idx":
-            return self._text(answer, "/observation")
+            in_reset = isinstance(answer, list) and answer and self.shares
+            return self._text(answer[0] if in_reset else answer, "/reset" if self.shares else "/observation")
         text = self._text(_get(answer, "observation"), "/reset")
         if self.name == "sciworld":
             return f"{self._text(_get(answer, 'task_description'), '/reset')}\n{text}"
         if isinstance(actions := _get(answer, "available_actions"), list) and actions:
-            return f"{text}\nAVAILABLE ACTIONS: {','.join(map(str, actions))}"
+            return text + ACTIONS + ",".join(map(str, actions))
         return text
 
     def check_begun(self, answer: Any) -> None:
@@ -126,15 +138,24 @@ class Dialect:
             description, _, rest = text.partition("\n")
             answer |= {"task_description": description, "observation": rest}
         if self.name == "alfworld":
-            answer |= {"available_actions": [], "task_type": ""}
+            observation, actions = part_actions(text)
+            answer |= {"observation": observation, "available_actions": actions, "task_type": ""}
         return answer
+
+    def observed(self, text: str) -> str:
+        """Return the answer to GET /observation."""
+        return part_actions(text)[0] if self.name == "alfworld" else text
+
+    def closed(self, found: bool) -> Any:
+        """Return the answer to /close: whether there was such an environment."""
+        return {"closed": True} if self is SERVED else found
 
     def stepped(self, step: Step, total: float) -> dict[str, Any]:
         """Return a step's answer; `total` is the sum of the episode's rewards. Other clients leave the rest alone."""
         answer: dict[str, Any] = {
             self.observation: step.observation,
-            "reward": step.reward,
-            "score": total,
+            "reward": self._scored(step.reward),
+            "score": self._scored(total),
             "done": step.terminated or step.truncated,
             "terminated": step.terminated,
             "truncated": step.truncated,
@@ -142,10 +163,14 @@ class Dialect:
             "info": None,
         }
         if self.cumulative:
-            answer[self.score] = total
+            answer[self.score] = self._scored(total)
         if self.name == "alfworld":
-            answer["available_actions"] = []
+            answer[self.observation], answer["available_actions"] = part_actions(step.observation)
         return answer
+
+    def _scored(self, reward: float) -> float:
+        """Return a reward as AgentGym counts it; whole where its unit is not ours."""
+        return reward if self.unit == 1 else round(reward * self.unit)
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -170,17 +195,19 @@ DIALECTS: Mapping[str, Dialect] = {
         ),
         Dialect(
             "sciworld", "id", "data_idx", 4_439, 200, replies.last_action,
-            score="score", cumulative=True, solved_at=100, closes=True,
+            score="score", cumulative=True, solved_at=100, unit=100, closes=True,
         ),
         Dialect("alfworld", "id", "game", 2_420, 200, replies.last_action, fields={"world_type": "Text"}),
-        Dialect("maze", "id", "game", 21, 5, replies.first_action, prefix="/maze"),
+        Dialect("maze", "id", "game", 20, 5, replies.first_action, prefix="/maze"),
         Dialect("wordle", "id", "seed", 955, 25, replies.first_action, prefix="/wordle"),
         Dialect("webshop", "env_idx", "session_id", 3_930, 200, replies.last_action, observation="state"),
         Dialect(
             "webarena", "env_idx", "idx", 762, 50, replies.whole_if_fenced,
             fields={"seed": 0}, done="terminated", closes=True,
         ),
-        Dialect("sqlgym", "env_idx", "item_id", 9_428, 1_534, replies.last_sql, observation="state"),
+        Dialect(
+            "sqlgym", "env_idx", "item_id", 9_428, 1_534, replies.last_sql, observation="state", shares=True,
+        ),
         Dialect("searchqa", "env_idx", "id", 220_928, 400, closes=True),
         _tool("weather", 323),
         _tool("movie", 218),
@@ -189,6 +216,12 @@ DIALECTS: Mapping[str, Dialect] = {
         _tool("todo", 135),
     )
 }  # fmt: skip
+
+
+def part_actions(text: str) -> tuple[str, list[str]]:
+    """Return an observation of ALFWorld without its last line, and the actions that stand there."""
+    observation, label, actions = text.rpartition(ACTIONS)
+    return (observation, actions.split(",")) if label else (text, [])
 
 
 def _get(answer: Any, name: str) -> Any:

@@ -84,6 +84,7 @@ class AgentGym(Remote):
     url: the server's address, such as http://127.0.0.1:36001
     instructions: the rules that the agent reads first, instead of ours; empty for none
     train, test: a range of task numbers, or a file with a JSON list of them (docs/environments/agentgym.md)
+    mappings: for a list of ALFWorld's that names ALFRED's trials, AgentGym's folder `agentenv-alfworld/configs`
     timeout_s: the longest wait for an answer
     max_observation_chars: bound of every observation
     """
@@ -96,10 +97,11 @@ class AgentGym(Remote):
         instructions: str | None = None,
         train: str | None = None,
         test: str | None = None,
+        mappings: str | None = None,
         timeout_s: Seconds = 300.0,
         max_observation_chars: Chars = 32_768,
     ) -> None:
-        tasks = numbered_tasks(self.dialect, train, test)
+        tasks = numbered_tasks(self.dialect, train, test, mappings)
         digest = sha256(" ".join(f"{task.split} {task.task_id}" for task in tasks).encode()).hexdigest()
         self.version = f"{type(self).version} tasks:{digest[:16]}"
         rules = self.dialect.rules if instructions is None else instructions
@@ -108,9 +110,11 @@ class AgentGym(Remote):
 
     @classmethod
     @validate_call
-    def tasks(cls, *, train: str | None = None, test: str | None = None) -> Sequence[TaskSpec]:
+    def tasks(
+        cls, *, train: str | None = None, test: str | None = None, mappings: str | None = None
+    ) -> Sequence[TaskSpec]:
         """Return a task for each number of the two splits."""
-        return numbered_tasks(cls.dialect, train, test)
+        return numbered_tasks(cls.dialect, train, test, mappings)
 
 
 class Served(Remote):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,22 @@ from horizonrl.envs.agentgym.dialects import Dialect
 from horizonrl.envs.api import Split, TaskSpec
 
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
-_NUMBER = re.compile(r"(?:.*_)?([0-9]{1,9})")
+_NAMED = re.compile(r"(?:(.*)_)?([0-9]{1,9})")
+_TRIAL = re.compile(r"(?:.*[_/])?(trial_T[0-9]+_[0-9]+_[0-9]+)")
+MAPPINGS = ("mappings_train.json", "mappings_test.json")
+"""In AgentGym's `agentenv-alfworld/configs`: the number of each of ALFRED's trials."""
 
 
 @cache
-def numbered_tasks(dialect: Dialect, train: str | None, test: str | None) -> Sequence[TaskSpec]:
+def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappings: str | None) -> Sequence[TaskSpec]:
     """Return a task for each number of the splits, train first. A number that is in both belongs to test alone.
 
     A split is a range `0-443` or a file, a JSON list of numbers, of ids such as `textcraft_12` or of AgentGym's
     {"item_id": "textcraft_12"}; by default the first `dialect.train` numbers and the `dialect.test` after them.
+    `mappings` is the folder, or one of its files, that says which number ALFRED's trials have.
     """
-    for_test = _numbers(test) if test else range(dialect.train, dialect.train + dialect.test)
-    for_train = _numbers(train) if train else range(dialect.train)
+    for_test = _numbers(dialect, test, mappings) if test else range(dialect.train, dialect.train + dialect.test)
+    for_train = _numbers(dialect, train, mappings) if train else range(dialect.train)
     tested = set(for_test)
     splits: tuple[tuple[Split, Sequence[int]], ...] = (
         ("train", [number for number in for_train if number not in tested]),
@@ -32,20 +36,56 @@ def numbered_tasks(dialect: Dialect, train: str | None, test: str | None) -> Seq
     return tuple(TaskSpec(str(number), split, "all") for split, numbers in splits for number in dict.fromkeys(numbers))
 
 
-def _numbers(split: str) -> Sequence[int]:
+def _numbers(dialect: Dialect, split: str, mappings: str | None) -> Sequence[int]:
     if found := _RANGE.fullmatch(split):
         return range(int(found[1]), int(found[2]) + 1)
-    try:
-        listed = json.loads(Path(split).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{split!r} is neither a range such as 0-443 nor a file with a JSON list: {error}") from None
-    if not isinstance(listed, list):
-        raise ConfigError(f"{split} holds no JSON list")
-    return [_number(entry, split) for entry in listed]
+    listed = _list(split, "is neither a range such as 0-443 nor a file with a JSON list")
+    return [_number(dialect, entry, split, mappings) for entry in listed]
 
 
-def _number(entry: Any, file: str) -> int:
-    found = _NUMBER.fullmatch(str(entry.get("item_id") if isinstance(entry, dict) else entry))
+def _number(dialect: Dialect, entry: Any, file: str, mappings: str | None) -> int:
+    """Return the number of one entry of a list. Raises ConfigError for a task of another environment."""
+    name = str(entry.get("item_id") if isinstance(entry, dict) else entry)
+    if dialect.name == "alfworld" and (trial := _TRIAL.fullmatch(name)):
+        return _trial_number(trial[1], file, mappings)
+    found = _NAMED.fullmatch(name)
     if found is None:
-        raise ConfigError(f'{file}: {entry!r} is no task: a number, "textcraft_12" or {{"item_id": "textcraft_12"}}')
-    return int(found[1])
+        raise ConfigError(
+            f'{file}: {name[:200]!r} is no task: a number, "{dialect.name}_12" or {{"item_id": "{dialect.name}_12"}}'
+        )
+    if found[1] not in (None, dialect.name, f"lmrlgym_{dialect.name}"):
+        raise ConfigError(f"{file}: {name[:200]!r} is a task of {found[1]!r}, and this environment is {dialect.name}")
+    return int(found[2])
+
+
+def _trial_number(trial: str, file: str, mappings: str | None) -> int:
+    if mappings is None:
+        raise ConfigError(
+            f"{file} names ALFRED's trials, such as {trial}: set options.mappings to AgentGym's folder "
+            "agentenv-alfworld/configs, which has the number of each"
+        )
+    known = _trials(mappings)
+    if trial not in known:
+        raise ConfigError(f"{file}: {trial} is none of the {len(known)} trials of {mappings}")
+    return known[trial]
+
+
+@cache
+def _trials(mappings: str) -> Mapping[str, int]:
+    path = Path(mappings)
+    files = [path / name for name in MAPPINGS] if path.is_dir() else [path]
+    entries = [entry for file in files for entry in _list(str(file), "is no mapping of AgentGym's ALFWorld")]
+    try:
+        return {str(entry["task_id"]): int(entry["item_id"]) for entry in entries}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{mappings} is no mapping: an entry has no item_id or task_id ({error!r})") from None
+
+
+def _list(path: str, wrong: str) -> list[Any]:
+    try:
+        listed = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path!r} {wrong}: {error}") from None
+    if not isinstance(listed, list):
+        raise ConfigError(f"{path} holds no JSON list")
+    return listed

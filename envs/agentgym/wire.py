@@ -1,13 +1,12 @@
 """One environment of one AgentGym server, over HTTP.
 
-What begins nothing twice is tried again: create, reset before a step, reading. A step is tried again only on a server
-that says it answers a repeated key with the first answer (ours does); otherwise its failure is the episode's.
+What begins nothing twice is tried again: to create and reset an environment, and to read. A step is tried again only on
+a server that says it answers a repeated key with the first answer (ours does); otherwise its failure is the episode's.
 """
 
 import asyncio
 import json
 import secrets
-from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.logs import get_logger
 from horizonrl.envs.agentgym.dialects import Dialect, Verdict
+from horizonrl.envs.agentgym.handles import Handle, Handles, handles_of
 
 log = get_logger()
 
@@ -35,9 +35,6 @@ class _Passing(EnvironmentFailure):
 
 
 _repeat = stamina.AsyncRetryingCaller(attempts=5, timeout=None, wait_initial=0.1, wait_max=2.0).on(_Passing)
-
-_idle: defaultdict[str, list[int]] = defaultdict(list)
-"""Per server, environments without an episode: where a dialect has no /close, they would otherwise stay for ever."""
 
 
 class _Pool:
@@ -75,33 +72,28 @@ class Wire:
         self._timeout = ClientTimeout(total=timeout_s)
         self._timeout_s = timeout_s
         self._pool: _Pool | None = None
-        self._handle: int | None = None
+        self._handle: Handle | None = None
+        self._first = ""
+        """The episode's first text as the server gave it."""
         self._sound = False
         """The last call was answered: the server's environment is in the state that we think it is in."""
-        self._repeatable = False
+
+    @property
+    def _handles(self) -> Handles:
+        return handles_of(self._base)
 
     async def begin(self, task: int | str) -> str:
         """Begin a task and return its first observation."""
-        if self._handle is not None and not self._sound:
-            await self._give_up()
-        if self._handle is None and (idle := _idle[self._base]):
-            self._handle = idle.pop()
-        if self._handle is not None:
-            try:
-                return await self._reset(task)
-            except EnvironmentTimeout:
-                raise
-            except EnvironmentFailure:  # the server may have started anew since, or closed what was idle for long
-                await self._give_up()
-        self._handle = self._dialect.handle(await _repeat(self._post, "create", self._dialect.create_request()))
-        return await self._reset(task)
+        self._first = await _repeat(self._begin, task)
+        return self._first
 
     async def step(self, action: str) -> Verdict:
-        """Take one step."""
+        """Take one step. Raises EnvironmentFailure when the server's environment may be somebody else's by now."""
         self._sound = False
-        body = {self._dialect.key: self._handle, self._dialect.action: action}
+        handle = self._held()
+        body = {self._dialect.key: handle.number, self._dialect.action: action}
         step = partial(self._post, "step", body, {KEY_HEADER: secrets.token_hex(8)})
-        repeatable = self._repeatable
+        repeatable = self._handles.repeatable
         try:
             answer = await step()
         except _Passing:
@@ -109,6 +101,8 @@ class Wire:
                 raise
             answer = await _repeat(step)
         verdict = self._dialect.verdict(answer)
+        if self._dialect.shares and not self._handles.repeatable:
+            await self._check_unshared()
         self._sound = True
         return verdict
 
@@ -127,32 +121,92 @@ class Wire:
             if pool is not None:
                 await pool.release()
 
+    async def _begin(self, task: int | str) -> str:
+        """Begin a task in the environment that is held, in an idle one, or in a new one."""
+        if self._handle is not None and (self._handle.void or not self._sound):
+            await self._give_up()
+        self._handle = self._handle or self._handles.take_idle()
+        if self._handle is not None:
+            try:
+                return await self._reset(task)
+            except (EnvironmentTimeout, _Passing):
+                raise
+            except EnvironmentFailure:  # the server may have started anew since, or closed what was idle for long
+                await self._give_up()
+        self._handle = await self._create()
+        return await self._reset(task)
+
+    async def _create(self) -> Handle:
+        """Return a new environment of the server; where it has no more of them, one that another episode frees."""
+        handles = self._handles
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            if not handles.full and (handle := handles.hold(await self._new_number(), self._dialect.shares)):
+                return handle
+            if idle := handles.take_idle():
+                return idle
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await handles.wait_for_change()
+            except TimeoutError:
+                raise EnvironmentFailure(
+                    f"every environment that {self._base} has is in use here, and none was free for "
+                    f"{self._timeout_s:g} s: let fewer episodes play at a time, or start more servers"
+                ) from None
+
+    async def _new_number(self) -> int:
+        return self._dialect.handle(await self._post("create", self._dialect.create_request()))
+
     async def _reset(self, task: int | str) -> str:
         self._sound = False
         dialect = self._dialect
-        body = {dialect.key: self._handle, dialect.task: task, **dialect.fields}
-        answer = await _repeat(self._post, "reset", body)
-        dialect.check_begun(answer)
-        text = dialect.first_text(await _repeat(self._get, "observation") if dialect.key == "env_idx" else answer)
+        try:
+            answer = await self._post("reset", {dialect.key: self._held().number, dialect.task: task, **dialect.fields})
+            dialect.check_begun(answer)
+            text = dialect.first_text(answer if dialect.first_in_reset else await self._get("observation"))
+        except _Passing:
+            self._sound = True  # it was not taken up; and a reset begins anew, whatever was before
+            raise
         self._sound = True
         return text
 
+    async def _check_unshared(self) -> None:
+        """Raise EnvironmentFailure unless the server's environment is still at the task that was begun in it."""
+        if await _repeat(self._get, "observation") != self._first:
+            raise EnvironmentFailure(
+                f"{self._base} gave this episode's environment to another client too: its answer may be the other's. "
+                "Let fewer episodes play at a time, or give each actor a server of its own"
+            )
+
     async def _give_up(self) -> None:
         handle, self._handle = self._handle, None
+        if handle is None or handle.void:
+            return
         if self._dialect.closes:
+            self._handles.drop(handle)
             try:
                 async with asyncio.timeout(min(CLOSE_S, self._timeout_s)):
-                    await self._post("close", {self._dialect.key: handle})
+                    await self._post("close", {self._dialect.key: handle.number})
             except (EnvironmentFailure, TimeoutError) as error:  # the episode is over; its server's memory is not ours
                 log.warning("served_environment_not_closed", url=self._base, reason=str(error))
-        elif self._sound and handle is not None:
-            _idle[self._base].append(handle)
+        elif self._sound or self._dialect.shares:
+            self._handles.keep_idle(handle)
+        else:
+            self._handles.drop(handle)
+
+    def _held(self) -> Handle:
+        if self._handle is None or self._handle.void:
+            raise EnvironmentFailure(
+                f"a connection to {self._base} broke since the episode began: if the server has started anew, its "
+                "environment of that number is another episode's"
+            )
+        return self._handle
 
     async def _post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
         return await self._request("POST", path, json=body, headers=headers)
 
     async def _get(self, path: str) -> Any:
-        return await self._request("GET", path, params={self._dialect.key: self._handle})
+        return await self._request("GET", path, params={self._dialect.key: self._held().number})
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         """Return an answer's JSON. Errors come as a status, as {"error": ...} and as `false`."""
@@ -165,8 +219,10 @@ class Wire:
         except TimeoutError:
             raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
         except (ClientError, OSError) as error:
+            if not self._handles.repeatable:
+                self._handles.void_all()
             raise _Passing(f"{url} is out of reach ({error!r}): is the server running?") from None
-        self._repeatable = REPEATABLE_HEADER in response.headers
+        self._handles.repeatable = REPEATABLE_HEADER in response.headers
         if status != 200:
             kind = _Passing if status in BUSY else EnvironmentFailure
             raise kind(f"{url} answered {status}: {raw[:200].decode(errors='replace')}")

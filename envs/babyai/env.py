@@ -12,28 +12,27 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.aside import aside
+from horizonrl.envs.babyai.agentgym import AgentGymWorld
 from horizonrl.envs.babyai.expert import BabyAIExpert
-from horizonrl.envs.babyai.levels import MINIGRID, Levels, load_tasks
-from horizonrl.envs.babyai.prompt import Style, first_observation, listing, observation
-from horizonrl.envs.babyai.world import COMMANDS, GridWorld, Outcome
+from horizonrl.envs.babyai.levels import MINIGRID, Levels, is_number, load_tasks
+from horizonrl.envs.babyai.prompt import Style, first_observation, observation
+from horizonrl.envs.babyai.world import COMMANDS, GridWorld
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
-
-MAX_ACTION_CHARS = 100
-"""The longest action that a view offers has under 60."""
 
 
 class BabyAI:
     """One mission at a time.
 
     format: how the agent names its action (envs/formats.py)
-    levels: `agentgym` for the 18 that AgentGym trains and tests on, `all` for all 40
-    style: `full` explains all and lists the actions, `compact` is for small models, `compat` has AgentGym's words
+    levels: of the tasks that are listed: `agentgym` for the 18 that AgentGym trains and tests on, `all` for all 40
+    style: `full` explains all and lists the actions, `compact` is for small models, `compat` has AgentGym's words,
+        `agentgym` the same without the rules, for its clients
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
     env_id: ClassVar[str] = "babyai"
-    version: ClassVar[str] = f"1 minigrid=={MINIGRID}"
+    version: ClassVar[str] = f"2 minigrid=={MINIGRID}"
 
     @validate_call
     def __init__(
@@ -47,7 +46,6 @@ class BabyAI:
         self._format: ActionFormat = format
         self._style: Style = style
         self._max_chars = max_observation_chars
-        self._known = frozenset(task.task_id for task in load_tasks(levels))
         self._world: GridWorld | None = None
 
     @classmethod
@@ -57,10 +55,10 @@ class BabyAI:
         return load_tasks(levels)
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin a mission."""
-        if task_id not in self._known:
-            raise ConfigError(f"babyai has no task {task_id!r} among these levels: a task is a number, such as '1804'")
-        world = await aside(GridWorld, task_id)
+        """Begin a mission: any of AgentGym's, whether it is listed or not."""
+        if not is_number(task_id):
+            raise ConfigError(f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'")
+        world = await aside(AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld, task_id)
         text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
         self._world = world
         return Observation(text)
@@ -70,18 +68,10 @@ class BabyAI:
         world = self._begun()
         if world.over:
             raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
-        outcome, answer = Outcome(), ""
-        match read_action(text, self._format, COMMANDS):
-            case Unreadable(reason):
-                answer = reason
-            case str(said):
-                action = _plain(said)
-                if action in world.view.actions:
-                    outcome = world.act(action)
-                elif action.startswith("check"):
-                    answer = listing(world)
-                else:
-                    answer = world.view.why_not(action)
+        said = read_action(text, self._format, COMMANDS)
+        if isinstance(said, Unreadable) and self._style == "agentgym":
+            said = ""  # what AgentGym's client sends of a reply without an action
+        outcome, answer = world.reject(said.reason) if isinstance(said, Unreadable) else world.follow(said)
         return Step(
             clip(observation(world, answer, self._style), self._max_chars),
             reward=outcome.reward,
@@ -102,9 +92,3 @@ class BabyAI:
         if self._world is None:
             raise EnvironmentFailure("no episode has begun: reset before step and expert")
         return self._world
-
-
-def _plain(said: str) -> str:
-    """Return an action in the view's words."""
-    words = " ".join(said[:MAX_ACTION_CHARS].lower().split()).strip(" .!`'\"*[]()<>")
-    return words.replace("pick up ", "pickup ", 1)

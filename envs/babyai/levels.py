@@ -3,6 +3,7 @@
 A task is the same for as long as minigrid generates the same levels, so its version is pinned.
 """
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Literal
@@ -19,9 +20,10 @@ MINIGRID = "3.2.0"
 
 Levels = Literal["agentgym", "all"]
 
+OBJ_S6 = "GoToObjS6-v1"
 LEVELS = (
     *(("GoToRedBallGrey-v0", "GoTo"), ("GoToRedBall-v0", "GoTo"), ("GoToRedBallNoDists-v0", "GoTo")),
-    *(("GoToObjS6-v1", "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo")),
+    *((OBJ_S6, "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo")),
     *(("GoToImpUnlock-v0", "GoTo"), ("GoToSeqS5R2-v0", "GoTo"), ("GoToRedBlueBall-v0", "GoTo")),
     *(("GoToDoor-v0", "GoTo"), ("GoToObjDoor-v0", "GoTo"), ("Open-v0", "Open"), ("OpenRedDoor-v0", "Open")),
     *(("OpenDoorLoc-v0", "Open"), ("OpenRedBlueDoorsDebug-v0", "Open"), ("OpenDoorsOrderN4Debug-v0", "Open")),
@@ -34,7 +36,10 @@ LEVELS = (
     *(("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth")),
     *(("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss")),
 )
-"""The name in minigrid and the family, in AgentGym's order. AgentGym has GoToObjS6-v0, which 3.2.0 has replaced."""
+"""The name in minigrid and the family, in AgentGym's order."""
+OLD_KEYWORDS = {OBJ_S6: {"room_size": 4}}
+"""AgentGym's minigrid has GoToObjS6-v0, whose rooms have four cells a side: 3.2.0 calls that a bug, and has six."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 AGENTGYM = ("GoTo", "Pickup", "AOD", "FindObj", "Room", "SynthLoc")
 """The families that AgentGym trains and tests on: 18 of the levels."""
 SEEDS = 50
@@ -66,10 +71,16 @@ def load_tasks(levels: Levels) -> Sequence[TaskSpec]:
     )
 
 
+def is_number(task_id: str) -> bool:
+    """Return whether AgentGym has a task of this number: it has a level and a seed for each."""
+    return bool(_NUMBER.fullmatch(task_id))
+
+
 def generate(task_id: str) -> RoomGridLevel:
     """Return the level of a task, begun. Takes 1 to 100 ms: it is drawn until it can be solved."""
     seed, at = divmod(int(task_id), len(LEVELS))
-    level = gymnasium.make(f"BabyAI-{LEVELS[at][0]}", disable_env_checker=True).unwrapped
+    name = LEVELS[at][0]
+    level = gymnasium.make(f"BabyAI-{name}", disable_env_checker=True, **OLD_KEYWORDS.get(name, {})).unwrapped
     assert isinstance(level, RoomGridLevel), "every BabyAI level is one"
     level.reset(seed=seed)
     return level

@@ -6,7 +6,8 @@ from horizonrl.envs.babyai.view import Cell, View
 from horizonrl.envs.babyai.world import CHECK, COMMANDS, GridWorld
 from horizonrl.envs.formats import ActionFormat, explain
 
-Style = Literal["full", "compact", "compat"]
+Style = Literal["full", "compact", "compat", "agentgym"]
+"""`compat` has AgentGym's words and rules, `agentgym` its words alone, for its clients, which tell the rules."""
 
 _FULL = """\
 You are in a world of rooms and doors, and are given a goal. You see what is in front of you, up to six steps ahead and
@@ -51,8 +52,9 @@ def first_observation(world: GridWorld, style: Style, action_format: ActionForma
             return "\n".join(filter(None, (_COMPACT, reply, f"Goal: {world.mission}", seen)))
         case "compat":
             reply = _COMPAT_REPLY if action_format == "react" else reply
-            goal = world.mission.replace("then", "and").replace("after you", "and")
-            return f"{_COMPAT}\n{reply}\n\nYour goal: {goal}\n{seen}"
+            return f"{_COMPAT}\n{reply}\n\n{_goal(world)}\n{seen}"
+        case "agentgym":
+            return f"{_goal(world)}\n{seen}"
 
 
 def observation(world: GridWorld, answer: str, style: Style) -> str:
@@ -63,15 +65,14 @@ def observation(world: GridWorld, answer: str, style: Style) -> str:
             return f"{answer or _tell(world.view)}\nActions: {', '.join(actions)}"
         case "compact":
             return answer or _note(world.view)
-        case "compat":
-            done = "\n The task is completed." if world.over else ""
+        case "compat" | "agentgym":
+            done = "\n The task is completed." if world.completed else ""
             listed = ", ".join(f'"{action}"' for action in actions)
             return f"{answer or _tell_compat(world.view) + done}\nAvailable actions: [{listed}]"
 
 
-def listing(world: GridWorld) -> str:
-    """Return the answer to `check available actions`."""
-    return f"You can take the following actions: {', '.join([*world.view.actions, CHECK])}"
+def _goal(world: GridWorld) -> str:
+    return f"Your goal: {world.mission.replace('then', 'and').replace('after you', 'and')}"
 
 
 def _tell(view: View) -> str:
@@ -90,7 +91,8 @@ def _note(view: View) -> str:
 
 
 def _tell_compat(view: View) -> str:
-    said = ["In front of you in this room, you can see several objects: "]
+    nothing = "You cannot see any objects within sight."
+    said = ["In front of you in this room, you can see several objects: " if view.blocked or view.things else nothing]
     for thing in view.things:
         ahead, right = thing.cell
         said.append(f"There is a {thing.name} ")

@@ -25,6 +25,8 @@ COMMANDS = (
     Command("check", "check available actions", "list what you can do now"),
 )
 CHECK = "check available actions"
+MAX_ACTION_CHARS = 100
+"""The longest action that a view offers has under 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class GridWorld:
         self.level = generate(task_id)
         self.level.gen_obs = lambda: None  # An image after each step takes longer than the step, and is not looked at.
         self.view = self._look()
-        self.over = False
+        self.over = self.completed = False
 
     @property
     def mission(self) -> str:
@@ -53,11 +55,26 @@ class GridWorld:
         """minigrid's steps so far, of `level.max_steps`."""
         return int(self.level.step_count)
 
+    def follow(self, said: str) -> tuple[Outcome, str]:
+        """Take the action that is said, or answer why it cannot be taken."""
+        action = plain(said)
+        if action in self.view.actions:
+            return self.act(action), ""
+        return self.reject(self.listing() if action.startswith("check") else self.view.why_not(action))
+
+    def reject(self, reason: str) -> tuple[Outcome, str]:
+        """Answer what changes nothing."""
+        return Outcome(), reason
+
+    def listing(self) -> str:
+        """Return the answer to `check available actions`."""
+        return f"You can take the following actions: {', '.join([*self.view.actions, CHECK])}"
+
     def act(self, action: str) -> Outcome:
         """Take one of the view's actions: its moves, until one is in vain or the mission is over."""
         outcome = self._move(self.view.actions[action])
         self.view = self._look()
-        self.over = outcome.terminated or outcome.truncated
+        self.over = self.completed = outcome.terminated or outcome.truncated
         return outcome
 
     def _move(self, moves: Moves) -> Outcome:
@@ -75,3 +92,9 @@ class GridWorld:
         carrying = Thing(carried.type, carried.color, "", (0, 0)) if carried else None
         grid, in_sight = self.level.gen_obs_grid()
         return see(grid, in_sight, carrying)
+
+
+def plain(said: str) -> str:
+    """Return an action in the view's words."""
+    words = " ".join(said[:MAX_ACTION_CHARS].lower().split()).strip(" .!`'\"*[]()<>")
+    return words.replace("pick up ", "pickup ", 1)

@@ -5,6 +5,7 @@ The world, its pages and its questions are made up, so that no model knows an an
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -23,16 +24,27 @@ COMMANDS = (
     Command("search", "<search>{query}</search>", "find pages"),
     Command("answer", "<answer>{text}</answer>", "answer the question in a few words, without a sentence around them"),
 )
-PAGE_CHARS = {"full": 1_000, "compact": 200}
+PAGE_CHARS = {"full": 1_000, "compact": 200, "agentgym": 1_000}
 """How much of a page a result shows."""
-RESULTS = {"full": 3, "compact": 1}
+RESULTS = {"full": 3, "compact": 1, "agentgym": 3}
 
+_ASKED = """\
+You must reason inside <think>...</think> first. If you do not have enough knowledge, issue a <search>...</search> and \
+then STOP. Do not generate <information> or <answer> yet. Wait for external input wrapped in \
+<information>...</information>. After receiving information, reason again in <think>. If confident, output your final \
+answer in <answer>...</answer>. Do not output <answer> before receiving <information> unless you are fully confident. \
+If you find no further external knowledge needed, you can directly provide the answer inside <answer> and </answer>, \
+without detailed illustrations. For example, <answer> Beijing </answer>. Follow this process every time.
+
+ Question: {question}"""
 _OPENED = {name: re.compile(f"<{name}>", re.IGNORECASE) for name in ("search", "answer")}
 _CLOSED = {name: re.compile(f"</{name}>", re.IGNORECASE) for name in _OPENED}
 
 
 class Inquiry:
     """One question, until it is answered."""
+
+    invalid = "Write <search>words</search> or <answer>text</answer>."
 
     def __init__(self, question: Question, index: Index, shown: tuple[int, int], single_answer: bool) -> None:
         self._question = question
@@ -48,7 +60,7 @@ class Inquiry:
                 return unmoved(self._search(query.strip()))
             case ("answer", answer):
                 return self._judge(answer)
-        return unmoved("Write <search>words</search> or <answer>text</answer>.")
+        return unmoved(self.invalid)
 
     def _search(self, query: str) -> str:
         self._searched[query] = None
@@ -71,6 +83,28 @@ class Inquiry:
             if name not in self._searched:
                 return Move(f"<search>{name}</search>", f"I have to look up {name}.")
         return Move(f"<answer>{self._question.answers[0]}</answer>", "Now I know the answer.")
+
+
+class AskedInquiry(Inquiry):
+    """One question, answered in the words of AgentGym's SearchQA."""
+
+    invalid = (
+        "Your previous action is invalid. If you want to search, you should put the query between <search> and "
+        "</search>. If you want to give the final answer, you should put the answer between <answer> and </answer>. "
+        "Please try again."
+    )
+
+    def _search(self, query: str) -> str:
+        self._searched[query] = None
+        pages = self._index.search(query, self._results)
+        shown = (f"Doc {number}(Title: {page.title}) {page.text}" for number, page in enumerate(pages, 1))
+        return f"<information>{clip(chr(10).join(shown), self._page_chars * self._results)}</information>"
+
+    def _judge(self, answer: str) -> Step:
+        step = super()._judge(answer)
+        right = "Congratulations! You have answered the question correctly."
+        wrong = "Sorry, your answer is incorrect. Please try again."
+        return replace(step, observation=right if step.success else wrong)
 
 
 class DeepSearch(GameEnvironment[Inquiry]):
@@ -125,11 +159,14 @@ class DeepSearch(GameEnvironment[Inquiry]):
         index, questions = self._loaded or load(self._corpus, self._questions, self._style)
         if (question := questions.by_id.get(task_id)) is None:
             raise self.unknown(task_id)
-        rules = "" if self._style == "compact" else "Answer a question. No single page may hold what you need.\n"
-        again = (
-            "" if self._single_answer or self._style == "compact" else "\nYou may answer again after a wrong answer."
-        )
-        text = f"{rules}{self.manual()}{again}\nQuestion: {question.text}"
+        if self._style == "agentgym":
+            return _ASKED.format(question=question.text), AskedInquiry(
+                question, index, self._shown, self._single_answer
+            )
+        told = self._style != "compact"
+        rules = "Answer a question. No single page may hold what you need." if told else ""
+        again = "You may answer again after a wrong answer.\n" if told and not self._single_answer else ""
+        text = self.introduced(rules, f"{again}Question: {question.text}")
         return text, Inquiry(question, index, self._shown, self._single_answer)
 
     def read(self, text: str) -> str | Unreadable:

@@ -43,6 +43,7 @@ _FIT = {
     "heat": words("apple bread cup egg mug plate potato tomato"),
     "cool": words("apple bowl bread cup egg lettuce mug pan plate pot potato tomato"),
 }
+_ALFWORLD = ("Looking quickly around you, you see", "Your task is to")
 _STATES = {"clean": "clean", "heat": "hot", "cool": "cool"}
 _TOOLS = {"clean": "sinkbasin 1", "heat": "microwave 1", "cool": "fridge 1"}
 
@@ -50,7 +51,8 @@ _TOOLS = {"clean": "sinkbasin 1", "heat": "microwave 1", "cool": "fridge 1"}
 class Chore:
     """One task in a room."""
 
-    def __init__(self, category: str, draw: Random) -> None:
+    def __init__(self, category: str, draw: Random, lists_choices: bool = False) -> None:
+        self._lists_choices = lists_choices
         counts, kinds = ROOMS[draw.choice(_ROOMS_OF.get(category, tuple(ROOMS)))]
         places = [
             Place(f"{kind} {n}", is_open=kind not in CLOSED)
@@ -82,8 +84,12 @@ class Chore:
         """Follow a command; the chore may be done by it."""
         answer = self.house.obey(action)
         if not self._done():
-            return unmoved(answer)
+            return unmoved(answer + self.choices())
         return Step(f"{answer} The task is done.", reward=1.0, terminated=True, success=True)
+
+    def choices(self) -> str:
+        """Return the line that tells what can be done now, in AgentGym's words; nothing where it is not told."""
+        return f"\nAVAILABLE ACTIONS: {','.join(self.house.choices())}" if self._lists_choices else ""
 
     def _done(self) -> bool:
         if self.category == "light":
@@ -167,10 +173,11 @@ class Household(GameEnvironment[Chore]):
         """Return what the agent sees from the middle of the room."""
         if (category := _categories().get(task_id)) is None:
             raise self.unknown(task_id)
-        chore = Chore(category, drawn(task_id))
-        rules = "You do a chore in a room. Places may have to be opened.\n" if self._style == "full" else ""
-        seen = f"You are in the middle of a room. You see {listed(list(chore.house.places))}."
-        return f"{rules}{self.manual()}\n{seen}\nYour task: {chore.wish}.", chore
+        chore = Chore(category, drawn(task_id), lists_choices=self._style == "agentgym")
+        rules = "You do a chore in a room. Places may have to be opened." if self._style == "full" else ""
+        look, wish = ("You see", "Your task") if self._style != "agentgym" else _ALFWORLD
+        seen = f"You are in the middle of a room. {look} {listed(list(chore.house.places))}."
+        return self.introduced(rules, f"{seen}\n{wish}: {chore.wish}.{chore.choices()}"), chore
 
 
 @cache

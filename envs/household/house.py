@@ -89,6 +89,30 @@ class House:
                 return f"You carry {listed([self.carried] if self.carried else [])}."
         return NOTHING
 
+    def choices(self) -> list[str]:
+        """Return the actions that would change or show something now, in ALFWorld's words."""
+        here, carried = self.here, self.carried
+        found = [f"go to {place}" for place in self.places if here is None or place != here.name]
+        if here is not None:
+            found += self._choices_at(here)
+        if carried is not None:
+            found.append(f"examine {carried}")
+        return [*found, "inventory"]
+
+    def _choices_at(self, here: Place) -> list[str]:
+        carried, things = self.carried, here.things if here.is_open else []
+        found = [f"examine {name}" for name in (here.name, *things)]
+        if here.has_door:
+            found.append(f"{'close' if here.is_open else 'open'} {here.name}")
+        if carried is None:
+            found += [f"take {thing} from {here.name}" for thing in things if thing != LAMP]
+        else:
+            found += [f"put {carried} in/on {here.name}"] if here.is_open else []
+            found += [
+                f"{verb} {carried} with {here.name}" for verb, (kind, _) in _MADE.items() if kind == kind_of(here.name)
+            ]
+        return [*found, f"use {LAMP}"] if LAMP in here.things else found
+
     def _take(self, thing: str, place: str) -> str:
         here = self._at(place)
         if here is None or not here.is_open or self.carried or thing not in here.things or thing == LAMP:

@@ -14,10 +14,12 @@ from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, write_action
 from horizonrl.envs.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, require_java
 from horizonrl.envs.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
-from horizonrl.envs.sciworld.tasks import SciWorldTask, list_tasks, load_tasks
+from horizonrl.envs.sciworld.tasks import SciWorldTask, list_tasks, numbered
 
 MAX_STEPS = 100
-"""Actions of an episode, as in ScienceWorld's own wrapper."""
+"""Turns of an episode."""
+MOST_MOVES = 100
+"""In AgentGym's style, moves of an episode as the simulator counts them: the limit of ScienceWorld's own wrapper."""
 MAX_ACTION_CHARS = 200
 """The longest action of a solution has under 100."""
 
@@ -53,7 +55,7 @@ class SciWorld:
     """One experiment at a time, in a simulation of its own.
 
     format: how the agent names its action (envs/formats.py)
-    style: `full` explains every command, `compact` lists them
+    style: `full` explains every command, `compact` lists them, `agentgym` leaves them to AgentGym's clients
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
@@ -84,10 +86,10 @@ class SciWorld:
         return list_tasks()
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin an experiment; in a new simulation when the JVM of the last one has died."""
-        task = load_tasks().get(task_id)
+        """Begin an experiment, any of AgentGym's; in a new simulation when the JVM of the last one has died."""
+        task = numbered().get(task_id)
         if task is None:
-            raise ConfigError(f"sciworld has no task {task_id!r}: a task is a number of its list, such as '606'")
+            raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(numbered()) - 1}")
         self._task = None
         if self._simulation is None or not self._simulation.lives:
             await self.close()
@@ -111,7 +113,8 @@ class SciWorld:
                 seen = await self._act(simulation, " ".join(said[:MAX_ACTION_CHARS].split()))
         gained, self._score = seen.score - self._score, seen.score
         terminated = seen.completed or seen.score < 0
-        self._over = terminated or self.turns >= MAX_STEPS
+        cut = seen.moves > MOST_MOVES if self._style == "agentgym" else self.turns >= MAX_STEPS
+        self._over = terminated or cut
         return Step(
             clip(seen.observation, self._max_chars),
             reward=gained / 100,
@@ -135,7 +138,7 @@ class SciWorld:
             await simulation.close()
 
     async def _act(self, simulation: Simulation, action: str) -> Seen:
-        if action.lower() == VALID_ACTIONS:
+        if action.lower() == VALID_ACTIONS and self._style != "agentgym":
             return Seen(", ".join(await simulation.valid_actions()), self._score, completed=False)
         return await simulation.step(action)
 

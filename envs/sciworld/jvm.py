@@ -49,6 +49,8 @@ class Seen:
     score: int
     """0 to 100; negative when the task is lost."""
     completed: bool
+    moves: int = 0
+    """How many the simulator has counted: of `wait1` two, of looking around none."""
 
 
 class Jvm:
@@ -206,7 +208,7 @@ class Simulation:
         self._random.setSeed(seed)
         observation = str(self._interface.step(action))
         score = round(100 * float(self._interface.getScore()))
-        return Seen(observation, score, bool(self._interface.getCompleted()))
+        return Seen(observation, score, bool(self._interface.getCompleted()), int(self._interface.getNumMoves()))
 
     async def _ask(self, ask: Callable[[], T]) -> T:
         def asked(_: JavaGateway) -> T:

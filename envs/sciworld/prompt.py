@@ -4,7 +4,8 @@ from typing import Literal
 
 from horizonrl.envs.formats import ActionFormat, Command, explain
 
-Style = Literal["full", "compact"]
+Style = Literal["full", "compact", "agentgym"]
+"""`agentgym` is what AgentGym's server says: no rules, which its clients tell."""
 
 COMMANDS = (
     Command("open", "open {object}", "open a container or a door"),
@@ -47,6 +48,8 @@ _COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nActi
 
 def first_observation(task: str, seen: str, style: Style, action_format: ActionFormat) -> str:
     """Return the rules, the task and the first look around."""
+    if style == "agentgym":
+        return f"{task}\n{seen}"
     reply = explain(action_format, COMMANDS)
     if style == "compact":
         words = " | ".join(_words(command) for command in COMMANDS)

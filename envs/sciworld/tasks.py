@@ -39,19 +39,30 @@ class SciWorldTask:
 
 
 @cache
+def numbered() -> Mapping[str, SciWorldTask]:
+    """Return AgentGym's 4,639 tasks by their numbers, whether they are listed or not."""
+    counted = [(name, at, family) for name, count, family in VARIATIONS for at in range(count)]
+    split = _split(len(counted))
+    return {
+        str(number): SciWorldTask(TaskSpec(str(number), split.get(number, "train"), family), name, at)
+        for number, (name, at, family) in enumerate(counted)
+    }
+
+
+@cache
 def load_tasks() -> Mapping[str, SciWorldTask]:
-    """Return every task by its id, in the order of the numbers."""
-    listed = [(name, at, family) for name, count, family in VARIATIONS for at in range(count)]
+    """Return every listed task by its id, in the order of the numbers."""
+    listed = _split(len(numbered()))
+    return {task_id: task for task_id, task in numbered().items() if int(task_id) in listed}
+
+
+def _split(count: int) -> Mapping[int, Split]:
+    """Return the split of each listed task, by number."""
     drawn = sorted(
-        (number for number in range(len(listed)) if number not in LEFT_OUT),
+        (number for number in range(count) if number not in LEFT_OUT),
         key=lambda number: sha256(f"sciworld {number}".encode()).digest(),
     )[: TEST_TASKS + TRAIN_TASKS]
-    split: dict[int, Split] = {number: "test" if at < TEST_TASKS else "train" for at, number in enumerate(drawn)}
-    tasks = {}
-    for number in sorted(drawn):
-        name, variation, family = listed[number]
-        tasks[str(number)] = SciWorldTask(TaskSpec(str(number), split[number], family), name, variation)
-    return tasks
+    return {number: "test" if at < TEST_TASKS else "train" for at, number in enumerate(drawn)}
 
 
 @cache

@@ -6,9 +6,11 @@ Knows nothing of HTTP. What it refuses is a Refusal with a code; what breaks in 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from horizonrl.common.errors import ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
@@ -22,6 +24,8 @@ log = get_logger()
 CLOSE_S = 10.0
 BEGIN_WITHIN_S = 120.0
 """An episode that is created and never begun is closed after so long: it costs a caller nothing to make a thousand."""
+LEFT_AFTER_S = 300.0
+"""A client that never closes has left an episode that it did not call for so long; only a full server cares."""
 STATUS = {"bad_request": 400, "unknown_task": 400, "unknown_episode": 404, "no_episode": 409, "full": 429,
           "environment_failed": 500, "environment_timeout": 504}  # fmt: skip
 """The codes of refusals, and the status that tells of them."""
@@ -43,8 +47,25 @@ class Taken:
     total: float
 
 
+@dataclass(frozen=True)
+class Way:
+    """One way into an environment: where it is played, and which task a number names."""
+
+    host: Host
+    options: Mapping[str, Any]
+    tasks: Sequence[TaskSpec]
+    task_named: Callable[[int], str | None]
+    closes: bool = True
+    """Whether its clients close what they leave; some of AgentGym's do not, and may leave in the middle."""
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        return frozenset(task.task_id for task in self.tasks)
+
+
 @dataclass
 class _Episode:
+    way: Way
     used_at: float
     task_id: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -57,36 +78,51 @@ class _Episode:
     last_key: str | None = None
     last: Taken | None = None
 
+    def is_left(self, now: float) -> bool:
+        """Whether its client needs it no more, as far as can be told: it is over, or was not called for long."""
+        over = self.last is not None and not self.going
+        return not self.lock.locked() and (over or (not self.way.closes and self.used_at < now - LEFT_AFTER_S))
+
 
 class Episodes:
-    """Creates, plays and closes episodes. Ids are random 53-bit numbers: nobody guesses another's."""
+    """Creates, plays and closes the episodes of an environment, whichever way they come in.
 
-    def __init__(self, env_id: str, host: Host, tasks: Sequence[TaskSpec], capacity: int, metrics: Metrics) -> None:
+    Ids are random 53-bit numbers: nobody guesses another's.
+    """
+
+    def __init__(self, env_id: str, capacity: int, metrics: Metrics) -> None:
         self.env_id = env_id
-        self._host = host
-        self._ids = [task.task_id for task in tasks]
-        self._known = set(self._ids)
         self._capacity = capacity
         self.metrics = metrics
         self._episodes: dict[int, _Episode] = {}
 
-    def create(self) -> int:
-        """Return the id of a new episode, that no task is begun in."""
+    async def create(self, way: Way) -> int:
+        """Return the id of a new episode, that no task is begun in.
+
+        A full server closes the one that was left for longest.
+        """
         if len(self._episodes) >= self._capacity:
-            raise Refusal("full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait")
+            now = time.monotonic()
+            left = {key: episode.used_at for key, episode in self._episodes.items() if episode.is_left(now)}
+            if not left:
+                raise Refusal(
+                    "full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait"
+                )
+            await self.close(min(left, key=left.__getitem__))
         episode_id = secrets.randbits(53)
-        self._episodes[episode_id] = _Episode(time.monotonic(), self._ids[0])
+        self._episodes[episode_id] = _Episode(way, time.monotonic(), way.tasks[0].task_id)
         self._count()
         return episode_id
 
     async def reset(self, episode_id: int, task: int | str | None) -> str:
-        """Begin a task, by its id or its place in the list; None begins the last one again."""
+        """Begin a task, by its id or its number; None begins the last one again."""
         episode = self._find(episode_id)
-        task_id = episode.task_id if task is None else self._task_id(task)
+        task_id = episode.task_id if task is None else self._task_id(episode, task)
         async with episode.lock:
             episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
+            episode.last = None
             async with _attributed():
-                episode.observation = await self._host.reset(episode_id, task_id)
+                episode.observation = await episode.way.host.reset(episode_id, task_id)
             episode.going = episode.begun = True
             return episode.observation
 
@@ -101,7 +137,7 @@ class Episodes:
                 raise Refusal("no_episode", "no episode goes on: reset before the next step")
             episode.going = False  # unless the environment answers
             async with _attributed():
-                step = await self._host.step(episode_id, readable(text))
+                step = await episode.way.host.step(episode_id, readable(text))
             episode.observation, episode.total = step.observation, episode.total + step.reward
             episode.going = not (step.terminated or step.truncated)
             episode.last_key, episode.last = key, Taken(step, episode.total)
@@ -112,17 +148,22 @@ class Episodes:
         """Return the last observation."""
         return self._find(episode_id).observation
 
-    async def close(self, episode_id: int) -> None:
-        """Free an episode; harmless when there is none."""
+    def last(self, episode_id: int) -> Taken | None:
+        """Return the last step that was taken; None before the first."""
+        return self._find(episode_id).last
+
+    async def close(self, episode_id: int) -> bool:
+        """Free an episode. Returns whether there was one."""
         episode = self._episodes.pop(episode_id, None)
         if episode is None:
-            return
+            return False
         self._count()
         try:
             async with asyncio.timeout(CLOSE_S), episode.lock:
-                await self._host.close(episode_id)
+                await episode.way.host.close(episode_id)
         except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
             log.warning("environment_not_closed", env=self.env_id, error=repr(error))
+        return True
 
     async def reap(self, ttl_s: float) -> None:
         """Close episodes that nobody has called for `ttl_s`, for ever."""
@@ -135,9 +176,6 @@ class Episodes:
                     log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
                     await self.close(episode_id)
 
-    async def stop(self) -> None:
-        await self._host.stop()
-
     def _find(self, episode_id: int) -> _Episode:
         episode = self._episodes.get(episode_id)
         if episode is None:
@@ -145,12 +183,13 @@ class Episodes:
         episode.used_at = time.monotonic()
         return episode
 
-    def _task_id(self, task: int | str) -> str:
-        if isinstance(task, int) and 0 <= task < len(self._ids):
-            return self._ids[task]
-        if task in self._known and isinstance(task, str):
+    def _task_id(self, episode: _Episode, task: int | str) -> str:
+        if isinstance(task, str) and task in episode.way.known:
             return task
-        raise Refusal("unknown_task", f"{self.env_id} has no task {task!r}: a task is 0 to {len(self._ids) - 1}")
+        named = episode.way.task_named(task) if isinstance(task, int) and task >= 0 else None
+        if named is None:
+            raise Refusal("unknown_task", f"{self.env_id} has no task {task!r}: GET /{self.env_id}/tasks lists them")
+        return named
 
     def _count(self) -> None:
         self.metrics.set("served_episodes", len(self._episodes), env=self.env_id)

@@ -1,6 +1,6 @@
 """OpenEnv's WebSocket over a server's episodes: one conversation, one episode, closed with it.
 
-{"type": "reset", "data": {"seed": 3}}     begins the task of that place in the list, or `task_id`
+{"type": "reset", "data": {"seed": 3}}     begins the task of that number, or `task_id`
 {"type": "step", "data": {"action": ...}}  `action` or `text`: a whole reply
 {"type": "state"}, {"type": "close"}
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from horizonrl.envs.serving.episodes import Episodes, Refusal
+from horizonrl.envs.serving.episodes import Episodes, Refusal, Way
 
 
-async def converse(request: web.Request, episodes: Episodes) -> web.WebSocketResponse:
+async def converse(request: web.Request, episodes: Episodes, way: Way) -> web.WebSocketResponse:
     """Answer messages until the client closes."""
     channel = web.WebSocketResponse(heartbeat=30.0)
     await channel.prepare(request)
@@ -27,7 +27,7 @@ async def converse(request: web.Request, episodes: Episodes) -> web.WebSocketRes
                 if asked == "close":
                     break
                 if episode is None:
-                    episode = episodes.create()
+                    episode = await episodes.create(way)
                 answer = await _answer(episodes, episode, asked, data)
             except Refusal as refusal:
                 answer = {"type": "error", "data": {"message": str(refusal), "code": refusal.code}}

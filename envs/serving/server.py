@@ -1,8 +1,9 @@
 """`horizonrl envs serve`: environments over AgentGym's HTTP protocol, so that its clients and ours can play them.
 
-    /ID/...         in AgentGym's words for that id (agentgym/dialects.py); at the root too where one id is served
-    /ID/served/...  in our own: whole replies, task ids, success and truncation (the environment `served` plays it)
-    /ID/tasks       the tasks, in the order in which AgentGym's numbers count them
+    /ID/...         to AgentGym's clients, in the dialect of its counterpart there (agentgym/doors.py); at the root too
+                    where one id is served
+    /ID/served/...  to our own: whole replies, task ids, success and truncation (the environment `served` plays it)
+    /ID/tasks       the tasks, with their numbers
     /ID/ws          OpenEnv's WebSocket (openenv.py)
     /healthz /readyz /metrics
 
@@ -10,7 +11,6 @@ An error is a status and {"error", "code"}; `compatible` turns it into AgentGym'
 """
 
 import asyncio
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,9 +22,10 @@ from horizonrl.common.lag import LoopLag
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
+from horizonrl.envs.agentgym.dialects import SERVED, Dialect, part_actions
+from horizonrl.envs.agentgym.doors import door_of, numbers_of, task_named, vocabulary
 from horizonrl.envs.agentgym.wire import KEY_HEADER, REPEATABLE_HEADER
-from horizonrl.envs.serving.episodes import STATUS, Episodes, Refusal
+from horizonrl.envs.serving.episodes import STATUS, Episodes, Refusal, Way
 from horizonrl.envs.serving.guard import guarded, names_of
 from horizonrl.envs.serving.hosts import LocalHost, WorkerHost
 from horizonrl.envs.serving.openenv import converse
@@ -55,12 +56,12 @@ class Serving:
 async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -> None:
     """Serve until SIGTERM or SIGINT; `say` is told the addresses."""
     metrics, lag = Metrics("server", serving.environments), LoopLag()
-    served = [await _episodes(env_id, options, serving, metrics) for env_id, options in serving.environments.items()]
+    served = [await _serve_one(env_id, serving, metrics) for env_id in serving.environments]
     names = names_of(serving.host) | {name.lower() for name in serving.hosts}
     routes = [
         web.route(route.method, route.path, guarded(route.handler, names))
-        for episodes in served
-        for route in _routes(episodes, serving)
+        for one in served
+        for route in one.routes(serving)
     ]
     refresh = lambda: metrics.set("event_loop_lag_seconds", lag.take())  # noqa: E731
     service = Service(metrics=metrics, stop_within_s=STOP_S, routes=routes, refresh=refresh)
@@ -68,76 +69,99 @@ async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(lag.watch())
-            for episodes in served:
-                group.create_task(episodes.reap(serving.ttl_s))
+            for one in served:
+                group.create_task(one.episodes.reap(serving.ttl_s))
 
     try:
         async with service.open(serving.host, serving.port):
-            for episodes in served:
-                say(f"{episodes.env_id}: http://{serving.host}:{service.port}/{episodes.env_id}")
+            for one in served:
+                say(f"{one.env_id}: http://{serving.host}:{service.port}/{one.env_id}")
             service.ready = True
             await until_stopped(work(), service.stopping)
     finally:
-        for episodes in served:
-            await episodes.stop()
+        for one in served:
+            await one.stop()
 
 
-async def _episodes(env_id: str, options: Mapping[str, Any], serving: Serving, metrics: Metrics) -> Episodes:
+async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Served":
+    """Return an environment with its ways in. Raises ConfigError for options that it cannot take."""
+    options = serving.environments[env_id]
+    own, door = await _way(env_id, options, serving, closes=True), door_of(env_id, options)
+    agentgym = await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
+    return _Served(Episodes(env_id, serving.capacity, metrics), own, door.dialect if door else SERVED, agentgym or own)
+
+
+async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
     await registry.make(env_id, options).close()  # options that it cannot take are refused before anybody calls
-    tasks = registry.tasks(env_id, options)
     host = WorkerHost(env_id, options, serving.workers) if serving.workers else LocalHost(env_id, options)
-    return Episodes(env_id, host, tasks, serving.capacity, metrics)
+    tasks = registry.tasks(env_id, options)
+    return Way(host, options, tasks, task_named(env_id, tasks), closes)
 
 
-def _routes(episodes: Episodes, serving: Serving) -> Sequence[web.RouteDef]:
-    env_id = episodes.env_id
-    dialect = DIALECTS.get(env_id, SERVED)
-    wraps = dialect.bare and _reads_react(env_id, serving.environments[env_id])
-    tasks = [asdict(task) for task in registry.tasks(env_id, serving.environments[env_id])]
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """One environment, and the ways into it."""
 
-    async def list_tasks(_: web.Request) -> web.Response:
-        return web.json_response(tasks)
+    episodes: Episodes
+    own: Way
+    """Our own clients': the user's options, and whole replies."""
+    dialect: Dialect
+    agentgym: Way
+    """AgentGym's clients', in the dialect; our own where AgentGym does not know the environment."""
 
-    async def greet(_: web.Request) -> web.Response:
-        return web.json_response(f"This is environment {env_id}.")
+    @property
+    def env_id(self) -> str:
+        return self.episodes.env_id
 
-    async def talk(request: web.Request) -> web.WebSocketResponse:
-        return await converse(request, episodes)
+    async def stop(self) -> None:
+        for way in (self.own, self.agentgym):
+            await way.host.stop()
 
-    def at(base: str) -> list[web.RouteDef]:
-        own = Face(episodes, dialect, wraps, serving.compatible).routes(base)
-        plain = Face(episodes, SERVED, False, serving.compatible).routes(base + SERVED.prefix)
-        other = [web.get(base or "/", greet), web.get(f"{base}/tasks", list_tasks), web.get(f"{base}/ws", talk)]
-        return [*own, *plain, *other]
+    def routes(self, serving: Serving) -> Sequence[web.RouteDef]:
+        """Return what is served of it: at its id, and at the root too where it is the only one."""
+        bases = [f"/{self.env_id}", *([""] if len(serving.environments) == 1 else [])]
+        return [route for base in bases for route in self._routes(base, serving.compatible)]
 
-    return at(f"/{env_id}") + (at("") if len(serving.environments) == 1 else [])
+    def _routes(self, base: str, compatible: bool) -> Sequence[web.RouteDef]:
+        numbers = numbers_of(self.env_id, self.own.tasks)
+        tasks = [{**asdict(task), "number": numbers[task.task_id]} for task in self.own.tasks]
 
+        async def list_tasks(_: web.Request) -> web.Response:
+            return web.json_response(tasks)
 
-def _reads_react(env_id: str, options: Mapping[str, Any]) -> bool:
-    chosen = inspect.signature(registry.load(env_id)).parameters.get("format")
-    return chosen is not None and options.get("format", chosen.default) == "react"
+        async def greet(_: web.Request) -> web.Response:
+            return web.json_response(f"This is environment {self.env_id}.")
+
+        async def talk(request: web.Request) -> web.WebSocketResponse:
+            return await converse(request, self.episodes, self.own)
+
+        return [
+            *Face(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
+            *Face(self.episodes, self.own, SERVED, compatible).routes(base + SERVED.prefix),
+            *(web.get(base or "/", greet), web.get(f"{base}/tasks", list_tasks), web.get(f"{base}/ws", talk)),
+        ]
 
 
 @dataclass(frozen=True)
 class Face:
-    """Episodes in the words of one dialect."""
+    """Episodes that came in one way, in the words of one dialect."""
 
     episodes: Episodes
+    way: Way
     dialect: Dialect
-    wraps: bool
-    """An action comes without its reply, to an environment that reads replies: it is sent on as one."""
     compatible: bool
 
     def routes(self, base: str) -> list[web.RouteDef]:
-        """Return the calls of the protocol; what only some of AgentGym's servers have besides answers nothing much."""
-        calls = {"create": self._create, "reset": self._reset, "step": self._step, "close": self._close}
-        posts = [web.post(f"{base}/{name}", self._answering(name, call)) for name, call in calls.items()]
-        observation = web.get(f"{base}/observation", self._answering("observation", self._observation))
-        nothing = self._answering("detail", self._nothing)
+        """Return the calls of the protocol that AgentGym's clients make, and its servers' `detail`."""
+        posts = {"create": self._create, "reset": self._reset, "step": self._step, "close": self._close}
+        gets = {"observation": self._observation, "detail": self._detail}
+        if self.dialect.name == "alfworld":
+            gets["available_actions"] = self._available_actions
+        if self.dialect.name == "wordle":
+            gets["filtered_vocab"] = self._vocabulary
         return [
-            *posts,
-            observation,
-            *(web.get(f"{base}/{name}", nothing) for name in ("filtered_vocab", "available_actions")),
+            *(web.post(f"{base}/{name}", self._answering(name, call)) for name, call in posts.items()),
+            *(web.get(f"{base}/{name}", self._answering(name, call)) for name, call in gets.items()),
         ]
 
     def _answering(
@@ -161,13 +185,15 @@ class Face:
         return answer
 
     async def _create(self, _: web.Request) -> Any:
-        return self.dialect.created(self.episodes.create())
+        return self.dialect.created(await self.episodes.create(self.way))
 
     async def _reset(self, request: web.Request) -> Any:
         body = await _body(request)
         task = body.get("task_id", body.get(self.dialect.task))
         if isinstance(task, bool) or not isinstance(task, int | str | None):
             raise Refusal("bad_request", f"{self.dialect.task} is {task!r}: a task is a number")
+        if task is None and self.dialect.needs_task:
+            raise Refusal("bad_request", f"the body has no {self.dialect.task}: it is the number of the task")
         episode = self._episode(body)
         return self.dialect.begun(episode, await self.episodes.reset(episode, task))
 
@@ -176,20 +202,29 @@ class Face:
         text = body.get(self.dialect.action)
         if not isinstance(text, str):
             raise Refusal("bad_request", f"{self.dialect.action} is {text!r}: it is a text")
-        if self.wraps and "Action:" not in text:
-            text = f"Action: {text}"
         taken = await self.episodes.step(self._episode(body), text, request.headers.get(KEY_HEADER))
         return self.dialect.stepped(taken.step, taken.total)
 
     async def _close(self, request: web.Request) -> Any:
-        await self.episodes.close(self._episode(await _body(request)))
-        return {"closed": True}
+        return self.dialect.closed(await self.episodes.close(self._episode(await _body(request))))
 
     async def _observation(self, request: web.Request) -> Any:
-        return self.episodes.observation(self._episode(request.query))
+        return self.dialect.observed(self.episodes.observation(self._episode(request.query)))
 
-    async def _nothing(self, _: web.Request) -> Any:
-        return []
+    async def _detail(self, request: web.Request) -> Any:
+        episode = self._episode(request.query)
+        last = self.episodes.last(episode)
+        if last is not None:
+            return self.dialect.stepped(last.step, last.total) | {"deleted": False}
+        text = self.dialect.observed(self.episodes.observation(episode))
+        return {"observation": text, "reward": 0, "score": 0, "done": False, "deleted": False}
+
+    async def _available_actions(self, request: web.Request) -> Any:
+        return part_actions(self.episodes.observation(self._episode(request.query)))[1]
+
+    async def _vocabulary(self, request: web.Request) -> Any:
+        self._episode(request.query)
+        return vocabulary(self.way.options)
 
     def _episode(self, given: Mapping[str, Any]) -> int:
         episode = given.get(self.dialect.key)

@@ -24,7 +24,7 @@ COMMANDS = (
 TRAIN, TEST = 3_930, 200
 FOUND = 50
 """Products that a search finds at most."""
-ON_A_PAGE = {"full": 10, "compact": 5}
+ON_A_PAGE = {"full": 10, "compact": 5, "agentgym": 10}
 
 BACK, NEXT, PREVIOUS, BUY, DESCRIPTION = "Back to Search", "Next >", "< Prev", "Buy Now", "Description"
 _ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE)
@@ -167,8 +167,8 @@ class Shop(GameEnvironment[Visit]):
         if task_id not in _ids():
             raise self.unknown(task_id)
         visit = Visit(make_wish(drawn(task_id)), load_shelves(), ON_A_PAGE[self._style])
-        rules = "Find what the customer wishes, choose its options and buy it.\n" if self._style == "full" else ""
-        return f"{rules}{self.manual()}\n{visit.page()}", visit
+        rules = "Find what the customer wishes, choose its options and buy it." if self._style == "full" else ""
+        return self.introduced(rules, visit.page()), visit
 
 
 @cache

@@ -85,18 +85,20 @@ class Sql(GameEnvironment[Answering]):
         if (task := _by_id().get(task_id)) is None:
             raise self.unknown(task_id)
         problem, database = make_problem(task)
-        full = self._style == "full"
+        full = self._style != "compact"
         schema = "\n".join(
             f"{table}({', '.join(columns if full else [column.split()[0] for column in columns])})"
             + (f"\n{table_of(problem.rows[table][:3])}" if full else "")
             for table, columns in problem.tables.items()
         )
-        rules = f"Answer a question about a sqlite database. Attempts: {self._attempts}.\n" if full else ""
-        text = f"{rules}{self.manual()}\nTables:\n{schema}\nQuestion: {problem.question}"
+        rules = f"Answer a question about a sqlite database. Attempts: {self._attempts}." if full else ""
+        text = self.introduced(rules, f"Tables:\n{schema}\nQuestion: {problem.question}")
         return text, Answering(problem, database, self._attempts)
 
     def read(self, text: str) -> str | Unreadable:
-        """Return the query of a reply."""
+        """Return the query of a reply. AgentGym's client has taken it out of its fence."""
+        if self._style == "agentgym":
+            return super().read(" ".join(text.split()))
         blocks = fenced(text, "sql") if self._format in ("react", "plain") else []
         if not blocks:
             return super().read(text)

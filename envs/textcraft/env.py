@@ -13,6 +13,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+from horizonrl.envs.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.expert import TextCraftExpert
 from horizonrl.envs.textcraft.prompt import Style, first_observation
@@ -24,7 +25,8 @@ class TextCraft:
 
     distractors: recipes in the first observation that the goal does not need
     format: how the agent names its action (envs/formats.py)
-    style: `full` explains the rules and lists every way to the goal, `compact` is for small models and short contexts
+    style: `full` explains the rules and lists every way to the goal, `compact` is for small models and short contexts,
+        `agentgym` has AgentGym's words and leaves the rules to its clients
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
@@ -59,7 +61,7 @@ class TextCraft:
             raise ConfigError(f"textcraft has no task {task_id!r}: a task is a craftable item, such as 'oak_planks'")
         text = first_observation(self._book, goal, self._distractors, (self._style, self._format))
         text = whole(text, task_id, self._max_chars)
-        self._world = Crafting(self._book, goal)
+        self._world = (AgentGymCrafting if self._style == "agentgym" else Crafting)(self._book, goal)
         return Observation(text)
 
     async def step(self, text: str) -> Step:

@@ -9,7 +9,8 @@ from horizonrl.envs.textcraft.crafting import COMMANDS
 from horizonrl.envs.textcraft.expert import recipes_needed
 from horizonrl.envs.textcraft.recipes import Recipe, RecipeBook
 
-Style = Literal["full", "compact"]
+Style = Literal["full", "compact", "agentgym"]
+"""`agentgym` has AgentGym's words and no rules, which its clients tell."""
 
 _FULL = """\
 You craft items in Minecraft. Each turn you give one command:
@@ -36,6 +37,8 @@ def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple
     recipes += _distractors(book, recipes, distractors, draw)
     draw.shuffle(recipes)
     listed = "\n".join(map(str, recipes))
+    if style == "agentgym":
+        return f"Crafting commands:\n{listed}\n\nGoal: craft {goal}."
     reply = explain(action_format, COMMANDS)
     if style == "compact":
         reply = _COMPACT_REPLY.get(action_format, reply)

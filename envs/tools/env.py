@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -20,6 +21,10 @@ from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks
 from horizonrl.envs.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.tools.toolbox import Call, Domain, Problem, Store, ToolError
 
+_TRIAL = """\
+Now new trial starts.
+You should perform actions to accomplish the goal: {goal}
+Give me one action."""
 _CALL = re.compile(r"(\w+)(?:\s+with\s+Action\s+Input\s*:)?\s*(\{.*\})?", re.IGNORECASE)
 
 
@@ -43,6 +48,8 @@ class Errand:
         arguments = _arguments(found[2]) if found else None
         if found is None or arguments is None:
             return unmoved('Write a tool and its arguments as JSON, such as finish {"answer": "12"}.')
+        if found[1].lower() == "check_valid_actions":
+            return unmoved(f"You can use following valid actions: {self._listed()}")
         if found[1].lower() == "finish":
             return self._finish(arguments.get("answer", ""))
         tool = self._tools.get(found[1].lower())
@@ -56,6 +63,11 @@ class Errand:
             return unmoved(f"Error: {error}.")
         self._made.append(Call(tool.name, arguments))
         return Step(observation, reward=self._pay(self._share()), terminated=False)
+
+    def _listed(self) -> str:
+        return ", ".join(
+            [*(f"{tool.name}({', '.join(tool.arguments)})" for tool in self._tools.values()), "finish(answer)"]
+        )
 
     def _finish(self, answer: str) -> Step:
         right = _plain(answer) == _plain(self._problem.answer) if self._problem.answer else self._store == self._wanted
@@ -83,6 +95,15 @@ class Errand:
                 return Move(f"{wanted.tool} {json.dumps(wanted.arguments)}", f"I need {wanted.tool}.")
         answer = self._problem.answer or "done"
         return Move(f"finish {json.dumps({'answer': answer})}", "That is all.")
+
+
+class AskedErrand(Errand):
+    """One problem, answered in AgentGym's words."""
+
+    def follow(self, action: str) -> Step:
+        """Run a tool, or judge the end."""
+        step = super().follow(action)
+        return replace(step, observation=f"Observation: {step.observation}\nGive me one action.")
 
 
 class ToolEnvironment(GameEnvironment[Errand]):
@@ -116,8 +137,10 @@ class ToolEnvironment(GameEnvironment[Errand]):
         if (task := _tasks(self.env_id, self.domain).get(task_id)) is None:
             raise self.unknown(task_id)
         problem = self.domain.make(task.category, drawn(task_id))
-        rules = "Reach a goal with tools; call one a turn.\n" if self._style == "full" else ""
-        return f"{rules}{self.manual()}\nGoal: {problem.goal}", Errand(problem, self.domain)
+        if self._style == "agentgym":
+            return _TRIAL.format(goal=problem.goal), AskedErrand(problem, self.domain)
+        rules = "Reach a goal with tools; call one a turn." if self._style == "full" else ""
+        return self.introduced(rules, f"Goal: {problem.goal}"), Errand(problem, self.domain)
 
 
 class Weather(ToolEnvironment):

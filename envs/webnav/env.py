@@ -6,7 +6,7 @@ The observations and actions are WebArena's; the sites are ours, kept by the epi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import validate_call
 
@@ -51,7 +51,8 @@ class WebNav:
     """One task on its own small web at a time.
 
     format: how the agent names its action (envs/formats.py)
-    style: `full` is WebArena's notation on sites of some hundred pages, `compact` is terse, on sites of some dozen
+    style: `full` is WebArena's notation on sites of some hundred pages, `compact` is terse, on sites of some dozen;
+        `agentgym` is `full` as WebArena's server tells it, without the rules
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
@@ -63,12 +64,13 @@ class WebNav:
         self,
         *,
         format: ActionFormat = "react",
-        style: Style = "full",
+        style: Style | Literal["agentgym"] = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:
-        self.version = f"{WebNav.version}-{style}"  # A style's worlds and answers are its own.
+        self._to_agentgym = style == "agentgym"
+        self._style: Style = "full" if style == "agentgym" else style
+        self.version = f"{WebNav.version}-{self._style}"  # A style's worlds and answers are its own.
         self._format: ActionFormat = format
-        self._style: Style = style
         self._max_chars = max_observation_chars
         self._episode: _Episode | None = None
 
@@ -89,6 +91,7 @@ class WebNav:
     async def step(self, text: str) -> Step:
         """Take the one action that the text names."""
         episode = self._begun()
+        text = text.split("```")[1] if self._to_agentgym and text.count("```") > 1 else text
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
                 return Step(clip(reason, self._max_chars), 0.0, terminated=False)
@@ -104,7 +107,7 @@ class WebNav:
             episode.browser.act(name, arguments)
         except Refused as refused:
             return Step(clip(str(refused), self._max_chars), 0.0, terminated=False)
-        return Step(clip(episode.browser.observe(), self._max_chars), 0.0, terminated=False)
+        return Step(clip(self._seen(episode, action), self._max_chars), 0.0, terminated=False)
 
     def expert(self) -> WebExpert:
         """Return an expert that plays from the task's begin."""
@@ -128,7 +131,15 @@ class WebNav:
             raise EnvironmentFailure("no episode has begun or it is over: reset before step and expert")
         return self._episode
 
+    def _seen(self, episode: _Episode, action: str) -> str:
+        page = episode.browser.observe()
+        if not self._to_agentgym:
+            return page
+        return f"OBSERVATION:\n{page}\nOBJECTIVE: {episode.drawn.task.intent}\nPREVIOUS ACTION: {action}"
+
     def _first(self, episode: _Episode) -> str:
+        if self._to_agentgym:
+            return self._seen(episode, "None")
         intent, page = episode.drawn.task.intent, episode.browser.observe()
         reply = explain(self._format, COMMANDS)
         if self._style == "full":

@@ -14,6 +14,7 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
+from horizonrl.envs.agentgym.doors import task_named
 from horizonrl.envs.check import check
 from horizonrl.envs.transcripts import Transcript, load_transcripts, to_record
 from horizonrl.ops.cli import main
@@ -96,6 +97,75 @@ def test_an_answer_to_the_last_turn_is_kept(tmp_path: Path) -> None:
     assert read(written(tmp_path, record))["7"].observations == ("b", "won")
 
 
+RULES, ACK = "These are the rules.", "OK. I'll follow your instructions and try my best to solve the task."
+
+
+def logged(reward: float, item_id: str | int = "textcraft_12", **extra: Any) -> dict[str, Any]:
+    """A record as AgentGym-RL's rollouts write it: roles and contents; the first answer is not marked as no turn."""
+    said = [("user", RULES), ("assistant", ACK), ("user", "Goal: craft stick."), ("assistant", "get 2 planks"),
+            ("user", "Got 2 planks"), ("assistant", "craft 4 stick"), ("user", "Crafted 4 stick")]  # fmt: skip
+    messages = [{"role": role, "content": text, **extra} for role, text in said]
+    return {"item_id": item_id, "conversations": messages, "reward": reward}
+
+
+def test_a_rollout_log_of_agentgym_rl_is_read_as_the_model_played_it(tmp_path: Path) -> None:
+    file = tmp_path / "step7" / "0.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps([logged(1, item_id=12), logged(0, item_id=13)], indent=4))
+    answered = Transcript(
+        prompt=REPLAYED.prompt, turns=REPLAYED.turns, observations=("Got 2 planks", "Crafted 4 stick")
+    )
+    assert read(tmp_path) == read(file) == {"12": answered}
+
+
+def test_an_evaluation_of_agentgym_is_a_folder_of_records_with_what_a_model_thought(tmp_path: Path) -> None:
+    for name, reward in (("textcraft_3", 1), ("textcraft_12", 1), ("textcraft_9", 0)):
+        record = logged(reward, name, reasoning_content=None) | {"success": reward}
+        record["conversations"][3]["reasoning_content"] = "Let me see."
+        (tmp_path / f"{name}.json").write_text(json.dumps(record, indent=4))
+    listed = read(tmp_path)
+    assert list(listed) == ["textcraft_12", "textcraft_3"]
+    assert listed["textcraft_3"].turns == REPLAYED.turns
+
+
+@pytest.mark.parametrize(
+    ("item_id", "reward", "solved"),
+    [
+        ("sciworld_3", 100, True),
+        ("sciworld_3", 75, False),
+        ("sciworld_3", 1, False),
+        ("babyai_3", 0.93, True),
+        ("babyai_3", 0, False),
+        ("webshop_3", 0.75, False),
+        ("lmrlgym_wordle_3", 1, True),
+        ("maze_3", -1, False),
+        (3, 1, True),
+        (3, 0, False),
+    ],
+)
+def test_only_what_was_solved_is_imitated(tmp_path: Path, item_id: str | int, reward: float, solved: bool) -> None:
+    path = written(tmp_path, AGENTTRAJ, logged(reward, item_id))
+    assert list(read(path)) == ["textcraft_12", *([str(item_id)] if solved else [])]
+
+
+def test_a_reward_that_does_not_say_whether_it_was_solved_is_refused_unless_the_user_says(tmp_path: Path) -> None:
+    path = written(tmp_path, logged(75, item_id=3), logged(100, item_id=4))
+    with pytest.raises(ConfigError, match=r"line 1: the reward is 75 .* set options\.solved_at to the least reward"):
+        load_transcripts(path)
+    assert list(load_transcripts(path, 100.0).transcripts) == ["4"]
+    options = {"path": str(path), "solved_at": 75}
+    assert [task.task_id for task in registry.tasks("transcripts", options)] == ["3", "4"]
+    with pytest.raises(ConfigError, match=r"none of the 2 records .* was solved"):
+        load_transcripts(path, 101.0)
+    with pytest.raises(ConfigError, match=r"line 1: reward: Input should be a valid number"):
+        load_transcripts(written(tmp_path, {**AGENTTRAJ, "reward": "high"}, name="odd.jsonl"))
+
+
+def test_a_turn_that_says_ok_is_one_where_it_is_marked_or_comes_later(tmp_path: Path) -> None:
+    record = {"item_id": "x_1", "conversations": [human("go"), gpt("Ok."), human("b"), gpt("Ok.", None)]}
+    assert read(written(tmp_path, record))["x_1"].turns == ("Ok.", "Ok.")
+
+
 def test_names_that_come_again_are_numbered_and_the_mark_of_an_export_from_windows_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "demos.jsonl"
     named = [AGENTTRAJ | {"item_id": name} for name in ("a_1", "a_1", "a_1#2", "a_1")]
@@ -166,6 +236,8 @@ def test_a_conversation_that_is_no_episode_is_refused_with_file_line_and_turn(
         (b"[]", r"holds no record"),
         (b"\n\nitem_id,conversations\n", r"line 3 is not JSON .*: write a JSON list, or one record a line"),
         (b'{"item_id": "a",\n "conversations": []}', r"line 1 is not JSON"),
+        (b'{\n"item_id": "a",\n "conversations": []}', r"demos\.jsonl: no turn of the agent"),
+        (b'{\n"item_id": ', r"demos\.jsonl is not JSON"),
         (b"[{},", r"demos\.jsonl is not JSON .*line 1"),
         (b"[" * 100_000, r"is not JSON"),
         (b'[{"conversations": 1}]', r"record 0: conversations: Input should be a valid tuple"),
@@ -244,11 +316,12 @@ def test_what_the_expert_exports_is_read_back_token_for_token(
     assert main(["demos", str(recipe), "--out", str(out), "--count", "12"]) == 0
     assert "wrote 12 demonstrations of textcraft" in capsys.readouterr().out
     options = {"path": str(out)}
-    listed, played = registry.tasks("transcripts", options), registry.tasks("textcraft")
+    listed, named = registry.tasks("transcripts", options), task_named("textcraft", registry.tasks("textcraft"))
     assert len(listed) == 12
     for task in listed:
         assert task.category == "textcraft"
-        original = played[int(task.task_id.rpartition("_")[2])].task_id
+        original = named(int(task.task_id.rpartition("_")[2]))
+        assert original is not None
         again = demonstration("transcripts", options, task.task_id)
         own = demonstration("textcraft", {"format": action_format}, original)
         assert (again.stop, again.success) == (own.stop, own.success) == ("terminated", True)

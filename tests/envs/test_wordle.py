@@ -34,7 +34,7 @@ def test_the_words_are_980_of_five_letters_and_25_of_them_are_for_tests() -> Non
 def test_the_expert_guesses_every_word_in_time() -> None:
     turns = Counter[int]()
     for word in list_words():
-        game, step, taken = Guessing(word), None, 0
+        game, step, taken = Guessing(word, list_words()), None, 0
         while step is None or not step.terminated:
             step, taken = game.follow(game.advise().action), taken + 1
         assert step.success, word
@@ -45,18 +45,18 @@ def test_the_expert_guesses_every_word_in_time() -> None:
 
 @pytest.mark.parametrize("guess", ["guess slate", "SLATE", "s l a t e", "guess: s,l,a,t,e", "slate."])
 def test_a_guess_may_be_spelled(guess: str) -> None:
-    assert Guessing("stale").follow(guess).observation == "s l a t e\ng y g y g\nGuesses left: 5"
+    assert Guessing("stale", list_words()).follow(guess).observation == "s l a t e\ng y g y g\nGuesses left: 5"
 
 
 @pytest.mark.parametrize("text", ["", "slat", "slates", "guess 12345", "sl\u00e4te"])
 def test_what_is_no_guess_costs_none(text: str) -> None:
-    game = Guessing("stale")
+    game = Guessing("stale", list_words())
     assert game.follow(text) == Step("A guess has five letters: guess slate.", reward=0.0, terminated=False)
     assert game.follow("other").observation.endswith("Guesses left: 5")
 
 
 def test_the_sixth_wrong_guess_ends_it_and_tells_the_word() -> None:
-    game = Guessing("stale")
+    game = Guessing("stale", list_words())
     steps = [game.follow("other") for _ in range(6)]
     assert [step.terminated for step in steps] == [False] * 5 + [True]
     assert steps[-1].observation.endswith("The word was stale.")

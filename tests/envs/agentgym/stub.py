@@ -86,8 +86,11 @@ class Stub:
     a number (that status), `error` (200 with an error), `false`, `text`, `empty`, `hang`, `drop` (no answer).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, counts: bool = False) -> None:
         self.wire = WIRES[name]
+        self.counting = counts
+        """Its environments have the numbers 0, 1, 2, ... instead of 7."""
+        self.created = 0
         self.faults: dict[str, list[Any]] = {}
         self.requests: list[tuple[str, Any]] = []
         self.counts: Counter[str] = Counter()
@@ -102,6 +105,10 @@ class Stub:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base(self) -> str:
+        return self.url + self.wire.prefix
 
     async def start(self) -> None:
         application = web.Application()
@@ -135,9 +142,12 @@ class Stub:
 
     def _example(self, request: str, body: Any) -> Any:
         wire, key = self.wire, {self.wire.key: 7}
+        if self.counting and wire.key in body:
+            body = {**body, wire.key: 7}
         match request:
             case "POST /create" if body == wire.create:
-                return wire.created
+                self.created += 1
+                return {**wire.created, wire.key: self.created - 1} if self.counting else wire.created
             case "POST /reset" if body == key | wire.reset:
                 return wire.begun
             case "POST /step" if body == key | {"action": wire.action}:
@@ -169,8 +179,8 @@ class Stub:
 
 
 @asynccontextmanager
-async def stub_of(name: str) -> AsyncIterator[Stub]:
-    stub = Stub(name)
+async def stub_of(name: str, counts: bool = False) -> AsyncIterator[Stub]:
+    stub = Stub(name, counts)
     await stub.start()
     try:
         yield stub

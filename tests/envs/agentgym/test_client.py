@@ -10,8 +10,8 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.types import Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs import registry
-from horizonrl.envs.agentgym import wire
 from horizonrl.envs.agentgym.dialects import DIALECTS
+from horizonrl.envs.agentgym.handles import handles_of
 from horizonrl.envs.api import Environment, Step
 from tests.actors.players import SayingPolicy, make_chat
 from tests.envs.agentgym.stub import FIRST, NEXT, WIRES, Stub, stub_of
@@ -34,7 +34,6 @@ def play(name: str, episode: Callable[[Environment, Stub], Awaitable[None]], **o
                 await episode(environment, stub)
             finally:
                 await environment.close()
-                wire._idle.clear()
             return stub
 
     return asyncio.run(run())
@@ -89,7 +88,7 @@ def test_an_error_breaks_the_episode_and_the_next_one_is_played(name: str, path:
             if path == "/reset" and fault == "empty" and WIRES[name].key == "env_idx":
                 continue  # nothing of that answer is read: the observation is asked for
             await environment.close()
-            wire._idle.clear()
+            handles_of(stub.base).void_all()  # those without /close keep theirs
             stub.faults[path] = [fault]
             with pytest.raises(EnvironmentFailure, match=name if fault == "empty" else path) as raised:
                 await first_turn(environment)
@@ -119,7 +118,8 @@ def test_what_begins_nothing_twice_is_tried_again(name: str) -> None:
         assert (await first_turn(environment)).success
 
     stub = play(name, episode)
-    assert (stub.counts["/create"], stub.counts["/reset"], stub.counts["/step"]) == (3, 3, 1)
+    # The broken connection of a reset gives the environment up: the server may have started anew.
+    assert (stub.counts["/create"], stub.counts["/reset"], stub.counts["/step"]) == (4, 3, 1)
 
 
 @every_id
@@ -205,7 +205,7 @@ def test_a_cancelled_step_gives_the_servers_environment_up(name: str) -> None:
         assert (await environment.step(WIRES[name].reply)).success
 
     stub = play(name, episode)
-    assert stub.counts["/create"] == 2
+    assert stub.counts["/create"] == (1 if DIALECTS[name].shares else 2)
     assert stub.counts["/close"] == 2 * WIRES[name].closes
 
 

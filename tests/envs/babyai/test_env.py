@@ -116,7 +116,7 @@ def test_a_bound_holds_and_a_first_observation_beyond_it_is_a_config_error() -> 
         asyncio.run(BabyAI(max_observation_chars=184).reset("1801"))
 
 
-@pytest.mark.parametrize("task_id", ["", "-1", "1811", "2000", "01801", "go"])
+@pytest.mark.parametrize("task_id", ["", "-1", "01801", "go", "1e3", "1234567890"])
 def test_a_task_that_does_not_exist_is_a_config_error(task_id: str) -> None:
     with pytest.raises(ConfigError, match="babyai has no task"):
         first_observation(task_id)

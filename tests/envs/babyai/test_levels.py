@@ -16,8 +16,9 @@ async def main():
 
 asyncio.run(main())
 """
-DIGEST = "34cb7f0e1beda27d5461aaca36b5152da6c82cdd3363e17e2c30ff6fb2a1ee10"
-"""Of minigrid 3.2.0's levels in our words. Another minigrid is other tasks, and other words another environment."""
+DIGEST = "6b6d2adefacc60a65e0a5d3ef6b3cd807eefe00d1a3772074426c1429a7b4924"
+"""Of minigrid 3.2.0's levels in our words, level 4 as AgentGym's minigrid has it. Another minigrid is other tasks, and
+other words another environment."""
 
 
 def test_the_first_observations_are_those_of_the_version_whatever_the_hash_seed_and_nothing_else_is_printed() -> None:
@@ -40,3 +41,7 @@ def test_a_task_is_of_the_level_and_the_seed_that_its_number_says() -> None:
     assert (generate("1832").width, generate("1832").mission) == (20, "pick up the ball")
     assert generate("1").mission == generate("41").mission == "go to the red ball"
     assert generate("1").agent_pos != generate("41").agent_pos
+
+
+def test_level_4_has_the_rooms_of_agentgyms_minigrid() -> None:
+    assert {(generate(number).width, generate(number).height) for number in ("3", "43")} == {(4, 4)}

@@ -9,15 +9,16 @@ import pytest
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym import wire
 from horizonrl.envs.agentgym.dialects import DIALECTS
+from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment, Step
 from tests.envs.serving.servers import WORLD, server_of
 
 TASKS = ("oak_planks", "chest", "bookshelf")
 
 
-async def expert_game(task_id: str) -> tuple[str, list[tuple[str, Step]]]:
+async def expert_game(task_id: str, **options: Any) -> tuple[str, list[tuple[str, Step]]]:
     """Return the first observation here, and the expert's replies with their answers."""
-    environment = registry.make("textcraft")
+    environment = registry.make("textcraft", options)
     first = observation = (await environment.reset(task_id)).text
     expert, turns = environment.expert(), []
     while not turns or not turns[-1][1].terminated:
@@ -34,7 +35,7 @@ async def replay(environment: Environment, task_id: str, turns: list[tuple[str, 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_expert_earns_through_http_what_it_earns_here(workers: int) -> None:
-    listed = [task.task_id for task in registry.tasks("textcraft")]
+    numbers = numbers_of("textcraft", registry.tasks("textcraft"))
 
     async def scenario() -> None:
         async with server_of({"textcraft": {}}, workers=workers) as url:
@@ -46,7 +47,9 @@ def test_an_expert_earns_through_http_what_it_earns_here(workers: int) -> None:
                     Step(s.observation, s.reward, s.terminated, s.truncated, s.success, {"score": s.reward})
                     for _, s in turns
                 ])  # fmt: skip
-                there, steps = await replay(numbered, str(listed.index(task_id)), turns)
+                first, turns = await expert_game(task_id, style="agentgym", format="plain")
+                turns = [(f"Action: {text}", step) for text, step in turns]
+                there, steps = await replay(numbered, str(numbers[task_id]), turns)
                 assert there == first
                 assert [step.observation for step in steps] == [step.observation for _, step in turns]
                 assert sum(step.reward for step in steps) == 1.0
@@ -104,6 +107,5 @@ def test_every_dialect_is_written_as_it_is_read(name: str, install: Callable[...
             assert [step.reward for step in steps] == [0.0, 0.25]
             assert (steps[-1].observation, steps[-1].terminated, steps[-1].success) == ("step 2", True, True)
             await client.close()
-        wire._idle.clear()
 
     asyncio.run(scenario())

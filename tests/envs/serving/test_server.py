@@ -160,7 +160,7 @@ def test_health_metrics_and_tasks_are_answered() -> None:
         assert 'horizonrl_served_refusals_total{env="world",reason="unknown_episode"} 1.0' in metrics
         assert "horizonrl_event_loop_lag_seconds" in metrics
         tasks = json.loads((await call.get("../tasks"))[1])
-        assert tasks[2] == {"task_id": "task c", "split": "train", "category": "all"}
+        assert tasks[2] == {"task_id": "task c", "split": "train", "category": "all", "number": 2}
 
     run(scenario)
 

@@ -1,0 +1,66 @@
+"""The real AgentGym against ours, both ways.
+
+    python -m horizonrl.ops.bench.agentgym ours --agentgym DIR        its package plays on our servers
+    python -m horizonrl.ops.bench.agentgym theirs --agentgym DIR      our client plays on its servers, 32 at a time
+    python -m horizonrl.ops.bench.agentgym games --agentgym DIR --lmrl DIR    Maze and Wordle, turn by turn
+
+DIR is a checkout of https://github.com/WooooDyy/AgentGym or https://github.com/abdulhaim/LMRL-Gym. `--python` is a
+Python that has what AgentGym needs: for `ours` what its `agentenv` imports (torch, transformers, requests, openai), for
+`theirs` what its servers need (docs/environments/agentgym.md).
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
+
+
+def main() -> int:
+    """Run one comparison, print its table; return 0 when all is the same."""
+    parser = argparse.ArgumentParser(prog="python -m horizonrl.ops.bench.agentgym", description=__doc__)
+    parser.add_argument("what", choices=("ours", "theirs", "games"))
+    parser.add_argument("ids", nargs="*", metavar="ID", help="environments of ours; all that there are by default")
+    parser.add_argument("--agentgym", type=Path, metavar="DIR", required=True)
+    parser.add_argument("--lmrl", type=Path, metavar="DIR", help="for games")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--episodes", type=int, default=0, help="of each environment; 5 for ours, 64 for theirs")
+    parser.add_argument("--parallel", type=int, default=32)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    if asked.what == "games" and asked.lmrl is None:
+        parser.error("games needs --lmrl DIR")
+    rows = [asdict(row) for row in asyncio.run(_run(asked))]
+    _print(rows)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(rows, indent=2) + "\n")
+    return 0
+
+
+async def _run(asked: argparse.Namespace) -> Sequence[Any]:
+    match asked.what:
+        case "ours":
+            return await ours.drive(asked.agentgym, asked.python, asked.ids or list(ours.TASKS), asked.episodes or 5)
+        case "theirs":
+            ids = asked.ids or list(theirs.SERVERS)
+            return await theirs.compare(asked.agentgym, asked.python, ids, asked.episodes or 64, asked.parallel)
+    return await lmrl.compare(asked.agentgym, asked.lmrl)
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console(width=240).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
