@@ -18,7 +18,7 @@ from pydantic_core import from_json
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import MAX_TURNS, LongText
+from horizonrl.common.types import MAX_LONG_TEXT, MAX_TURNS
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.api import Observation, Step, TaskSpec
 
@@ -31,13 +31,17 @@ SUFFIXES = (".json", ".jsonl")
 log = get_logger()
 
 
+TurnText = Annotated[str, Field(max_length=MAX_LONG_TEXT)]
+"""What is trained is refused when it is too long, and never cut."""
+
+
 class Message(BaseModel):
     """One message as it is written. Keys that are not known here may change its meaning: they are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["human", "gpt", "user", "assistant", "system"] = Field(validation_alias=AliasChoices("from", "role"))
-    text: LongText = Field(validation_alias=AliasChoices("value", "content"))
+    text: TurnText = Field(validation_alias=AliasChoices("value", "content"))
     loss: bool | None = None
     """Of a turn of the agent: false keeps it out of training."""
     reasoning_content: str | None = None
@@ -84,7 +88,7 @@ class Transcript(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    prompt: LongText
+    prompt: TurnText
     turns: Annotated[tuple[str, ...], Field(max_length=MAX_TURNS)]
     observations: tuple[str, ...]
     """The answers to the turns; that to the last one is empty unless the record has it."""
