@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 from horizonrl.broker.access import Role, inbox
-from horizonrl.broker.api import Extent, Key, Stream, Transport
+from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.types import Progress
@@ -120,7 +120,7 @@ def test_the_servers_answer_reaches_no_command_of_jetstream(tmp_path: Path) -> N
             await client.flush()
             assert len(await read(learner, 3)) == 3
             await client.close()
-            assert (await learner.extent(Stream.DEAD)) == Extent(0, 0, 0, 0)
+            assert (await learner.extent(Stream.DEAD)).messages == 0
             assert (await learner.extent(Stream.GROUPS)).messages == 3
 
     asyncio.run(scenario())
