@@ -7,7 +7,7 @@ const PULL_MS = 2_000;
 const ANSWER_MS = 5_000;
 const REPEAT_MS = 500;
 const HEADER_ROOM = 4_096;
-const STREAM_IS_FULL = 10077;
+const NO_ROOM = [10077, 10047, 10023];
 
 export class Broker {
   constructor(connection, run) {
@@ -79,7 +79,7 @@ export class Broker {
       const { error, ...stored } = (await this.ask(`${this.run}.${subject}`, payload, { headers })).json();
       if (!error) return stored;
       console.error(`${id} is not stored: ${error.description}`);
-      if (error.err_code !== STREAM_IS_FULL && error.code < 500) throw new Error(error.description);
+      if (!NO_ROOM.includes(error.err_code) && error.code < 500) throw new Error(error.description);
       await sleep(REPEAT_MS);
     }
   }

@@ -1,6 +1,7 @@
 // node main.js --url nats://127.0.0.1:4222 --run actor-js
 import { readFile } from "node:fs/promises";
 import { hostname } from "node:os";
+import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { connect, nkeyAuthenticator, nkeys } from "@nats-io/transport-node";
 import { Actor } from "./actor.js";
@@ -22,7 +23,7 @@ if (!values.run) throw new Error("--run NAME is missing: the run.name of the rec
 
 const seed = values.nkey && new TextEncoder().encode((await readFile(values.nkey, "utf8")).trim());
 const user = seed ? [nkeys.fromSeed(seed).getPublicKey()] : [];
-const connection = await connect({
+const connection = await connected({
   servers: values.url.split(","),
   name: `actor-js ${values.run}`,
   inboxPrefix: ["_INBOX", values.run, "actor", ...user].join("."), // a secured broker lets it listen to no other
@@ -30,6 +31,19 @@ const connection = await connect({
   ...(seed && { authenticator: nkeyAuthenticator(seed) }),
   ...(values.ca && { tls: { caFile: values.ca } }),
 });
+
+/** Waits for a broker that has yet to start; one that refuses the credentials is an error. */
+async function connected(options) {
+  for (;;) {
+    try {
+      return await connect(options);
+    } catch (error) {
+      if (error.cause?.code !== "ECONNREFUSED") throw error;
+      console.error(`${error.cause.message}: the broker is waited for`);
+      await sleep(1000);
+    }
+  }
+}
 
 const [draining, cut] = [new AbortController(), new AbortController()];
 for (const name of ["SIGTERM", "SIGINT"]) {

@@ -27,12 +27,14 @@ class SayingPolicy:
     engine: str = "saying"
     version: PolicyVersion = field(default_factory=PolicyVersion)
     asked: list[tuple[int, ...]] = field(default_factory=list)
+    seeds: list[int | None] = field(default_factory=list)
     fail: Callable[[], None] = lambda: None
 
     async def generate(
         self, ids: Sequence[int], *, max_tokens: int, temperature: float, stop_ids: Sequence[int], seed: int | None
     ) -> Generation:
         self.asked.append(tuple(ids))
+        self.seeds.append(seed)
         await asyncio.sleep(0)
         self.fail()
         output = self.chat.encode_turn(self.text)[:max_tokens]

@@ -128,6 +128,14 @@ def test_a_text_that_is_too_long_for_a_record_is_cut_and_the_episode_is_valid() 
     assert episode.prompt.endswith("x [... 300000 characters]")
 
 
+def test_a_tickets_seed_makes_another_one_of_each_request() -> None:
+    policy, order = SayingPolicy(CHAT), ticket()
+    rollout = Rollout(policy, CHAT, None, step_timeout_s=5.0)
+    order = order.model_copy(update={"sampling": Sampling(max_turn_tokens=16, seed=5)})
+    asyncio.run(rollout.episode(Echo(last=3), order, index=2))
+    assert policy.seeds == [(5 + 2) * 4096 + turns for turns in range(3)]
+
+
 def test_what_the_last_turn_was_answered_is_text_and_no_tokens_when_the_context_ends_the_episode() -> None:
     class Wordy(Echo):
         async def step(self, text: str) -> Step:
