@@ -286,6 +286,9 @@ def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = _load(arguments.recipes, overrides)
+    from horizonrl.ops.doctor import require_engines
+
+    require_engines(config)
     from horizonrl.ops.local import train
 
     return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))
