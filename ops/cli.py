@@ -26,7 +26,7 @@ RECIPES = "TOML files, or names that `horizonrl recipes` lists; later ones win"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail again as it is, 130 interrupted."""
-    words = sys.argv[1:] if argv is None else argv
+    words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         arguments, overrides = parse(words)
         _refuse_unused(arguments, overrides)
