@@ -98,7 +98,9 @@ def _on_disk(name: str) -> Path | None:
 
 def _how_to_get(name: str) -> str:
     if _HUB_ID.fullmatch(name):
-        return f"no directory, and not in the hub's cache on this machine. A model of the hub is fetched with `hf download {name}`"
+        return (
+            f"no directory, and not in the hub's cache on this machine. Fetch a model of the hub: `hf download {name}`"
+        )
     return (
         f"neither a directory nor {SMOLLM2!r} nor {POCKET!r}. Give the path of a Hugging Face directory, or an id of "
         "the hub, OWNER/NAME, that `hf download OWNER/NAME` has fetched"
