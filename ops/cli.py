@@ -26,7 +26,7 @@ RECIPES = "TOML files, or names that `horizonrl recipes` lists; later ones win"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail again as it is, 130 interrupted."""
-    words = sys.argv[1:] if argv is None else argv
+    words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         arguments, overrides = parse(words)
         _refuse_unused(arguments, overrides)
@@ -292,6 +292,9 @@ def _load(recipes: Sequence[Path], overrides: Sequence[str]) -> "RunConfig":
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = _load(arguments.recipes, overrides)
+    from horizonrl.ops.doctor import require_engines
+
+    require_engines(config)
     from horizonrl.ops.local import train
 
     return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs.miniwob.pages import BROWSERS
 from horizonrl.ops.terminal import plain_console
@@ -39,7 +40,23 @@ def examine() -> int:
         mark = "ok" if finding.cure is None else "MISSING" if finding.needed else "optional"
         table.add_row(f"{mark:8} {finding.what}", finding.found, finding.cure or "")
     plain_console().print(table)
-    return 1 if any(finding.cure and finding.needed for finding in findings) else 0
+    cures = dict.fromkeys(finding.cure for finding in findings if finding.cure and finding.needed)
+    if cures:
+        print("\n    ".join(["What is missing for a run on this machine comes with:", *filter(None, cures)]))
+    return 1 if cures else 0
+
+
+def require_engines(config: RunConfig) -> None:
+    """Raise MissingDependency, once for all, for what the learner and the actors of `train` would die of."""
+    spared = {"vllm"} if config.actor.engine == "scripted" or config.actor.count == 0 else set()
+    missing = [
+        what for what, names, extra, needed in PACKAGES if extra == "cpu" and needed and not any(map(_version, names))
+    ]
+    if lacking := [what for what in missing if what not in spared]:
+        raise MissingDependency(
+            f"a run on this machine needs {', '.join(lacking)}: {_cure('cpu')}; `horizonrl doctor` shows what else is "
+            "missing"
+        )
 
 
 def _python() -> Iterator[Finding]:

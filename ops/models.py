@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ def _on_disk(name: str) -> Path | None:
 
 def _how_to_get(name: str) -> str:
     if _HUB_ID.fullmatch(name):
-        return f"no directory, and not in the hub's cache on this machine. Fetch it: `hf download {name}`"
+        return (
+            f"no directory, and not in the hub's cache on this machine. Fetch a model of the hub: `hf download {name}`"
+        )
     return (
         f"neither a directory nor {SMOLLM2!r} nor {POCKET!r}. Give the path of a Hugging Face directory, or an id of "
         "the hub, OWNER/NAME, that `hf download OWNER/NAME` has fetched"
@@ -163,6 +166,8 @@ def _pocket_source() -> str:
 
 def _pocket(out: Path, tell: Tell) -> None:
     """Train the pocket model in a process of its own, whose threads and memory end with it. It says how far it is."""
+    if absent := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        raise MissingDependency(f"making {POCKET} needs {', '.join(absent)}: pip install 'horizonrl[cpu]'")
     tell(f"making the model {POCKET!r}, once; minutes on two free cores", None)
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait longer on a busy machine
     command = (sys.executable, "-m", "horizonrl.ops.pocket", str(out))

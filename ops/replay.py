@@ -120,10 +120,9 @@ def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | Non
     store = CheckpointStore(run_dir / "checkpoints", config.keep_checkpoints)
     kept = {checkpoint.step: checkpoint for checkpoint in store.all()}
     if step not in kept:
-        there = ", ".join(map(str, sorted({*kept, *([0] if config.keep_log else [])}))) or "none"
-        raise CheckpointError(
-            f"{run_dir} keeps no checkpoint of step {step} with the log after it: choose --from among {there}"
-        )
+        there = sorted({*kept, *([0] if config.keep_log else [])})
+        cure = f"choose --from among {', '.join(map(str, there))}" if there else "train with learner.keep_log = true"
+        raise CheckpointError(f"{run_dir} keeps no checkpoint of step {step} with the log after it: {cure}")
     return kept[step]
 
 

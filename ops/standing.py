@@ -119,7 +119,7 @@ def _learner(
         heard = f", last heard {duration(standing.silent_s)} ago" if standing.silent_s > LONG_S else ""
         return f"the learner trains on {counted(standing.batch, 'group')}{heard}"
     dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
-    more = f", {dropped} dropped for this step" if dropped > 0 else ""
+    more = f", {dropped} dropped" if dropped > 0 else ""
     return f"the learner waits for groups: {standing.batch} of {wanted} are in{more}"
 
 

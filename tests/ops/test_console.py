@@ -102,9 +102,9 @@ def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: Ru
     progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57})
     console.standing = standing(config, progress)
     wanted = config.rl.groups_per_step
-    assert f"waits for groups: 0 of {wanted} are in, 37 dropped for this step" in live(console, {}, width=120)
+    assert f"waits for groups: 0 of {wanted} are in, 37 dropped" in live(console, {}, width=120)
     shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.standing)
-    assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped for this step"
+    assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped"
     assert waits(console.standing, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
 
 

@@ -30,6 +30,32 @@ def test_outside_a_clone_each_cure_is_a_pip_command_with_its_extra(
         assert re.search(rf" {what} .*pip install 'horizonrl\[{extra}\]'", told), what
 
 
+def test_the_cures_of_what_is_needed_stand_below_the_table_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["doctor"])
+    below = capsys.readouterr().out.partition("comes with:\n")[2].splitlines()
+    assert {"    pip install 'horizonrl[cpu]'", "    pip install 'horizonrl[envs]'"} <= set(below)
+    assert not any("browser" in line for line in below)
+
+
+def test_train_names_all_engines_that_are_missing_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "laptop"]) == 2
+    told = "error: a run on this machine needs torch, vllm, deepspeed, transformers: pip install 'horizonrl[cpu]'"
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["train", "laptop", "--actor.engine", "scripted"]) == 2
+    assert "needs torch, deepspeed, transformers:" in capsys.readouterr().err
+
+
 def test_in_a_clone_the_cure_is_its_makefile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
