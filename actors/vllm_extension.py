@@ -19,6 +19,10 @@ PROBED_COLUMNS = 16
 """Columns of every matrix that a probe compares. One small optimizer step changes 0.3 % of the elements, so a stale
 matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-12."""
 
+# vLLM's attention computes with Intel's matrix tiles (AMX) where the CPU has them, and does not ask Linux for them:
+# without the permission the engine dies of SIGILL in its first request. False on every other CPU.
+torch.cpu._init_amx()
+
 
 class WeightsExtension:
     """Named by `worker_extension_cls`. No name here may be an attribute of vLLM's Worker."""

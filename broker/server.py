@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
-from horizonrl.common.service import die_with_parent, locked
+from horizonrl.common.service import locked
 
 START_S = 20.0
 STOP_S = 10.0
@@ -102,7 +103,7 @@ class EmbeddedServer:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the program: the broker goes last
-            preexec_fn=die_with_parent,
+            preexec_fn=bound(),
             pass_fds=(lock.fileno(),),  # so the lock lasts as long as the server, also where this program is killed
         )
         try:

@@ -9,11 +9,11 @@ A role ends with 0 when it is done, 1 when it failed, and 70 when its own watch 
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import faulthandler
 import fcntl
 import os
+import resource
 import signal
 import sys
 import threading
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import uvloop
 from aiohttp import web
@@ -42,8 +42,10 @@ CLOSE_S = 30.0
 REPORT_S = 5.0
 """Longest time to say why the process ends: the log itself may be what hangs."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+IDLE_S = 20.0
+"""A connection to the port that has not asked anything for so long is closed, half a request included."""
+MAX_DESCRIPTORS = 1 << 16
+"""What a role asks for where it may have more: some programs go through all that they may have."""
 
 
 @dataclass
@@ -70,23 +72,24 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        runner = web.AppRunner(self._application(link), access_log=None)
+        runner = web.AppRunner(self._application(link), access_log=None, keepalive_timeout=IDLE_S)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            server = await loop.create_server(_door(runner), host, port)
         except OSError as error:
             await runner.cleanup()
             raise ConfigError(
                 f"port {port} on {host} (metrics.port of a role) cannot be opened ({error.strerror}): "
                 "choose another, or 0 for a free one"
             ) from None
-        self.port = runner.addresses[0][1]
+        self.port = server.sockets[0].getsockname()[1]
         log.info("service_opened", metrics=f"http://{host}:{self.port}/metrics")
         try:
             with _watched(loop, self.stall_limit_s):
                 yield self
         finally:
             self.ready = False
+            server.close()
             await runner.cleanup()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
@@ -116,6 +119,25 @@ class Service:
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
         application.add_routes(self.routes)
         return application
+
+
+def _door(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    """Return what answers each new connection: the runner, or nobody while half of the descriptors are taken.
+
+    The other half is for what the role does: a checkpoint that cannot open its files ends it.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+    def enter() -> asyncio.Protocol:
+        assert runner.server is not None
+        return runner.server() if len(runner.server.connections) < most else _Refusal()
+
+    return enter
+
+
+class _Refusal(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
 @contextlib.contextmanager
@@ -193,6 +215,9 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
 
 def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -> int:
     """Run a role's main coroutine on uvloop and return the exit code; whatever it raises is told, and is not code 0."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # macOS grants fewer than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_DESCRIPTORS)), most))
     closing = _deadline(CLOSE_S, "close_overdue", "after its work: a thread of it is stuck")
     try:
         return uvloop.run(_told(role, run_dir, closing))
@@ -243,12 +268,3 @@ def locked(file: IO[str]) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Ask Linux to end this process when the thread that started it ends; may be called between fork and exec."""
-    if _libc is not None:
-        parent = os.getppid()
-        _libc.prctl(PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # it died before the call
-            os.kill(os.getpid(), number)

@@ -9,8 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import main as torchrun
+
 from horizonrl.broker.access import Role
 from horizonrl.broker.connect import connected
+from horizonrl.common.children import bind
 from horizonrl.common.config import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.collector import Rules
@@ -22,14 +26,22 @@ from horizonrl.learner.ranks import Leader, follow
 
 LAST_CHECKPOINT_S = 120
 """How long torchrun lets its ranks end after SIGTERM; its own 30 s are too short for a last checkpoint."""
+LAUNCHER = "HORIZONRL_LAUNCHER"
+"""Tells the ranks which process has launched them: they do not outlive it."""
 
 
 def spawn_ranks(ranks: int) -> None:
-    """Replace this process by torchrun with one process a rank, unless it is one of the ranks already."""
-    if ranks > 1 and "RANK" not in os.environ:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    """Launch one process per rank and end with their exit code, unless this is one of the ranks or the only one."""
+    if launcher := os.environ.get(LAUNCHER):
+        bind(int(launcher))
+    elif ranks > 1:
+        os.environ[LAUNCHER] = str(os.getpid())
         os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAST_CHECKPOINT_S))
-        os.execv(sys.executable, [*launcher, "-m", "horizonrl.ops.cli", *sys.argv[1:]])
+        try:
+            torchrun(["--standalone", f"--nproc-per-node={ranks}", "-m", "horizonrl.ops.cli", *sys.argv[1:]])
+        except ChildFailedError as error:  # its own end would be code 1, which says "try again"
+            sys.exit(max(1, error.get_first_failure()[1].exitcode))
+        sys.exit(0)
 
 
 async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, str], service: Service) -> None:

@@ -1,7 +1,7 @@
 """`horizonrl train`: broker, controller, learner and actors on this machine, watched over from one console.
 
 Every part is a process of its own with a log file, and may be killed: the console starts it again. The console itself
-may be killed: the parts end with it (`die_with_parent`), and the same command resumes the run.
+may be killed: the parts end with it (`bound`), and the same command resumes the run.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,13 +21,17 @@ import uvloop
 
 from horizonrl.actors.main import version_of
 from horizonrl.broker.access import Role
+from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.folder import Keys
 from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.state import StateStore
+from horizonrl.common.children import bound
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
+from horizonrl.common.types import Progress
 from horizonrl.learner.best import Best
 from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.learner.controller_main import sources_of
@@ -36,7 +40,7 @@ from horizonrl.ops.console import Console
 from horizonrl.ops.logfiles import keep_short
 from horizonrl.ops.models import resolve_model
 from horizonrl.ops.report.page import save_page
-from horizonrl.ops.roles import SUPERVISED, stop_within_s
+from horizonrl.ops.roles import stop_within_s
 from horizonrl.ops.rundir import ADDRESS, BEST, REPORT, only_train, read_address, read_config, write_config
 from horizonrl.ops.standing import Observer
 from horizonrl.ops.trackers import require
@@ -45,9 +49,11 @@ from horizonrl.ops.troubles import STARTED
 log = get_logger()
 
 MAX_RESTARTS = 5
-"""Restarts of one part without progress in between, after which the run has failed."""
-STABLE_S = 300.0
-"""A part that ran this long has made progress: its restarts count from zero again."""
+"""Restarts of one part without progress of the run in between, after which the run has failed."""
+LONGEST_WAIT_S = 30.0
+"""The longest pause before a start."""
+ANSWER_S = 10.0
+"""How long the broker may take to say whether a run is over: a part that ended too early is started again soon."""
 LOOK_S = 2.0
 """How often a console on a terminal looks at the broker."""
 PLAIN_LOOK_S = 15.0
@@ -57,26 +63,51 @@ KILL_S = 5.0
 
 
 @dataclass
+class Course:
+    """How far a run has come, by its broker's account."""
+
+    transport: Transport
+    total_steps: int
+    step: int = 0
+    settled: int = 0
+    """The most that was ever seen: what a learner repeats after its death is no progress."""
+
+    async def is_over(self) -> bool:
+        """Ask whether the learner has said that the run is finished; no answer in time is none."""
+        with contextlib.suppress(BrokerUnreachable, TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                progress = await StateStore(self.transport).get(Key.PROGRESS)
+            if isinstance(progress, Progress):
+                self.note(progress)
+                return progress.finished and progress.step >= self.total_steps
+        return False
+
+    def note(self, progress: Progress) -> None:
+        self.step = max(self.step, progress.step)
+        self.settled = max(self.settled, sum(ends.settled for ends in progress.outcomes.values()))
+
+
+@dataclass
 class Restarts:
-    """How often something had to be started again since it last ran for long."""
+    """How often something had to be started again since the run last came further."""
 
     name: str
     log_file: Path
     count: int = 0
-    started: float = field(default_factory=time.monotonic)
+    reached: tuple[int, int] | None = None
+    """Steps and settled tickets of the run at the last end."""
 
-    async def wait(self, code: int) -> None:
+    async def wait(self, code: int, course: Course) -> None:
         """Count an end and wait longer each time before the next start. Raises RunFailed after MAX_RESTARTS."""
-        now = time.monotonic()
-        self.count = 1 if now - self.started > STABLE_S else self.count + 1
+        before, self.reached = self.reached, (course.step, course.settled)
+        self.count = self.count + 1 if self.reached == before else 1
         log.warning("part_ended", part=self.name, code=code, restarts=self.count)
         if self.count > MAX_RESTARTS:
             raise RunFailed(
                 f"the {self.name} ended {self.count} times with code {code}; the end of {self.log_file}:\n"
                 + last_lines(self.log_file)
             )
-        await asyncio.sleep(min(2.0 ** (self.count - 1), 30.0))
-        self.started = time.monotonic()
+        await asyncio.sleep(min(2.0 ** (self.count - 1), LONGEST_WAIT_S))
 
 
 @dataclass
@@ -105,34 +136,38 @@ class Part:
                 stderr=sink,
                 stdin=asyncio.subprocess.DEVNULL,
                 env=os.environ | self.environment,
-                start_new_session=True,  # Ctrl-C reaches the console alone, which ends the parts in order
+                start_new_session=True,  # Ctrl-C reaches the console alone, which ends the parts
+                preexec_fn=bound(),
             )
 
-    async def watch(self) -> None:
-        """Return when the process has ended well; start it again when it has not.
+    async def watch(self, course: Course) -> None:
+        """Return when the process has ended and the run is over; until then start it again whenever it ends.
 
-        Raises RunFailed when it would end so again, and after MAX_RESTARTS ends without progress.
+        Its exit code does not say: whoever sends SIGTERM to a part gets 0. Raises RunFailed when it would end so again,
+        and after MAX_RESTARTS ends without progress of the run.
         """
         while True:
             assert self.process is not None
             code = await self.process.wait()
-            if code == 0:
-                return
             if code == ConfigError.exit_code:
                 raise RunFailed(f"the {self.name} cannot go on, {last_error(self.log_file)}")
-            await self.restarts.wait(code)
+            if await course.is_over():
+                return
+            await self.restarts.wait(code, course)
             await self.start()
 
     async def stop(self) -> None:
         """End the process: SIGTERM, and SIGKILL by pid once its time is over."""
         if self.process is None or self.process.returncode is not None:
             return
-        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.process.wait(), self.stop_within_s + KILL_S)
         except TimeoutError:
             log.warning("part_killed", part=self.name, after_s=self.stop_within_s + KILL_S)
-            self.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
             await self.process.wait()
 
 
@@ -208,59 +243,63 @@ def earlier_port(run_dir: Path) -> int | None:
     return port
 
 
-async def _keep_up(server: EmbeddedServer, restarts: Restarts) -> None:
+async def _keep_up(server: EmbeddedServer, restarts: Restarts, course: Course) -> None:
     """Start the broker again, on its files and its port, whenever it has ended; the parts wait for it meanwhile."""
     while True:
-        await restarts.wait(await server.wait())
+        await restarts.wait(await server.wait(), course)
         await server.start()
 
 
 async def _supervise(
     config: RunConfig, console: Console, interrupted: asyncio.Event, server: EmbeddedServer | None = None
 ) -> bool:
-    """Start the parts, watch them until the learner has finished or someone interrupts, and end them in order."""
+    """Start the parts, watch them until the learner has finished or someone interrupts, and end them."""
     parts = _parts(config, write_config(config))
     broker = Restarts("broker", config.run_dir / "nats" / "nats-server.log")
-    for part in parts:
-        await part.start()
-    try:
-        async with asyncio.TaskGroup() as group:
-            watches = {part.name: group.create_task(part.watch()) for part in parts}
-            others = [
-                group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
-                group.create_task(_listen(config, console)),
-                group.create_task(keep_short(config.run_dir / "logs")),
-            ]
-            if server is not None:
-                others.append(group.create_task(_keep_up(server, broker)))
-            stop = group.create_task(interrupted.wait())
-            await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (*watches.values(), *others, stop):
-                task.cancel()
-    except* HorizonError as failures:
-        raise failures.exceptions[0] from None
-    finally:
-        with console.waiting("ending the actors, the controller and the learner"):
-            for part in reversed(parts):  # actors give their leases back while the broker still listens
-                await part.stop()
+    async with connected(config.run.name, config.broker) as transport:
+        course = Course(transport, config.total_steps)
+        try:
+            for part in parts:
+                await part.start()
+            async with asyncio.TaskGroup() as group:
+                watches = {part.name: group.create_task(part.watch(course)) for part in parts}
+                others = [
+                    group.create_task(console.follow(lambda: {part.name: part.started_at for part in parts})),
+                    group.create_task(_listen(transport, course, console)),
+                    group.create_task(keep_short(config.run_dir / "logs")),
+                ]
+                if server is not None:
+                    others.append(group.create_task(_keep_up(server, broker, course)))
+                stop = group.create_task(interrupted.wait())
+                await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
+                for task in (*watches.values(), *others, stop):
+                    task.cancel()
+        except* HorizonError as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            with console.waiting("ending the actors, the controller and the learner"):
+                async with asyncio.TaskGroup() as ending:  # actors give their leases back: the broker still listens
+                    for part in parts:
+                        ending.create_task(part.stop())
     return not interrupted.is_set()
 
 
-async def _listen(config: RunConfig, console: Console) -> None:
-    """Keep what the console knows of the broker up to date; a broker that is away is waited for."""
-    async with connected(config.run.name, config.broker) as transport:
-        observer = Observer(transport)
-        while True:
-            with contextlib.suppress(BrokerUnreachable):
-                console.standing = await observer.look()
-            await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
+async def _listen(transport: Transport, course: Course, console: Console) -> None:
+    """Keep up to date what is known of the run by the broker's account; a broker that is away is waited for."""
+    observer = Observer(transport)
+    while True:
+        with contextlib.suppress(BrokerUnreachable):
+            console.standing = await observer.look()
+            if console.standing.progress is not None:
+                course.note(console.standing.progress)
+        await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 
 
 def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.password
-    environment = {SUPERVISED: "1"}
+    environment: dict[str, str] = {}
     port = config.metrics.port
     if secret is not None:  # not as an argument: every user of the machine can read those
         environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()

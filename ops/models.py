@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -171,7 +173,9 @@ def _pocket(out: Path, tell: Tell) -> None:
     tell(f"making the model {POCKET!r}, once; minutes on two free cores", None)
     environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait longer on a busy machine
     command = (sys.executable, "-m", "horizonrl.ops.pocket", str(out))
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=bound(signal.SIGKILL)
+    ) as process:
         try:
             for line in process.stdout or ():
                 steps = _STEPS.search(line)

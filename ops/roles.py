@@ -10,11 +10,9 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.metrics import Metrics, Role
-from horizonrl.common.service import Service, die_with_parent, run_role
+from horizonrl.common.service import Service, run_role
 from horizonrl.ops.rundir import write_config
 
-SUPERVISED = "HORIZONRL_SUPERVISED"
-"""Set in the environment of a role that must not outlive the process that started it."""
 STOP_S = {"controller": 10.0, "learner": 120.0}
 """How long a role may take to end after SIGTERM: the learner finishes its step and writes a checkpoint."""
 GIVE_BACK_S = 10.0
@@ -30,8 +28,6 @@ def stop_within_s(role: str, config: RunConfig) -> float:
 
 def run(role: str, config: RunConfig) -> int:
     """Run a role to its end and return the exit code."""
-    if os.environ.get(SUPERVISED):
-        die_with_parent()
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
     code = run_role(ROLES[role](config), config.run_dir)

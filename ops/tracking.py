@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.children import bound
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.service import die_with_parent
 from horizonrl.learner.checkpoint import CheckpointStore
 from horizonrl.ops.rundir import EVALS, METRICS, public_config, read_config
 from horizonrl.ops.trackers import TRACKERS, Point, TrackedRun, Tracker, require
@@ -168,7 +168,6 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
         os.nice(10)  # the learner beside it comes first
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
-        die_with_parent()
     directory = run_dir / "tracker"
     with _only_tracker(directory, wait=follow):
         tracking = Tracking(config, run_dir)
@@ -241,6 +240,7 @@ async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> N
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
+                preexec_fn=bound(),
             )
     except OSError as error:
         _failed(metrics, str(error), log_file)

@@ -5,12 +5,14 @@ A host keeps one environment for each episode id. Who calls it sees to it that a
 
 import asyncio
 import json
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
@@ -140,7 +142,10 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *command, str(theirs.fileno()), pass_fds=(theirs.fileno(),), start_new_session=True
+                *(*command, str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                preexec_fn=bound(signal.SIGKILL),  # in a call that hangs it reads no end of file
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
         writer.write(json.dumps(options).encode() + b"\n")

@@ -19,6 +19,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.ops.bench.cluster import Cluster, cluster, workplace
 from horizonrl.ops.bench.plan import Event, make_plan
@@ -118,6 +119,7 @@ async def replayed(whole: Cluster) -> dict[str, Any]:
             *("--json", str(answer), f"--broker.url={whole.server.url}"),
             stdout=sink,
             stderr=sink,
+            preexec_fn=bound(),
         )
     try:
         await asyncio.wait_for(process.wait(), REPLAY_S)

@@ -19,12 +19,12 @@ from pathlib import Path
 from horizonrl.broker.connect import connect
 from horizonrl.broker.nats_transport import NatsTransport
 from horizonrl.broker.server import EmbeddedServer
+from horizonrl.common.children import bound
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.bench.proxy import Proxy
 from horizonrl.ops.local import last_lines
-from horizonrl.ops.roles import SUPERVISED
 
 RECIPE = """\
 [run]
@@ -117,8 +117,9 @@ class Role:
                 stdout=sink,
                 stderr=sink,
                 cwd=self.log_file.parent,
-                env=os.environ | {SUPERVISED: "1", "OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
                 start_new_session=True,
+                preexec_fn=bound(),
             )
         self._running.set()
         code = await self.process.wait()
@@ -262,6 +263,7 @@ async def _make_model(directory: Path) -> None:
             *(sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")),
             stdout=sink,
             stderr=sink,
+            preexec_fn=bound(),
         )
         if await maker.wait():
             raise RunFailed(f"the tiny model was not made: {last_lines(directory / 'logs' / 'model.log')}")

@@ -21,6 +21,7 @@ import uvloop
 from aiohttp import ClientSession
 from rich.table import Table
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.types import MAX_TURNS
@@ -198,7 +199,10 @@ async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Proce
     """Start `horizonrl envs serve` and yield its process and address; end it after."""
     command = (sys.executable, "-m", "horizonrl.ops.cli", "envs", "serve", env_id, "--port", "0")
     process = await asyncio.create_subprocess_exec(
-        *command, "--workers", str(workers), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *(*command, "--workers", str(workers)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        preexec_fn=bound(),
     )
     try:
         assert process.stdout is not None

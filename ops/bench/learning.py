@@ -23,8 +23,8 @@ from typing import Any
 
 import psutil
 
+from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, MissingDependency
-from horizonrl.common.service import die_with_parent
 from horizonrl.ops.bench.comparison import AXES, bands, compare, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.outcome import Outcome, read_outcome
 from horizonrl.ops.bench.study import Run, Study, flattened, plan, read_study, select
@@ -138,7 +138,7 @@ def _train(each: Run, before: Ending | None, command: Command) -> Ending:
             stdout=sink,
             stderr=sink,
             start_new_session=True,  # Ctrl-C reaches this process alone
-            preexec_fn=die_with_parent,
+            preexec_fn=bound(),
         )
     try:
         code = process.wait()

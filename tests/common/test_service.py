@@ -1,6 +1,8 @@
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -232,3 +234,58 @@ def test_a_failed_role_whose_thread_is_stuck_tells_why_and_ends() -> None:
     assert process.returncode == os.EX_SOFTWARE
     assert "ConnectionError: a defect" in said
     assert "error: this process has not ended within 1 s after its work" in said
+
+
+CROWDED = """
+import asyncio, resource, sys
+from horizonrl.common import service
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.service import Service, run_role
+
+service.IDLE_S = 2.0
+
+async def role():
+    instance = Service()
+    async with instance.open("127.0.0.1", 0):
+        print(instance.port, flush=True)
+        while await asyncio.to_thread(sys.stdin.readline):
+            files = [open(sys.executable) for _ in range(150)]  # a checkpoint, and more than half of what is left
+            print(len(files), resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+            for file in files:
+                file.close()
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 400))
+configure_logs(run="test", role="crowded", stream=sys.stderr)
+sys.exit(run_role(role))
+"""
+
+
+async def answer(port: int) -> tuple[int, str]:
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                return await read(port, "/healthz")
+            await asyncio.sleep(0.05)
+
+
+def test_connections_that_never_finish_their_request_leave_a_role_its_descriptors() -> None:
+    command = [sys.executable, "-c", CROWDED]
+    with (
+        contextlib.ExitStack() as connections,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            port = int(process.stdout.readline())
+            half_open = [connections.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(600)]
+            for connection in half_open:
+                with contextlib.suppress(OSError):  # refused
+                    connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
+            print(file=process.stdin, flush=True)
+            assert process.stdout.readline() == "150 400\n"
+            half_open[0].settimeout(20)
+            assert half_open[0].recv(1) == b"", "it was let in, and closed after a while"
+            assert asyncio.run(answer(port)) == (200, "alive\n")
+        finally:
+            process.kill()

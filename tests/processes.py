@@ -1,0 +1,35 @@
+"""Find the processes that a test has started, whoever their parent is now."""
+
+import time
+
+import psutil
+
+MARK = "HORIZONRL_TEST_MARK"
+"""In the environment of a process; its children have it too."""
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes that began with a mark in their environment and have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def left_behind(mark: str, within_s: float) -> list[str]:
+    """Return the commands of what still runs after `within_s`, and end it."""
+    deadline = time.monotonic() + within_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    commands = []
+    for process in left:
+        try:
+            commands.append(" ".join(process.cmdline()) or process.name())
+            process.kill()
+        except psutil.Error:
+            continue
+    return commands
