@@ -39,10 +39,9 @@ class TokenScorer(nn.Module):
         self.lm = lm
         self.critic = _critic(lm) if critic else None
         self._logit_scale = _logit_scale(cast(Any, lm).config)
-        self.shares_prompts: bool
+        self.shares_prompts: bool = self._probed()
         """Whether a prefix may be given: the model's cache holds keys and values alone, which every row can continue.
         What a recurrent layer keeps (linear attention, Mamba, convolution) cannot be repeated."""
-        self.shares_prompts = self._probed()
 
     def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0) -> Said:
         """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
