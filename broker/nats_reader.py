@@ -35,8 +35,6 @@ NO_MESSAGE = 10037
 """JetStream's err_code for a stream that holds no such message; another 404 says that there is no such stream."""
 PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 """Headers that the server adds to a message that comes as it is."""
-
-
 Place = Mapping[str, object]
 """What JetStream's get requests take."""
 
