@@ -7,6 +7,7 @@ registered. A new environment that passes can be trained on.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -56,9 +57,18 @@ class Subject:
     longest_chars: int = 0
     """Length of the longest observation that any check has seen."""
     step_times_s: list[float] = field(default_factory=list)
+    made: list[Environment] = field(default_factory=list)
 
     def make(self) -> Environment:
-        return registry.make(self.env_id, self.options)
+        self.made.append(registry.make(self.env_id, self.options))
+        return self.made[-1]
+
+    async def close(self) -> None:
+        """Free what a check has made, however it ended: on a server it would stay."""
+        made, self.made = self.made, []
+        for environment in made:
+            with suppress(Exception):  # the check has told what is wrong with it
+                await environment.close()
 
     async def reset(self, environment: Environment, task_id: str) -> str:
         text = (await environment.reset(task_id)).text
@@ -113,6 +123,8 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
         return Check(name, False, str(violation))
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
         return Check(name, False, f"{type(error).__name__}: {error}")
+    finally:
+        await subject.close()
 
 
 async def _tasks_are_listed(subject: Subject) -> str:
