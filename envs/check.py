@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,13 +80,22 @@ class Subject:
     longest_of: str = ""
     """The call that gave it."""
     step_times_s: list[float] = field(default_factory=list)
+    made: list[Environment] = field(default_factory=list)
 
     @property
     def has_expert(self) -> bool:
         return registry.has_expert(self.env_id)
 
     def make(self) -> Environment:
-        return registry.make(self.env_id, self.options)
+        self.made.append(registry.make(self.env_id, self.options))
+        return self.made[-1]
+
+    async def close(self) -> None:
+        """Free what a check has made, however it ended: on a server it would stay."""
+        made, self.made = self.made, []
+        for environment in made:
+            with suppress(Exception):  # the check has told what is wrong with it
+                await environment.close()
 
     async def reset(self, environment: Environment, task_id: str) -> str:
         self.last_call = f"reset({task_id!r})"
@@ -182,6 +192,8 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
         told = f"took longer than {CHECK_S:.0f} s" if limit.expired() else f"{type(error).__name__}: {error}"
         place = subject.raised_at(error)
+    finally:
+        await subject.close()
     return Check(name, False, told, place, subject.last_call)
 
 

@@ -1,12 +1,14 @@
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.wordle import Guessing, list_words, signs_of
+from horizonrl.envs.wordle import Guessing, Redrawn, Wordle, list_words, signs_of
 
 
 @pytest.mark.parametrize(
@@ -66,3 +68,39 @@ def test_the_sixth_wrong_guess_ends_it_and_tells_the_word() -> None:
 @pytest.mark.parametrize("action_format", ["react", "plain", "function", "code"])
 def test_the_expert_guesses_in_every_format(action_format: str) -> None:
     assert asyncio.run(check("wordle", {"format": action_format, "style": "compact"}, ["wordle-007"])).passed
+
+
+def drawn_anew(words: tuple[str, ...], *guesses: str, seed: int = 3) -> list[Step]:
+    """Play by LMRL-Gym's rules; `ops/bench/agentgym games` compares both turn by turn."""
+    game = Redrawn(seed, words)
+    return [game.follow(guess) for guess in guesses]
+
+
+def test_by_lmrl_gyms_rules_the_word_is_drawn_anew_among_those_that_fit() -> None:
+    words = ("shire", "share", "score", "snore", "panic")
+    answers = {drawn_anew(words, "s h i r e", seed=seed)[0].observation for seed in range(40)}
+    assert answers == {"g g g g g\n", "g g b g g\n", "g b b g g\n", "b b y b b\n"}
+    for seed in range(40):
+        first, second = drawn_anew(words, "p a n i c", "s h a r e", seed=seed)
+        assert first.success or "y" in first.observation or "b b b b b" in first.observation
+        assert second.success is (second.observation == "g g g g g\n")
+
+
+def test_by_lmrl_gyms_rules_what_is_none_of_the_words_costs_a_guess() -> None:
+    steps = drawn_anew(("shire", "panic"), "shir", "other", "SHIRE", "q q q q q", "", "s h i r e s")
+    assert {step.observation for step in steps} == {"invalid word"}
+    assert [step.terminated for step in steps] == [False] * 5 + [True]
+    assert not any(step.reward for step in steps)
+
+
+def test_words_can_be_a_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("panic\nto\nshire\n")
+    assert list_words(file) == ("panic", "shire")
+    assert Wordle(words=file).version != Wordle().version
+    file = tmp_path / "none.txt"
+    with pytest.raises(ConfigError, match="no words at"):
+        Wordle(words=file)
+    file.write_text("to")
+    with pytest.raises(ConfigError, match="has no word of five letters"):
+        Wordle(words=file)

@@ -9,10 +9,10 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from socket import socket
+from tempfile import TemporaryDirectory
 
 from aiohttp import ClientError, ClientSession
 
@@ -20,12 +20,16 @@ from horizonrl.common.errors import EnvironmentFailure, RunFailed
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of, task_named
 from horizonrl.envs.api import Expert, expert_of
+from horizonrl.envs.textcraft.tasks import load_book
+from horizonrl.ops.bench.agentgym.bird import play_all, write_bird
+from horizonrl.ops.bench.agentgym.comparison import Compared
 from horizonrl.ops.bench.agentgym.games import answer, door, make, reply_of
 
 SERVERS: Mapping[str, tuple[str, str]] = {
     "textcraft": ("agentenv-textcraft", "agentenv_textcraft:app"),
     "babyai": ("agentenv-babyai", "agentenv_babyai:app"),
     "sciworld": ("agentenv-sciworld", "agentenv_sciworld:app"),
+    "sql": ("agentenv-sqlgym", "agentenv_sqlgym:app"),
 }
 """AgentGym's folder of each server that runs without data or services of others, and its application."""
 START_S = 120.0
@@ -33,29 +37,19 @@ TURNS = 30
 _RUN = "import sys, uvicorn; uvicorn.run(sys.argv[1], host='127.0.0.1', port=int(sys.argv[2]), log_level='error')"
 
 
-@dataclass(slots=True)
-class Compared:
-    env: str
-    episodes: int = 0
-    turns: int = 0
-    same_goal: int = 0
-    same_first: int = 0
-    """Episodes with the same first observation; lines may stand in another order."""
-    same_text: int = 0
-    """Turns with the same text."""
-    same_words: int = 0
-    """Turns with the same text but for its order."""
-    same_score: int = 0
-    same_end: int = 0
-    solved: int = 0
-    failures: int = 0
-    turns_per_s: float = 0.0
-    differences: list[str] = field(default_factory=list)
-
-
 async def compare(agentgym: Path, python: str, ids: Sequence[str], episodes: int, parallel: int) -> list[Compared]:
     """Play test tasks on the real server of each environment."""
-    return [await _compare(agentgym, python, env_id, episodes, parallel) for env_id in ids]
+    return [
+        await (_compare_sql if env_id == "sql" else _compare)(agentgym, python, env_id, episodes, parallel)
+        for env_id in ids
+    ]
+
+
+async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> Compared:
+    with TemporaryDirectory() as folder:
+        problems = write_bird(Path(folder), episodes)
+        async with _server(agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder) as url:
+            return await play_all(url, problems, parallel)
 
 
 async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> Compared:
@@ -92,7 +86,7 @@ async def _play(url: str, env_id: str, number: int, found: Compared) -> None:
         own = (await here.reset(_own_task(env_id, number, first))).text
         found.episodes += 1
         found.same_goal += _goal(env_id, first) == _goal(env_id, own)
-        found.same_first += _words(env_id, first) == _words(env_id, own)
+        found.same_first += _is_same_first(env_id, first, own)
         total, observation, expert = 0.0, own, expert_of(here)
         for _ in range(TURNS):
             reply = reply_of(door(env_id).dialect, _said(expert, observation, draw))
@@ -145,6 +139,15 @@ def _goal(env_id: str, first: str) -> str:
     return first
 
 
+def _is_same_first(env_id: str, first: str, own: str) -> bool:
+    """Return whether two first observations tell the same, whatever the order. TextCraft adds ten recipes at random."""
+    if env_id != "textcraft":
+        return _words(env_id, first) == _words(env_id, own)
+    told = {line for line in first.splitlines() if line.startswith("craft ")}
+    needed = {str(recipe) for recipe in load_book().reachable(_goal(env_id, own))}
+    return needed <= told and len(told - needed) <= 10
+
+
 def _words(env_id: str, text: str) -> Sequence[str]:
     """Return what a text says, whatever the order: TextCraft shuffles its recipes, SciWorld what is in a place."""
     match env_id:
@@ -154,7 +157,7 @@ def _words(env_id: str, text: str) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def _server(agentgym: Path, python: str, env_id: str) -> AsyncIterator[str]:
+async def _server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
     """Run one of AgentGym's servers; yield its address."""
     folder, application = SERVERS[env_id]
     with socket() as free:
@@ -162,7 +165,7 @@ async def _server(agentgym: Path, python: str, env_id: str) -> AsyncIterator[str
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
         python, "-c", _RUN, application, str(port), cwd=agentgym / folder, start_new_session=True,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, env={**os.environ, **variables},
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, MissingDependency
+from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.formats import ActionFormat
 from horizonrl.envs.sciworld import jvm
 from horizonrl.envs.sciworld.env import MAX_STEPS, SciWorld
@@ -151,3 +152,22 @@ def test_the_expert_solves_every_test_task() -> None:
         return failed
 
     assert asyncio.run(run()) == []
+
+
+@needs_java
+def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() -> None:
+    async def run() -> None:
+        environment = SciWorld(style="agentgym", format="plain")
+        first = (await environment.reset("606")).text  # AgentGym's number, which is not listed
+        assert first.startswith("Your task is to measure the temperature of unknown substance B")
+        assert first.splitlines()[1].startswith("This room is called the hallway.")
+        steps = [await environment.step("look around") for _ in range(MAX_STEPS + 1)]  # takes no time
+        steps += [await environment.step("wait") for _ in range(10)]
+        assert [step.truncated for step in steps] == [False] * (MAX_STEPS + 10) + [True]
+        await environment.reset("606")
+        lost = await environment.step("focus on door to kitchen")
+        assert (lost.reward, lost.terminated) == (-1.0, True)
+        assert DIALECTS["sciworld"].stepped(lost, lost.reward)["score"] == -100
+        await environment.close()
+
+    asyncio.run(run())

@@ -1,6 +1,7 @@
 """A server within a test, and a small environment to serve that can be told to misbehave."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -93,16 +94,21 @@ class Caller:
 
     def __init__(self, http: ClientSession, base: str) -> None:
         self._http = http
-        self._base = base
+        self.base = base
 
     async def __call__(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self._http.post(f"{self._base}/{path}", json=body, headers=named) as response:
+        async with self._http.post(f"{self.base}/{path}", json=body, headers=named) as response:
             return response.status, await response.json(content_type=None)
 
     async def get(self, path: str) -> tuple[int, str]:
-        async with self._http.get(f"{self._base}/{path}") as response:
+        async with self._http.get(f"{self.base}/{path}") as response:
             return response.status, await response.text()
+
+    async def read(self, path: str) -> tuple[int, Any]:
+        """Return the JSON of an answer."""
+        status, text = await self.get(path)
+        return status, json.loads(text)
 
     async def begin(self, task: Any = 0) -> int:
         _, created = await self("create")

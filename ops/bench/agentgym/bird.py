@@ -1,0 +1,91 @@
+"""AgentGym's SQLGym server with questions of ours, written as BIRD has them: BIRD itself is not needed to try it.
+
+Its server has eight environments and hands them out in turn, so that more episodes than eight at a time would share
+them. Every second episode answers its own question, the others answer another's: a reward that is not theirs shows.
+"""
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.envs import registry
+from horizonrl.envs.agentgym.doors import numbers_of
+from horizonrl.envs.sql.problems import Problem, make_problem
+from horizonrl.ops.bench.agentgym.comparison import Compared
+
+
+def write_bird(folder: Path, count: int) -> list[Problem]:
+    """Write our first `count` questions as BIRD's train set; AgentGym's item ids are their places."""
+    tasks = registry.tasks("sql")
+    numbers = numbers_of("sql", tasks)
+    problems = [make_problem(task)[0] for task in sorted(tasks, key=lambda task: numbers[task.task_id])[:count]]
+    items, tables = [], []
+    for number, problem in enumerate(problems):
+        name = f"db{number}"
+        items.append({"db_id": name, "question": problem.question, "evidence": "", "SQL": problem.gold})
+        tables.append(_described(name, problem))
+        _write_database(folder / "train" / "train_databases" / name / f"{name}.sqlite", problem)
+    for file, content in (("train.json", items), ("train_tables.json", tables)):
+        (folder / "train" / file).write_text(json.dumps(content))
+    return problems
+
+
+def _described(name: str, problem: Problem) -> dict[str, Any]:
+    columns: list[list[Any]] = [[-1, "*"]]
+    for at, declared in enumerate(problem.tables.values()):
+        columns += [[at, column.split()[0]] for column in declared]
+    names = list(problem.tables)
+    return {"db_id": name, "table_names": names, "column_names": columns, "primary_keys": [], "foreign_keys": []}
+
+
+def _write_database(file: Path, problem: Problem) -> None:
+    file.parent.mkdir(parents=True)
+    connection = sqlite3.connect(file)
+    for table, declared in problem.tables.items():
+        connection.execute(f"CREATE TABLE {table} ({', '.join(declared)})")
+        places = ", ".join("?" * len(declared))
+        connection.executemany(f"INSERT INTO {table} VALUES ({places})", problem.rows[table])
+    connection.commit()
+    connection.close()
+
+
+async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> Compared:
+    """Play every question by our client; every second one is answered by the query of the next."""
+    found, slots = Compared("sql"), asyncio.Semaphore(parallel)
+    began = time.monotonic()
+
+    async def play(number: int) -> None:
+        async with slots:
+            try:
+                await _play(url, problems, number, found)
+            except EnvironmentFailure as failure:
+                found.failures += 1
+                found.differences.append(f"task {number}: {failure}"[:300])
+
+    await asyncio.gather(*(play(number) for number in range(len(problems))))
+    found.turns_per_s = round(found.turns / (time.monotonic() - began), 1)
+    return found
+
+
+async def _play(url: str, problems: Sequence[Problem], number: int, found: Compared) -> None:
+    tasks = f"{number}-{number}"
+    there = registry.make("agentgym-sqlgym", {"url": url, "instructions": "", "train": tasks, "test": tasks})
+    own = number % 2 == 0
+    try:
+        first = (await there.reset(str(number))).text
+        await asyncio.sleep(0.01)  # the agent thinks
+        query = problems[number if own else (number + 1) % len(problems)].gold
+        step = await there.step(f"```sql\n{query}\n```")
+    finally:
+        await there.close()
+    found.episodes, found.turns, found.solved = found.episodes + 1, found.turns + 1, found.solved + step.success
+    found.same_goal += first.endswith(problems[number].question)
+    found.same_score += step.reward == float(own)
+    found.same_end += step.terminated
+    if step.reward != float(own):
+        found.differences.append(f"task {number}: reward {step.reward} and not {float(own)}")

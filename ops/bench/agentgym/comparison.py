@@ -1,0 +1,23 @@
+"""What a comparison of AgentGym's servers with ours counts."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Compared:
+    env: str
+    episodes: int = 0
+    turns: int = 0
+    same_goal: int = 0
+    same_first: int = 0
+    """Episodes with the same first observation; its parts may stand in another order."""
+    same_text: int = 0
+    """Turns with the same text."""
+    same_words: int = 0
+    """Turns with the same text but for its order."""
+    same_score: int = 0
+    same_end: int = 0
+    solved: int = 0
+    failures: int = 0
+    turns_per_s: float = 0.0
+    differences: list[str] = field(default_factory=list)
