@@ -5,15 +5,12 @@ K inputs of a layer, P probed columns.
 """
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-
-from horizonrl.common.service import die_with_parent
 
 PROBED_COLUMNS = 16
 """Columns of every matrix that a probe compares. One small optimizer step changes 0.3 % of the elements, so a stale
@@ -31,12 +28,8 @@ class WeightsExtension:
     reload_weights: Callable[..., None]
     """The worker's own."""
 
-    def tie_to_parent(self) -> None:
-        """Let this process end when the actor does, even by SIGKILL, and even if it hangs: it has nothing to save.
-
-        In a group of its own it does not end before: a terminal's Ctrl-C is the parent's to answer.
-        """
-        die_with_parent(signal.SIGKILL)
+    def leave_group(self) -> None:
+        """Take this process out of reach of a terminal's Ctrl-C, which is the actor's to answer."""
         if os.getpgrp() != os.getpid():  # else it leads one already
             os.setpgid(0, 0)
 

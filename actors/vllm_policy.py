@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.actors.policy import Generation
+from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -73,7 +74,7 @@ class VllmPolicy:
             warnings.simplefilter("ignore")  # vLLM's own, about torch
             engine, description = _start_engine(settings)
         policy = cls(engine, settings, version or PolicyVersion(), description)
-        await engine.collective_rpc("tie_to_parent")
+        await engine.collective_rpc("leave_group")
         await engine.update_weight_version(_label(policy.version))
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
         policy._watching = asyncio.create_task(policy._watch(settings.engine_timeout_s / WATCH_TICKS))
@@ -282,7 +283,8 @@ def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after the config, which asks for spawn on CPU
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
     try:
-        engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+        with children_bound():
+            engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"

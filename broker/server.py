@@ -10,13 +10,19 @@ import json
 import os
 import shutil
 import signal
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, Self
 
+import aiohttp
+
 from horizonrl.common.children import bound
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
+from horizonrl.common.logs import get_logger
 from horizonrl.common.service import locked
+
+log = get_logger()
 
 START_S = 20.0
 STOP_S = 10.0
@@ -25,9 +31,14 @@ LOCK_S = 12.0
 POLL_S = 0.02
 RELOAD_S = 1.0
 """Within this the server has read its configuration."""
+LOOK_S = 5.0
+"""How often a server is asked whether it is well."""
+ROOM_BYTES = 64 << 20
+"""Free disk with which a server that met a full one is worth a new start: a few messages and its own files."""
 
 CONFIG = """\
 listen: "{host}:{port}"
+http: "127.0.0.1:-1"
 server_name: horizonrl
 max_payload: 8MB
 max_pending: 256MB
@@ -65,6 +76,8 @@ class EmbeddedServer:
         """More of nats-server's configuration: users, TLS."""
         self._process: asyncio.subprocess.Process | None = None
         self._lock: IO[str] | None = None
+        self._monitoring = ""
+        """Where this machine asks how the server is."""
 
     @property
     def url(self) -> str:
@@ -108,7 +121,7 @@ class EmbeddedServer:
         )
         try:
             async with asyncio.timeout(START_S):
-                self.port = await self._listening_port()
+                self.port, self._monitoring = await self._addresses()
         except BaseException as error:
             await self.kill()
             self._release()
@@ -144,7 +157,7 @@ class EmbeddedServer:
             self._lock.close()
             self._lock = None
 
-    async def _listening_port(self) -> int:
+    async def _addresses(self) -> tuple[int, str]:
         """Wait for the file in which nats-server says where it listens; a file has no event, so it is looked for."""
         assert self._process is not None
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
@@ -152,8 +165,8 @@ class EmbeddedServer:
             if self._process.returncode is not None:
                 raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
             await asyncio.sleep(POLL_S)
-        listening: list[str] = json.loads(ports.read_text())["nats"]
-        return int(listening[0].rpartition(":")[2])
+        listening: dict[str, list[str]] = json.loads(ports.read_text())
+        return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0]
 
     def _failure(self, what: str) -> str:
         log_file = self.directory / "nats-server.log"
@@ -176,6 +189,33 @@ class EmbeddedServer:
         """Return the exit code once the server has ended."""
         assert self._process is not None, "the server was never started"
         return await self._process.wait()
+
+    async def complaint(self) -> str | None:
+        """Return what the server says is wrong with it; None when it is well, or does not say."""
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session,
+                session.get(f"{self._monitoring}/healthz") as answer,
+            ):
+                return None if answer.status == HTTPStatus.OK else str((await answer.json())["error"])
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def curable(self) -> None:
+        """Return once a new start would mend the server: it refuses writes, and its disk has room.
+
+        A stream that met a full disk takes nothing more for as long as its server lives, and tells no client.
+        """
+        ails = False
+        while True:
+            complaint = await self.complaint()
+            free = shutil.disk_usage(self.directory).free
+            if complaint is not None and not ails:
+                log.warning("broker_ails", reason=complaint, free_mib=free >> 20)
+            elif complaint is not None and free >= ROOM_BYTES:
+                return
+            ails = complaint is not None
+            await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
         """End the server cleanly; by SIGKILL if it has not ended after STOP_S."""

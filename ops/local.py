@@ -250,6 +250,13 @@ async def _keep_up(server: EmbeddedServer, restarts: Restarts, course: Course) -
         await server.start()
 
 
+async def _cure(server: EmbeddedServer) -> None:
+    """End a broker that a new start would mend; `_keep_up` starts it."""
+    while True:
+        await server.curable()
+        await server.kill()
+
+
 async def _supervise(
     config: RunConfig, console: Console, interrupted: asyncio.Event, server: EmbeddedServer | None = None
 ) -> bool:
@@ -270,6 +277,7 @@ async def _supervise(
                 ]
                 if server is not None:
                     others.append(group.create_task(_keep_up(server, broker, course)))
+                    others.append(group.create_task(_cure(server)))
                 stop = group.create_task(interrupted.wait())
                 await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
                 for task in (*watches.values(), *others, stop):
@@ -383,5 +391,8 @@ async def serve_broker(config: RunConfig) -> None:
 
 async def _alive(server: EmbeddedServer) -> None:
     """Raise RunFailed when the server ends: whoever watches this process starts both again, on the same files."""
-    code = await server.wait()
+    async with asyncio.TaskGroup() as group:
+        curing = group.create_task(_cure(server))
+        code = await server.wait()
+        curing.cancel()
     raise RunFailed(f"the nats-server of {server.directory} ended with code {code}; start the same command again")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from horizonrl.broker.server import EmbeddedServer
 from horizonrl.common.config import LearnerSection, RunConfig
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.models import resolve_model
@@ -73,9 +73,9 @@ async def _replay(
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}
 
     async def lead(engine: EngineThread, rules: Rules) -> None:
-        with tempfile.TemporaryDirectory(prefix="horizonrl-replay-") as scratch:
+        with scratch() as place:
             async with _log_of(request.run_dir, config) as transport:
-                replay = Replay(config, transport, engine, rules, Path(scratch))
+                replay = Replay(config, transport, engine, rules, place)
                 async for done in replay.steps(start, ledger):
                     row = {
                         "step": done.step,

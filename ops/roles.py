@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.metrics import Metrics, Role
+from horizonrl.common.scratch import scratch
 from horizonrl.common.service import Service, run_role
 from horizonrl.ops.rundir import write_config
 
@@ -80,8 +80,8 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 
     async def actor() -> None:
-        with tempfile.TemporaryDirectory(prefix="horizonrl-", dir=parent) as scratch:
-            await run(config, model_dir, model_identity(model_dir), Path(scratch), _service("actor", config))
+        with scratch(parent) as place:
+            await run(config, model_dir, model_identity(model_dir), place, _service("actor", config))
 
     return actor
 

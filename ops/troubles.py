@@ -19,6 +19,7 @@ STARTED = "train_started"
 
 TROUBLES = {
     "batch_starved": "hardly any group can be trained on",
+    "broker_ails": "saw that the broker is not well: it is started again as soon as its disk has room",
     "broker_denied": "the broker refused something",
     "broker_disconnected": "lost the broker for a while",
     "broker_moved": "another program has the run's port: actors that were started by hand must be started again",

@@ -7,9 +7,9 @@ must not overlap, and each is seeded. The wrapper asks for five more things a st
 import asyncio
 import atexit
 import shutil
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -20,6 +20,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout, MissingDependency
+from horizonrl.common.scratch import scratch
 
 SCIENCEWORLD = "1.2.3"
 JAVA_OPTIONS = (
@@ -60,7 +61,7 @@ class Jvm:
         self._thread = ThreadPoolExecutor(1, "sciworld")
         self._gateway: JavaGateway | None = None
         self._process: Popen[bytes] | None = None
-        self._place: str | None = None
+        self._place = ExitStack()
         """Of the JVM, which writes a file (`object_type_ids.tsv`) to wherever it is started."""
         self.starts = 0
         """Tells the simulations of a dead JVM from those of the present one."""
@@ -89,9 +90,8 @@ class Jvm:
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
                 if pipe is not None:
                     pipe.close()
-        if self._place is not None:
-            shutil.rmtree(self._place, ignore_errors=True)
-        self._process = self._gateway = self._place = None
+        self._place.close()
+        self._process = self._gateway = None
 
     def _ask(self, ask: Callable[[JavaGateway], T]) -> T:
         if self._gateway is None or self._process is None or self._process.poll() is not None:
@@ -106,12 +106,12 @@ class Jvm:
 
     def _start(self) -> None:
         self.kill()
-        self._place = tempfile.mkdtemp(prefix="sciworld-")
+        place = self._place.enter_context(scratch())
         port, self._process = launch_gateway(
             classpath=str(Path(scienceworld.__file__).with_name("scienceworld.jar")),
             javaopts=list(JAVA_OPTIONS),
             die_on_exit=True,  # when our end of its standard input is closed, however we end
-            cwd=self._place,
+            cwd=place,
             return_proc=True,
         )
         # What is kept in the JVM is let go of by hand: py4j asks the JVM whenever Python collects garbage, in whatever

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.config import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.scratch import scratch
 from horizonrl.ops.models import model_identity, resolve_model
 from horizonrl.ops.rundir import BEST, CONFIG
 from horizonrl.ops.terminal import plain_console
@@ -65,9 +65,9 @@ def subject_of(asked: Asked) -> Iterator[Subject]:
             "which model? A Hugging Face directory, a run directory, a checkpoint, a known name, or --endpoint URL"
         )
     elif (run_dir := _run_dir(path := Path(asked.model).expanduser())) is not None:
-        with tempfile.TemporaryDirectory(prefix="horizonrl-eval-") as scratch:
+        with scratch() as place:
             with waiting(plain_console(stderr=True), f"exporting {path.name}"):
-                model_dir = _exported(run_dir, path, Path(scratch) / "model")
+                model_dir = _exported(run_dir, path, place / "model")
             yield _local(asked, model_dir, run_dir / CONFIG)
     else:
         with waiting(plain_console(stderr=True), "preparing the model") as tell:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import psutil
 import pytest
 
 from horizonrl.ops.cli import main
@@ -62,6 +63,20 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
     assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
     assert workplace.lines("lineages.jsonl")[-1]["changed"] == {"learner.ranks": [2, 1], "rl.steps": [2, 3]}
     assert json.loads((workplace.run_dir / "model" / "version.json").read_text())["step"] == 4
+
+
+@pytest.mark.process
+def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(workplace: Workplace) -> None:
+    process = workplace.start("train", "--actor.engine=scripted")
+    workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
+    for part in psutil.Process(process.pid).children():
+        if "horizonrl.ops.cli" in part.cmdline():  # all but the nats-server
+            part.terminate()
+    assert process.wait(120) == 0, workplace.logs()
+    assert [line["step"] for line in workplace.lines()] == list(range(1, 9))
+    events = [json.loads(line) for line in (workplace.run_dir / "logs" / "console.log").read_text().splitlines()]
+    ends = {event["part"]: event["code"] for event in events if event["event"] == "part_ended"}
+    assert ends == {"learner": 0, "controller": 0, "actor-0": 0}
 
 
 @pytest.mark.process

@@ -1,0 +1,51 @@
+"""Temporary directories that do not outlive their owner for long, even one that was killed.
+
+An owner holds a lock on its directory, which the kernel frees with the process; whoever makes the next directory in the
+same place removes those that nobody holds. A process id in the name would not do: containers that share /dev/shm count
+their processes each for itself.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "horizonrl-scratch-"
+
+
+@contextlib.contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """Hold a new directory in `parent`, or where temporary files belong; remove it after the body."""
+    parent = parent or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{PREFIX}*"):
+        if (held := _hold(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(held)
+    held = None
+    while held is None:  # between its making and its lock it is as good as left behind
+        place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        held = _hold(place)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
+
+
+def _hold(place: Path) -> int | None:
+    """Return a descriptor that locks a directory, or None when it is gone, another's, or held."""
+    try:
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), os.stat(place)):
+            return held
+    except OSError:
+        pass
+    os.close(held)
+    return None
