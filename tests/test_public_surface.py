@@ -7,7 +7,7 @@ import inspect
 
 from horizonrl.actors.policy import Generation, Policy
 from horizonrl.broker.api import Delivery, Reader, Transport
-from horizonrl.envs.api import Environment, Expert, Observation, Step, TaskSpec
+from horizonrl.envs.api import Demonstrates, Environment, Expert, Observation, Step, TaskSpec
 from horizonrl.learner.api import Engine, StepStats
 
 
@@ -19,10 +19,10 @@ def signatures(seam: type) -> dict[str, str]:
 def test_the_environment_seam() -> None:
     assert signatures(Environment) == {
         "close": "(self) -> None",
-        "expert": "(self) -> horizonrl.envs.api.Expert",
         "reset": "(self, task_id: str) -> horizonrl.envs.api.Observation",
         "step": "(self, text: str) -> horizonrl.envs.api.Step",
     }
+    assert signatures(Demonstrates) == {"expert": "(self) -> horizonrl.envs.api.Expert"}
     assert signatures(Expert) == {"act": "(self, observation: str) -> str"}
     assert list(inspect.signature(Step).parameters) == [
         *("observation", "reward", "terminated", "truncated", "success", "info")
