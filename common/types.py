@@ -5,6 +5,7 @@ are tuples in memory; how they look on the wire is `broker/codec.py`'s business.
 people to read; nothing is ever trained from text (invariant 4, token exactness).
 """
 
+from collections import Counter
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Self
@@ -251,6 +252,14 @@ class Episode(Record):
     @property
     def generated_tokens(self) -> int:
         return sum(len(turn.output_ids) for turn in self.turns)
+
+    def sampled(self) -> Counter[PolicyVersion]:
+        """Return how many tokens each version sampled."""
+        tokens: Counter[PolicyVersion] = Counter()
+        for turn in self.turns:
+            for span in turn.spans:
+                tokens[PolicyVersion(version=span.version, lineage=span.lineage)] += span.tokens
+        return tokens
 
     @property
     def valid(self) -> bool:

@@ -8,12 +8,13 @@ when its step is committed; until then its ticket is outstanding. An eval ticket
 back: no step is made of it.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config import kind_of
 from horizonrl.common.objective import AdvantageSection
-from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, Ticket, Void
+from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
 from horizonrl.learner.advantage import teaches
 from horizonrl.learner.batch import Batch, trace_of
 from horizonrl.learner.settlement import Books, ranges
@@ -30,6 +31,15 @@ class Rules:
     advantage: AdvantageSection = field(default_factory=AdvantageSection)
     demos_in_rl: bool = False
     """Demonstrations are trained beside the groups of RL."""
+    model_digest: str = ""
+    """Of the model in training: token ids mean something else to another. Empty checks nothing."""
+    template_digest: str = ""
+    """And of its chat template."""
+
+    def same_model(self, made: Provenance) -> bool:
+        """Return whether a group was sampled with the run's model and template, as far as it says so."""
+        digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
+        return all(not mine or not named or named == mine for mine, named in digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,14 @@ class Draft:
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
     repeats: int = 0
+
+    def sampled(self) -> list[Counter[PolicyVersion]]:
+        """Return, for each trace of the batch, how many tokens each version sampled; none of a demonstration."""
+        return [
+            Counter() if group.ticket.kind is Kind.DEMO else episode.sampled()
+            for _, group in self.admitted
+            for episode in group.valid_episodes
+        ]
 
     def count(self, phase: Phase) -> int:
         """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
@@ -145,9 +163,12 @@ class Collector:
         if isinstance(record, Void):
             self.books.void(Kind.EVAL, ticket.number)
             return EvalEnd(sequence, ticket.number, "void", ticket)
+        reason = None if self.rules.same_model(record.provenance) else DropReason.MALFORMED
         if record.newest_version > standing.version:
-            self.books.drop(Kind.EVAL, ticket.number, DropReason.LINEAGE)
-            return EvalEnd(sequence, ticket.number, DropReason.LINEAGE.value, ticket)
+            reason = DropReason.LINEAGE
+        if reason is not None:
+            self.books.drop(Kind.EVAL, ticket.number, reason)
+            return EvalEnd(sequence, ticket.number, reason.value, ticket)
         self.books.evaluate(ticket.number)
         return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
 
@@ -173,7 +194,7 @@ class Collector:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
-        if not self._well_formed(group):
+        if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
         if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE

@@ -5,12 +5,14 @@ loop has committed is one `Commit`: a checkpoint holds exactly that, and the log
 """
 
 import asyncio
+import math
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -328,7 +330,8 @@ class LearnerLoop:
         line = evaluation_line(results, self.config, self.policy, settled_step=self._commit.step + 1)
         self._journal.write_evaluation(line)
         mirror_evaluation(self.metrics, line)
-        best = self._best.offer(line, self._weights.find(line["version"]))
+        judged = PolicyVersion(version=line["version"], lineage=line["lineage"])
+        best = self._best.offer(line, self._weights.find(judged))
         log.info("evaluated", best=best, **{key: line[key] for key in ("version", "success_rate", "low", "high")})
 
     def _versions_awaited(self) -> set[int]:
@@ -380,14 +383,21 @@ class LearnerLoop:
         return stats if gap is None else replace(stats, logprob_gap_fresh=gap)
 
     async def _gap_of_engines(self, batch: Batch) -> float | None:
-        """Compare actor and learner on one trace of the batch's newest version, where the step itself cannot."""
-        sampled = [trace for trace in batch.traces if not trace.demo]
-        newest = max((int(trace.versions_L.max()) for trace in sampled), default=batch.version)
-        weights = self._weights.find(newest)
-        if newest == batch.version or weights is None:
+        """Compare actor and learner on one trace of the batch's newest version, where the step itself cannot.
+
+        Returns None where the step's own comparison is that of the newest version, and NaN where neither can be had.
+        """
+        sampled = self._collector.draft.sampled()
+        newest = max(chain.from_iterable(sampled), key=lambda policy: (policy.lineage, policy.version), default=None)
+        if newest is None or newest == self.policy:
             return None
-        trace = max(sampled, key=lambda trace: int((trace.versions_L == newest).sum()))
-        return await self.engine.call(self.engine.engine.gap_at, trace, newest, weights)
+        weights = self._weights.find(newest)
+        # The engine tells tokens apart by number, so a trace with the same number of two lineages would mix them.
+        places = [at for at, tokens in enumerate(sampled) if [of.version for of in tokens].count(newest.version) == 1]
+        best = max(places, key=lambda at: sampled[at][newest], default=None)
+        if weights is None or best is None or not sampled[best][newest]:
+            return math.nan
+        return await self.engine.call(self.engine.engine.gap_at, batch.traces[best], newest.version, weights)
 
     def _checkpoint_is_due(self, phase: Phase) -> bool:
         phase_ended = self._phase() is not phase or self._commit.step == self.config.total_steps
@@ -449,6 +459,7 @@ class LearnerLoop:
             "trained": [[sequence, group.ticket.ticket_id] for sequence, group in draft.admitted],
             "dropped": [[drop.sequence, drop.ticket_id, drop.reason.value] for drop in draft.dropped],
             "voids": [[sequence, ticket_id] for sequence, ticket_id in draft.voids],
+            "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in draft.admitted},
             "repeats": draft.repeats,
             "data_digest": batch.digest(),
             "weights_digest": weights_digest,

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,8 +54,9 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
                 connected(config.run.name, config.broker, Role.LEARNER) as transport,
                 service.open(config.metrics.host, config.metrics.port, transport),
             ):
+                checked = replace(rules, model_digest=identity["model"], template_digest=identity["template"])
                 loop = LearnerLoop(
-                    *(config, transport, engine, rules, identity, service.stopping, service.metrics),
+                    *(config, transport, engine, checked, identity, service.stopping, service.metrics),
                     eval_tasks=eval_tasks(config),
                 )
                 service.ready = True

@@ -40,9 +40,10 @@ class WeightsPublisher:
         """Return where the weights of a version are to be written."""
         return self.directory / f"frame-{policy.version:06d}-{policy.lineage:03d}.safetensors"
 
-    def find(self, version: int) -> Path | None:
-        """Return the file of a version, of the newest lineage that has it, if it is still kept."""
-        return max(self.directory.glob(f"frame-{version:06d}-*.safetensors"), default=None)
+    def find(self, policy: PolicyVersion) -> Path | None:
+        """Return the file of a version if it is still kept; the same number of another lineage is another version."""
+        file = self.path_for(policy)
+        return file if file.is_file() else None
 
     async def announce(self, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, float]:
         """Publish the file at `path_for(policy)`; return its manifest and the seconds it took.

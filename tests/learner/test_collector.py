@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.objective import AdvantageSection
-from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
+from horizonrl.common.types import DropReason, Group, Kind, Phase, Provenance, Void
 from horizonrl.learner.collector import Collector, Draft, Rules, Standing
 from horizonrl.learner.settlement import Books
 from tests.records import make_episode, make_group, make_ticket, make_turn
@@ -49,6 +49,28 @@ def test_a_fresh_group_with_variance_is_admitted_and_stays_outstanding_until_its
 )
 def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadLetter, reason: DropReason) -> None:
     assert why_dropped(group) == [reason]
+
+
+@pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.EVAL])
+@pytest.mark.parametrize(
+    ("made", "accepted"),
+    [
+        (Provenance(actor="a", model_digest="m", template_digest="t"), True),
+        (Provenance(actor="a"), True),
+        (Provenance(actor="a", model_digest="other", template_digest="t"), False),
+        (Provenance(actor="a", model_digest="m", template_digest="other"), False),
+        (Provenance(actor="a", template_digest="other"), False),
+    ],
+)
+def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, accepted: bool, kind: Kind) -> None:
+    collector = Collector(replace(RULES, model_digest="m", template_digest="t"), Books())
+    group = make_group(version=5, kind=kind).model_copy(update={"provenance": made})
+    end = collector.consume(Entry(sequence=1, record=group), RL)
+    if kind is Kind.EVAL:
+        assert end is not None
+        assert end.how == ("evaluated" if accepted else "malformed")
+    else:
+        assert [drop.reason for drop in collector.draft.dropped] == ([] if accepted else [DropReason.MALFORMED])
 
 
 def test_the_staleness_bound_is_inclusive() -> None:

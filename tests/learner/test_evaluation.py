@@ -227,7 +227,7 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
         frame(tmp_path, version)
     assert not unfinished.exists()
     publisher.tidy()
-    assert [publisher.find(version) is not None for version in range(8)] == [
+    assert [publisher.find(PolicyVersion(version=version)) is not None for version in range(8)] == [
         *(False, True, False, True, False),
         *[True] * FILES_KEPT,
     ]
