@@ -105,8 +105,8 @@ def test_a_step_equals_plain_torch(start: StartEngine, tiny_model: Path, tmp_pat
     assert float(delta.norm()) == pytest.approx(float((after - before).norm()), rel=2e-2)
 
 
-def test_at_every_stage_updates_too_small_for_bfloat16_add_up(start: StartEngine, tmp_path: Path) -> None:
-    engines = [start(zero_stage=zero_stage) for zero_stage in range(4)]
+def test_at_stage_0_too_updates_that_are_too_small_for_bfloat16_add_up(start: StartEngine, tmp_path: Path) -> None:
+    engines = [start(zero_stage=zero_stage) for zero_stage in (0, 1)]
     before = weights_of(engines[0], tmp_path / "before")
     afters = []
     for engine in engines:
@@ -116,7 +116,7 @@ def test_at_every_stage_updates_too_small_for_bfloat16_add_up(start: StartEngine
     moved = [after != before for after in afters]
     # Above 2e-3 bfloat16 numbers are 1.5e-5 apart: one step of 1e-6 is lost in rounding, thirty are not.
     assert float((moved[0] & (before.abs() > 2e-3)).float().mean()) > 1e-3
-    assert all(float((each != moved[0]).float().mean()) < 1e-4 for each in moved)
+    assert float((moved[1] != moved[0]).float().mean()) < 1e-4
 
 
 def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, tmp_path: Path) -> None:
