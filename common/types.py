@@ -352,6 +352,10 @@ class Progress(Record):
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
 
+    def reached(self, kind: Kind) -> int:
+        """Return the number after the highest one of a kind whose end is known."""
+        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.met.get(kind, ())), 0)
+
 
 class WeightsManifest(Record):
     """A published key frame (key `policy`): where its bytes are and how to know them.

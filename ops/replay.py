@@ -22,7 +22,7 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.models import resolve_model
-from horizonrl.ops.rundir import LEDGER, METRICS, read_config, read_lines
+from horizonrl.ops.rundir import LEDGER, LINEAGES, METRICS, read_config, read_lines
 
 PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
@@ -74,7 +74,8 @@ async def _replay(
     async def lead(engine: EngineThread, rules: Rules) -> None:
         with tempfile.TemporaryDirectory(prefix="horizonrl-replay-") as scratch:
             async with _log_of(request.run_dir, config) as transport:
-                replay = Replay(config, transport, engine, rules, Path(scratch))
+                lineages = read_lines(request.run_dir / LINEAGES)
+                replay = Replay(config, transport, engine, rules, Path(scratch), lineages)
                 async for done in replay.steps(start, ledger):
                     row = {
                         "step": done.step,
