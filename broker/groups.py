@@ -10,14 +10,14 @@ import asyncio
 import sys
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
 from horizonrl.broker.dead import bury
-from horizonrl.broker.nats_reader import check_gap
+from horizonrl.broker.marks import check_same, mark_of
 from horizonrl.broker.reading import AT_ONCE, read_stored
 from horizonrl.broker.seals import Seals
 from horizonrl.broker.state import StateStore
@@ -72,6 +72,8 @@ class DeadLetter:
 class Entry:
     sequence: int
     record: Group | Void | DeadLetter
+    mark: str = field(default="", compare=False)
+    """Tells it from another entry that a broker may store at this sequence after a power cut."""
 
 
 class GroupLog:
@@ -163,11 +165,6 @@ class GroupLog:
         """Read the entries that follow sequence `after`."""
         return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._seals)
 
-    async def check(self, after: int) -> None:
-        """Raise LogGap unless the entries that follow sequence `after` can be read."""
-        extent = await self._transport.extent(Stream.GROUPS)
-        check_gap(Stream.GROUPS.value, after + 1, extent.first_sequence, extent.last_sequence)
-
     async def end(self) -> int:
         """Return the sequence of the last entry, 0 when there is none."""
         newest = [await self._transport.last(Stream.GROUPS, subject) for subject in ENDS]
@@ -192,6 +189,9 @@ class LogReader:
         self._reader = reader
         self._seals = seals
         self._ahead: deque[Message] = deque()
+        self._last: Message | None = None
+        """The last message that was taken."""
+        self._reconnects = transport.counters.reconnects
 
     @property
     def ahead(self) -> int:
@@ -208,19 +208,26 @@ class LogReader:
         while True:
             if not self._ahead:
                 self._ahead.extend(await self._reader.fetch(AT_ONCE, max(0.0, deadline - loop.time())))
+                await self._check_same()
             if not self._ahead:
                 return None
             message = self._ahead[0]
             entry = None if message.subject == PART else await self._entry(message)
-            self._ahead.popleft()
+            self._last = self._ahead.popleft()
             if entry is not None:
                 return entry
 
     async def close(self) -> None:
         await self._reader.close()
 
+    async def _check_same(self) -> None:
+        """Raise LogGap when the broker was away and has come back without what was read of it."""
+        if self._reconnects != self._transport.counters.reconnects and self._last is not None:
+            await check_same(self._transport, self._last.sequence, mark_of(self._last))
+        self._reconnects = self._transport.counters.reconnects
+
     async def _entry(self, message: Message) -> Entry:
-        data = message.data
+        data, mark = message.data, mark_of(message)
         try:
             if message.subject == JOINED:
                 data = await self._join(message)
@@ -229,8 +236,8 @@ class LogReader:
         except RecordError as error:
             await bury(self._transport, Stream.GROUPS, message, str(error), data)
             ended = None if isinstance(error, PartsPurged) else self._seals.ended_by(_end_id(message))
-            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]))
-        return Entry(message.sequence, record)
+            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), mark)
+        return Entry(message.sequence, record, mark)
 
     async def _join(self, message: Message) -> bytes:
         """Fetch the parts that a message joins.

@@ -384,6 +384,10 @@ class Progress(Record):
             first <= number <= last for first, last in self.met.get(kind, ())
         )
 
+    def reached(self, kind: Kind) -> int:
+        """Return the number after the highest one of a kind whose end is known."""
+        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.met.get(kind, ())), 0)
+
 
 class WeightsManifest(Record):
     """A published key frame (key `policy`): where its bytes are and how to know them.

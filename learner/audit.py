@@ -14,14 +14,14 @@ from horizonrl.common.types import Kind, Progress
 @dataclass
 class Audit:
     _suspects: dict[str, int] = field(default_factory=dict)
-    """Where the log ended when the ticket was first found gone from the queue."""
+    """Where the log ended when the ticket was first found gone from the queue; lower if it has lost its end since."""
 
     def vanished(self, progress: Progress, gone: set[str], log_end: int) -> set[str]:
         """Return the ids in `gone` that the log cannot hold either, and remember the others.
 
         `gone` are the open tickets that the queue has let go of; `log_end` was read after them.
         """
-        self._suspects = {ticket: self._suspects.get(ticket, log_end) for ticket in gone}
+        self._suspects = {ticket: min(self._suspects.get(ticket, log_end), log_end) for ticket in gone}
         return {ticket for ticket, end in self._suspects.items() if progress.cursor >= end}
 
 

@@ -104,11 +104,13 @@ class Collector:
         self.books = books
         self.cursor = cursor
         """Sequence of the last entry consumed."""
+        self.mark = ""
+        """And its mark; empty before the first."""
         self.draft = Draft()
 
     def consume(self, entry: Entry, standing: Standing) -> EvalEnd | None:
         """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
-        self.cursor = entry.sequence
+        self.cursor, self.mark = entry.sequence, entry.mark
         match entry.record:
             case DeadLetter(ticket_id=ticket_id):
                 return self._consume_dead(entry.sequence, ticket_id)

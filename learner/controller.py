@@ -65,6 +65,7 @@ class Controller:
         async for progress in self._state.until_end(self.config.total_steps):
             issued = await self._issued()
             self._check_conservation(progress, issued)
+            issued = with_ended(issued, progress)
             if progress.finished:
                 continue
             await self._record_horizons(progress)
@@ -85,7 +86,7 @@ class Controller:
                 await self._measure(progress)
 
     async def _issue_vanished(self, progress: Progress) -> None:
-        unmet = open_tickets(progress, await self._issued())
+        unmet = open_tickets(progress, with_ended(await self._issued(), progress))
         floor = (await self.transport.queue()).floor
         standing = await self._queue.standing() if unmet else {}
         gone = {name for name in unmet if name not in standing or standing[name][0] <= floor}
@@ -205,3 +206,8 @@ class Controller:
         self.metrics.set("tickets_waiting", queue.waiting)
         self.metrics.set("tickets_leased", queue.leased)
         self.metrics.set("groups_waiting", max(log_extent.last_sequence - progress.cursor, 0))
+
+
+def with_ended(issued: dict[Kind, int], progress: Progress) -> dict[Kind, int]:
+    """Count as issued whatever has ended: a power cut may have taken tickets off the end of their stream."""
+    return {kind: max(count, progress.reached(kind)) for kind, count in issued.items()}

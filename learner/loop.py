@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
+from horizonrl.broker.marks import place_of
 from horizonrl.broker.seals import Seals
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import NothingToLearn, RunFailed
+from horizonrl.common.errors import CheckpointMismatch, LogGap, NothingToLearn, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -69,6 +70,8 @@ class Commit:
     horizons: dict[str, Any] = field(default_factory=dict)
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
+    mark: str = ""
+    """Of the entry at the cursor (`broker/marks.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +184,11 @@ class LearnerLoop:
         checkpoint, lineages = self._checkpoints.newest(), self._journal.lineages()
         check_directory(self.config.run_dir, bool(lineages) or checkpoint is not None, earlier)
         changed: dict[str, Any] = {}
+        cut = await self._find_place(checkpoint)
         if checkpoint is not None:
             check_identity(checkpoint, self.identity)
             changed = changes(checkpoint.state["config"], self._config_recorded())
             lineages.append(checkpoint.state["lineage"])
-            self._take_up(checkpoint)
-        await self._log.check(self._commit.cursor)
-        if checkpoint is not None:
             await self.engine.call(self.engine.engine.load, checkpoint.path)
         lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
         self._lineage = max(lineages, default=-1) + 1
@@ -195,18 +196,39 @@ class LearnerLoop:
         if self._lineage or self.eval_tasks:
             digest = await self.engine.call(self.engine.engine.write_weights, self._weights.path_for(self.policy))
         await self._fence.announce(earlier or self._progress())  # the last learner's word, which is ours from here on
-        self._tell_of_start(checkpoint is not None, changed)
+        self._tell_of_start(checkpoint is not None, {"changed": changed} | cut)
         self._weights.held = self._versions_awaited()
         if self._lineage:
             await self._announce_weights(digest)
         await self._announce_progress()
         await self._room.free()
 
-    def _tell_of_start(self, resumed: bool, changed: dict[str, Any]) -> None:
+    async def _find_place(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        """Take up what a checkpoint says; return what there is to record when the log has lost entries that it counts.
+
+        Raises CheckpointMismatch when the log does not hold what comes next.
+        """
+        if checkpoint is not None:
+            self._take_up(checkpoint)
+        cursor = self._commit.cursor
+        try:
+            place = await place_of(self.transport, cursor, self._commit.mark)
+        except LogGap as error:
+            raise CheckpointMismatch(
+                f"{self.config.run_dir} cannot be resumed from step {self._commit.step}: {error}"
+            ) from None
+        if place == cursor:
+            return {}
+        log.warning("log_cut", cursor=cursor, read_on_after=place, step=self._commit.step)
+        self._commit = replace(self._commit, cursor=place, mark="")
+        self._collector.cursor = place
+        return {"log_cut": {"cursor": cursor, "read_on_after": place}}
+
+    def _tell_of_start(self, resumed: bool, more: dict[str, Any]) -> None:
         step, now = self._commit.step, time.time()
         self._journal.rewind(step)
-        self._journal.write_lineage({"lineage": self._lineage, "from_step": step, "time": now, "changed": changed})
-        log.info("learner_started", step=step, lineage=self._lineage, resumed=resumed, changed=changed)
+        self._journal.write_lineage({"lineage": self._lineage, "from_step": step, "time": now} | more)
+        log.info("learner_started", step=step, lineage=self._lineage, resumed=resumed, **more)
         self.metrics.set("learner_lineage", self._lineage)
         self.metrics.set("learner_step_timestamp_seconds", now)
         self.metrics.set("max_staleness_versions", self.rules.max_staleness)
@@ -349,8 +371,8 @@ class LearnerLoop:
         step = self._commit.step + 1
         if phase is Phase.RL:
             self._horizons.observe(draft.consumed, step - self.config.imitation.steps)
-        books, cursor = self._collector.books.dump(), self._collector.cursor
-        self._commit = Commit(step, cursor, books, self._horizons.dump(), self._rounds.dump())
+        books, cursor, mark = self._collector.books.dump(), self._collector.cursor, self._collector.mark
+        self._commit = Commit(step, cursor, books, self._horizons.dump(), self._rounds.dump(), mark)
         file = self._weights.path_for(self.policy)
         digest = await self.engine.call(self.engine.engine.write_weights, file)
         weights_bytes = file.stat().st_size

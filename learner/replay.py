@@ -11,6 +11,7 @@ from typing import Any
 
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.marks import place_of
 from horizonrl.broker.seals import Seals
 from horizonrl.common.config import RunConfig
 from horizonrl.common.errors import RunFailed
@@ -18,6 +19,7 @@ from horizonrl.learner.api import StepStats
 from horizonrl.learner.checkpoint import Checkpoint
 from horizonrl.learner.collector import Collector, Rules, Standing
 from horizonrl.learner.loop import EngineThread
+from horizonrl.learner.resume import place_in_log
 from horizonrl.learner.settlement import Books
 
 ENTRY_WAIT_S = 30.0
@@ -46,16 +48,20 @@ class Replay:
     engine: EngineThread
     rules: Rules
     scratch_dir: Path
+    lineages: Sequence[Mapping[str, Any]] = ()
+    """Of `lineages.jsonl`: after which steps the broker had lost a part of the log."""
 
     async def steps(self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]) -> AsyncIterator[ReplayedStep]:
         """Retrain the steps of `ledger`, which follow one another from `start` on; None starts with the model.
 
-        Raises LogGap when the log has been freed below the start, RunFailed when it ends before the last step.
+        Raises LogGap when the log has been freed below the start, RunFailed when it ends before the last step, or when
+        the broker has lost what a step was trained on.
         """
         collector = Collector(self.rules, Books())
         if start is not None:
             await self.engine.call(self.engine.engine.load, start.path)
-            collector = Collector(self.rules, Books.restore(start.state["books"]), start.state["cursor"])
+            place = await place_of(self.transport, *place_in_log(start))
+            collector = Collector(self.rules, Books.restore(start.state["books"]), place)
         seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
         reader = await GroupLog(self.transport, seals).read(after=collector.cursor)
         for line in ledger:
@@ -64,14 +70,16 @@ class Replay:
             while collector.draft.count(phase) < self.config.groups_per_step(phase):
                 entry = await reader.next(ENTRY_WAIT_S)
                 if entry is None:
+                    self._check_lost(step, equal=False)
                     raise RunFailed(
                         f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
                         f"step {step - 1} with --to, or with the config that the run had"
                     )
                 collector.consume(entry, Standing(version=step - 1, phase=phase))
             batch = collector.batch(step - 1)
-            stats = await self.engine.train(self.config, batch)
             trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]
+            self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
+            stats = await self.engine.train(self.config, batch)
             frame = self.scratch_dir / "replayed.safetensors"
             yield ReplayedStep(
                 step=step,
@@ -81,3 +89,13 @@ class Replay:
                 weights_equal=await self.engine.call(self.engine.engine.write_weights, frame) == line["weights_digest"],
             )
         await reader.close()
+
+    def _check_lost(self, step: int, equal: bool) -> None:
+        """Raise RunFailed when a step has other groups than it had, since the broker lost them before a later start."""
+        cuts = [line["from_step"] for line in self.lineages if "log_cut" in line and line["from_step"] >= step]
+        if cuts and not equal:
+            raise RunFailed(
+                f"the group log lost what step {step} was trained on in a power cut of the broker, before the learner "
+                f"resumed from step {cuts[0]}: replay what came before with --to {step - 1}, or what came after with "
+                f"--from {cuts[0]}"
+            )

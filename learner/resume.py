@@ -21,6 +21,11 @@ def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -
         )
 
 
+def place_in_log(checkpoint: Checkpoint) -> tuple[int, str]:
+    """Return a checkpoint's cursor and the mark of its entry; one of an older release knows no mark."""
+    return checkpoint.state["cursor"], checkpoint.state.get("mark", "")
+
+
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise CheckpointMismatch, with the difference, for a checkpoint that another model or plan has made."""
     if changed := changes(checkpoint.state["identity"], identity):

@@ -4,14 +4,19 @@ Place in the flow: beside Group → Batch. While the log is full, publishers wai
 the log is full of entries that it has settled would wait for ever; so it frees them with an early checkpoint.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from horizonrl.broker.api import Extent, Stream, Transport
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.marks import place_of
 from horizonrl.broker.seals import Seals
 from horizonrl.common.config import RunConfig
-from horizonrl.common.errors import LogFull
+from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
-from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.fence import Fence
+from horizonrl.learner.resume import place_in_log
 
 log = get_logger()
 
@@ -53,10 +58,21 @@ class LogRoom:
             await self._foresee(kept[0].step if kept else 0)
             return
         while kept:
+            floor = await self._needed_from(kept)
             await self._fence.check()
-            await self._groups.purge_below(kept.pop().state["cursor"] + 1)
+            if floor > (await self._extent()).first_sequence:
+                await self._groups.purge_below(floor)
             if not (short and _tight(await self._extent())):
                 return
+            kept.pop()
+
+    async def _needed_from(self, checkpoints: Sequence[Checkpoint]) -> int:
+        """Return the lowest sequence that the checkpoints need: that of the entry whose mark proves the log theirs."""
+        places = []
+        for checkpoint in checkpoints:
+            with suppress(LogGap):  # of an older one, freed when the log was short
+                places.append(await place_of(self._transport, *place_in_log(checkpoint)))
+        return min(places, default=0)
 
     async def _foresee(self, step: int) -> None:
         """Say so once when the log will not hold the run."""

@@ -22,7 +22,7 @@ from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.models import resolve_model
-from horizonrl.ops.rundir import LEDGER, METRICS, read_config, read_lines
+from horizonrl.ops.rundir import LEDGER, LINEAGES, METRICS, read_config, read_lines
 from horizonrl.ops.terminal import plain_console
 
 PROBE_S = 2.0
@@ -75,7 +75,8 @@ async def _replay(
     async def lead(engine: EngineThread, rules: Rules) -> None:
         with scratch() as place:
             async with _log_of(request.run_dir, config) as transport:
-                replay = Replay(config, transport, engine, rules, place)
+                lineages = read_lines(request.run_dir / LINEAGES)
+                replay = Replay(config, transport, engine, rules, place, lineages)
                 async for done in replay.steps(start, ledger):
                     row = {
                         "step": done.step,

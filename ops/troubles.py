@@ -33,6 +33,7 @@ TROUBLES = {
     "group_broken": "a group broke and is played again",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",
+    "log_cut": "found that the broker had lost entries of the group log that are trained: it goes on from what is left",
     "log_not_shortened": "could not let a long log begin anew",
     "log_short": "saved ahead of time to make room in the group log",
     "log_will_fill": "keeps the whole group log, which will not hold the run",

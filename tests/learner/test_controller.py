@@ -187,6 +187,16 @@ def test_more_settled_than_issued_is_an_error_that_is_counted() -> None:
     run(scenario)
 
 
+def test_a_ticket_that_has_ended_is_not_issued_again_though_the_stream_has_lost_it() -> None:
+    async def scenario() -> None:
+        async with controller_on(MemoryServer()) as (transport, _):
+            await issued_after(transport, rl(0, 0), Kind.TRAIN)
+            await issued_after(transport, rl(5, 9), Kind.TRAIN)
+            assert [ticket.number for ticket in await tickets(transport, 2)] == [9, 10]
+
+    run(scenario)
+
+
 def test_queue_and_log_are_measured_while_nobody_makes_progress() -> None:
     async def scenario() -> None:
         async with controller_on(MemoryServer(ack_wait_s=0.1)) as (transport, controller):

@@ -12,7 +12,7 @@ from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, LogGap, StateConflict
+from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, StateConflict
 from horizonrl.common.service import _leaves
 from horizonrl.common.types import PolicyVersion, Progress, WeightsManifest
 from horizonrl.learner.batch import Batch
@@ -115,7 +115,9 @@ def test_a_learner_that_cannot_read_its_cursor_says_nothing(tmp_path: Path) -> N
         old = World(tmp_path / "b", server=first.server, overrides=("--rl.steps=9",))
         for place in sorted((old.config.run_dir / "checkpoints").iterdir())[1:]:
             shutil.rmtree(place)
-        assert isinstance(await end_of(old), LogGap)
+        error = await end_of(old)
+        assert isinstance(error, CheckpointMismatch)
+        assert "has been purged" in str(error)
         assert await said(first.server) == before
         assert len(read_lines(old.config.run_dir / "lineages.jsonl")) == 1
 
