@@ -71,7 +71,7 @@ async def _chaos(
         ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
         verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
         replay = await replayed(whole)
-        findings += verdict.findings
+        findings += [*storm.findings, *verdict.findings]
         if not replay["equal"]:
             findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
         elif len(replay["steps"]) != verdict.steps:

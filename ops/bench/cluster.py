@@ -80,7 +80,7 @@ LEDGER_TAIL_BYTES = 1 << 16
 
 @dataclass
 class Role:
-    """One role as a process, started again whenever it ends with an error or is killed."""
+    """One role as a process, started again whenever it ends with an error or is told to end."""
 
     name: str
     command: Sequence[str]
@@ -91,24 +91,27 @@ class Role:
     process: asyncio.subprocess.Process | None = None
     _running: asyncio.Event = field(default_factory=asyncio.Event)
     _dead_s: float | None = None
-    """How long to stay dead after the kill that was asked for."""
+    """How long to stay dead after the end that was asked for."""
+    _asked: int = 0
+    """The exit code of that end."""
     _log_start: int = 0
 
     async def run(self) -> None:
-        """Keep the process running; return when it has ended with code 0. Cancelling this kills the process."""
+        """Keep the process running; return when it has ended well by itself. Cancelling this kills the process."""
         try:
-            while (code := await self._run_once()) != 0:
+            while (code := await self.run_once()) != 0 or self._dead_s is not None:
                 if self._dead_s is None:
                     self.crashes.append(code)
                 await asyncio.sleep(CRASH_PAUSE_S if self._dead_s is None else self._dead_s)
-                self._dead_s = None
+                self._asked, self._dead_s = code, None
                 self.restarts += 1
         finally:
             if self.process is not None and self.process.returncode is None:
                 self.process.kill()
                 await self.process.wait()
 
-    async def _run_once(self) -> int:
+    async def run_once(self) -> int:
+        """Start the process and return its exit code."""
         with self.log_file.open("ab") as sink:
             self._log_start = sink.tell()
             self.process = await asyncio.create_subprocess_exec(
@@ -133,13 +136,14 @@ class Role:
             log.seek(self._log_start)
             return self._running.is_set() and b"service_opened" in log.read()
 
-    async def kill(self, dead_s: float) -> None:
-        """SIGKILL the process, and return once another one has been started, `dead_s` later."""
+    async def end(self, number: signal.Signals, dead_s: float) -> int:
+        """End the process by a signal; return its exit code once another one has been started, `dead_s` later."""
         await self._running.wait()
         self._dead_s = dead_s
         self._running.clear()
-        self.signal(signal.SIGKILL)
+        self.signal(number)
         await self._running.wait()
+        return self._asked
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -4,29 +4,44 @@ Events on one victim follow one another; events on different victims overlap.
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
+import shutil
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from horizonrl.broker.api import Message, Stream
-from horizonrl.common.errors import LogGap
-from horizonrl.ops.bench.cluster import Cluster
-from horizonrl.ops.bench.plan import PAUSE_S, ROLES, Event, Fault, Target
+from horizonrl.broker.api import Key, Message, Stream
+from horizonrl.broker.connect import connected
+from horizonrl.common.config import BrokerSection
+from horizonrl.common.errors import LogGap, RunFailed
+from horizonrl.learner.checkpoint import CheckpointStore
+from horizonrl.ops.bench.cluster import POLL_S, Cluster, Role
+from horizonrl.ops.bench.plan import DEADLY, PAUSE_S, ROLES, Event, Fault, Target
 
 START_S = 180.0
 PROGRESS_S = 60.0
 """After so long without progress the learner is killed all the same: one death must not wait for the last for ever."""
 MAX_DELAY_S = 0.3
 FETCH_S = 5.0
+LOG_ROOM_BYTES = 8 << 10
+"""What a full group log still takes: a few groups, which may come while its limit is lowered."""
+AILS_S = 60.0
+FENCED_S = 120.0
+FENCED_CODE = 2
+"""Of a learner that another one has replaced: nobody should start it again, but a chaos run does."""
 
 
 class Storm:
     def __init__(self, whole: Cluster, plan: Sequence[Event], say: Callable[[str], None]) -> None:
         self.fired: list[Event] = []
+        self.findings: list[str] = []
+        """What did not end as it should have."""
         self.starved = 0
         """How often the learner was killed although the run had made no progress since its last death."""
         self._whole = whole
@@ -68,22 +83,10 @@ class Storm:
 
     async def _fire(self, event: Event, victim: str) -> None:
         try:
-            if event.fault is Fault.KILL and event.target is Target.LEARNER:
+            if event.fault in DEADLY and event.target is Target.LEARNER:
                 await self._progress(event)
             self._note(event, victim)
-            match event.fault:
-                case Fault.KILL:
-                    await self._kill(event, victim)
-                case Fault.STOP:
-                    await self._stop(event, victim)
-                case Fault.DELAY:
-                    await self._delay(event)
-                case Fault.BREAK:
-                    self._whole.proxy.break_connections()
-                case Fault.REPEAT_GROUP:
-                    await self._repeat(Stream.GROUPS, event.choice)
-                case Fault.REPEAT_TICKET:
-                    await self._repeat(Stream.TICKETS, event.choice)
+            await FIRE[event.fault](self, event, victim)
         finally:
             self._busy[victim].release()
 
@@ -104,7 +107,16 @@ class Storm:
             await asyncio.sleep(event.length_s)
             await self._whole.server.start()
         else:
-            await self._whole.roles[victim].kill(event.length_s)
+            await self._whole.roles[victim].end(signal.SIGKILL, event.length_s)
+
+    async def _terminate(self, event: Event, victim: str) -> None:
+        if event.target is Target.BROKER:
+            await self._whole.server.stop()
+            await asyncio.sleep(event.length_s)
+            await self._whole.server.start()
+        else:
+            code = await self._whole.roles[victim].end(signal.SIGTERM, event.length_s)
+            self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # the latter while it starts
 
     async def _stop(self, event: Event, victim: str) -> None:
         def send(number: signal.Signals) -> None:
@@ -117,10 +129,66 @@ class Storm:
         await asyncio.sleep(event.length_s)
         send(signal.SIGCONT)
 
-    async def _delay(self, event: Event) -> None:
+    async def _delay(self, event: Event, _: str) -> None:
         self._whole.proxy.delay_s = MAX_DELAY_S * event.choice
         await asyncio.sleep(event.length_s)
         self._whole.proxy.delay_s = 0.0
+
+    async def _break(self, _: Event, __: str) -> None:
+        self._whole.proxy.break_connections()
+
+    async def _repeat_group(self, event: Event, _: str) -> None:
+        await self._repeat(Stream.GROUPS, event.choice)
+
+    async def _repeat_ticket(self, event: Event, _: str) -> None:
+        await self._repeat(Stream.TICKETS, event.choice)
+
+    async def _fill_log(self, event: Event, _: str) -> None:
+        """Lower the limit of the group log to what it holds and a little more; a controller that starts lifts it."""
+        config = self._whole.config
+        before = await self._whole.transport.extent(Stream.GROUPS)
+        limit = before.stored_bytes + LOG_ROOM_BYTES
+        async with connected(config.run.name, self._broker(max_log_bytes=limit)):
+            await asyncio.sleep(event.length_s)
+        async with connected(config.run.name, self._broker()):
+            after = await self._whole.transport.extent(Stream.GROUPS)
+        if after.first_sequence != before.first_sequence:
+            self.findings.append(f"full log: the broker removed what is below sequence {after.first_sequence}")
+
+    async def _fill_disk(self, event: Event, _: str) -> None:
+        """Let the broker write nothing; then start it again as `train` would."""
+        server = self._whole.server
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        async with _within(AILS_S, "a write of the broker to its full disk"):
+            while await server.complaint() is None:  # noqa: ASYNC110 - it tells nobody by itself
+                await asyncio.sleep(POLL_S)
+        await asyncio.sleep(event.length_s)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await server.curable()
+        await server.kill()
+        await server.start()
+
+    async def _fence(self, event: Event, _: str) -> None:
+        """Say again what the learner said last: to the learner it is somebody else who speaks."""
+        learner, transport = self._whole.roles["learner"], self._whole.transport
+        restarts = learner.restarts
+        async with _within(FENCED_S, "the end of a learner that was fenced"):
+            while learner.restarts == restarts:  # a learner that is only starting has not spoken yet
+                if (said := await transport.get(Key.PROGRESS)) is not None:
+                    await transport.put(Key.PROGRESS, said)
+                await asyncio.sleep(1.0)
+        self._expect("the learner that was fenced", learner.crashes[-1], FENCED_CODE)
+
+    async def _two_learners(self, event: Event, _: str) -> None:
+        """Start a second learner on a copy of the run directory, as on another machine, and wait for its end."""
+        learner, root = self._whole.roles["learner"], self._whole.directory / f"second-{len(self.fired)}"
+        await asyncio.to_thread(copy_run, self._whole.config.run_dir, root / self._whole.config.run.name)
+        second = Role("second", [*learner.command, f"--run.root={root}"], self._whole.directory / "logs" / "second.log")
+        try:
+            async with _within(FENCED_S, "the end of the second learner"):
+                self._expect("the second learner", await second.run_once(), FENCED_CODE)
+        finally:
+            second.signal(signal.SIGKILL)
 
     async def _repeat(self, stream: Stream, choice: float) -> None:
         """Store a message again that the stream holds, past the server's memory of message ids."""
@@ -142,6 +210,13 @@ class Storm:
             await reader.close()
         return messages[0] if messages else None
 
+    def _broker(self, **changes: Any) -> BrokerSection:
+        return self._whole.config.broker.model_copy(update={"url": self._whole.server.url, **changes})
+
+    def _expect(self, who: str, code: int, *codes: int) -> None:
+        if code not in codes:
+            self.findings.append(f"{who} ended with code {code}, not {' or '.join(map(str, codes))}")
+
     def _note(self, event: Event, victim: str) -> None:
         self.fired.append(event)
         at_s = round(time.monotonic() - self._started, 2)
@@ -150,3 +225,37 @@ class Storm:
         with (self._whole.directory / "events.jsonl").open("a") as file:
             file.write(json.dumps(line | {"step": step}) + "\n")
         self._say(f"{len(self.fired):4d}  {at_s:7.1f} s  step {step:5d}  {event.fault.value} {victim}")
+
+
+FIRE: dict[Fault, Callable[[Storm, Event, str], Awaitable[None]]] = {
+    Fault.KILL: Storm._kill,
+    Fault.TERMINATE: Storm._terminate,
+    Fault.STOP: Storm._stop,
+    Fault.DELAY: Storm._delay,
+    Fault.BREAK: Storm._break,
+    Fault.REPEAT_GROUP: Storm._repeat_group,
+    Fault.REPEAT_TICKET: Storm._repeat_ticket,
+    Fault.FULL_LOG: Storm._fill_log,
+    Fault.FULL_DISK: Storm._fill_disk,
+    Fault.FENCE: Storm._fence,
+    Fault.TWO_LEARNERS: Storm._two_learners,
+}
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RunFailed(f"{what} did not come within {limit_s:g} s") from None
+
+
+def copy_run(run_dir: Path, copy: Path) -> None:
+    """Copy the journal and the newest checkpoint: what a learner on another machine would begin with."""
+    copy.mkdir(parents=True)
+    for path in run_dir.glob("*.jsonl"):
+        shutil.copy(path, copy)
+    newest = CheckpointStore(run_dir / "checkpoints", keep=1).newest()
+    if newest is not None:
+        shutil.copytree(newest.path, copy / "checkpoints" / newest.path.name)

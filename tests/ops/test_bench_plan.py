@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from horizonrl.ops.bench.plan import DISTURBANCES, ROLES, Fault, make_plan
+from horizonrl.ops.bench.storm import FIRE
 
 
 @pytest.mark.parametrize("events", [8, 10, 20, 100, 300])
@@ -16,10 +17,15 @@ def test_at_least_a_sixth_of_the_events_hits_each_role(events: int, seed: int) -
     assert all(6 * hits[role] >= events for role in ROLES)
 
 
+OF_ROLES = {(fault, role) for fault in (Fault.KILL, Fault.TERMINATE, Fault.STOP) for role in ROLES}
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_twenty_events_hold_every_fault_and_a_stop_of_every_role(seed: int) -> None:
-    events = {(event.fault, event.target) for event in make_plan(20, seed)}
-    assert events == {(fault, role) for fault in (Fault.KILL, Fault.STOP) for role in ROLES} | set(DISTURBANCES)
+def test_twenty_events_end_and_stop_every_role_and_a_hundred_hold_every_fault(seed: int) -> None:
+    few, many = ({(event.fault, event.target) for event in make_plan(events, seed)} for events in (20, 100))
+    assert few == OF_ROLES | set(DISTURBANCES[:4])
+    assert many == OF_ROLES | set(DISTURBANCES)
+    assert {fault for fault, _ in many} == set(Fault) == set(FIRE)
 
 
 def test_a_plan_is_the_same_for_the_same_seed_and_another_one_for_another() -> None:

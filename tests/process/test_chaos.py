@@ -28,7 +28,7 @@ def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_
     found = json.loads(answer.read_text())
     assert found["passed"]
     assert found["kills"] == sum(found["by_event"].values()) == KILLS
-    assert set(found["by_event"]) == {"kill", "stop", "delay", "break", "repeat_group", "repeat_ticket"}
+    assert set(found["by_event"]) == {"kill", "terminate", "stop", "delay", "break", "repeat_group", "repeat_ticket"}
     assert all(6 * hits >= KILLS for hits in found["by_role"].values())
     assert found["lost"] == found["doubled"] == found["staleness_violations"] == found["horizon_violations"] == 0
     assert found["ledger_consistent"]
