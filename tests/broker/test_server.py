@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import resource
 import signal
