@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
+from horizonrl.ops.terminal import plain_console
 
 
 def main() -> int:
@@ -59,7 +59,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console(width=240).print(table)
+    plain_console(width=240).print(table)
 
 
 if __name__ == "__main__":
