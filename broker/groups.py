@@ -75,6 +75,14 @@ class Entry:
     mark: str = field(default="", compare=False)
     """Tells it from another entry that a broker may store at this sequence after a power cut."""
 
+    @property
+    def ends(self) -> tuple[Kind, int] | None:
+        """Kind and number of the ticket that it would end; None for a dead letter that ends none."""
+        if isinstance(self.record, DeadLetter):
+            kind, _, number = (self.record.ticket_id or "").partition("-")
+            return (Kind(kind), int(number)) if self.record.ticket_id else None
+        return self.record.ticket.kind, self.record.ticket.number
+
 
 class GroupLog:
     def __init__(self, transport: Transport, seals: Seals | None = None) -> None:

@@ -39,6 +39,11 @@ class Seals:
             raise ConfigError(f"broker.ticket_key is {path}: {len(key)} bytes, at least {LEAST_KEY} are a key")
         return cls(run, key)
 
+    @property
+    def sealing(self) -> bool:
+        """Whether a ticket's id proves that the controller issued it."""
+        return self.key is not None
+
     def seal(self, ticket: Ticket) -> Ticket:
         """Return the ticket with its seal."""
         return ticket.model_copy(update={"seal": self._seal(ticket)}) if self.key else ticket

@@ -137,6 +137,10 @@ class TicketQueue:
                 self._issued[kind] = max(self._issued[kind], decode(message.data, Ticket).number + 1)
         return self._issued[kind]
 
+    async def was_issued(self, kind: Kind, number: int) -> bool:
+        """Return whether a ticket has been issued; asks the broker only for a number beyond those known to be."""
+        return self._seals.sealing or number < self._issued.get(kind, 0) or number < await self.issued(kind)
+
     async def lease(self, timeout_s: float) -> Lease | None:
         """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""
         loop = asyncio.get_running_loop()

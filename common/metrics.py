@@ -91,7 +91,7 @@ LEARNER = (
             "Entries of the group log that are no group or a repeat.",
             ("reason",),
         ),
-        reasons=("forged", "malformed", "purged", "repeat", "too_large", "unknown_schema"),
+        reasons=("forged", "malformed", "never_issued", "purged", "repeat", "too_large", "unknown_schema"),
     ),
     Metric("gauge", "eval_success_ratio", "Share of solved episodes in the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version that the last evaluation judged."),

@@ -84,6 +84,9 @@ class Draft:
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
     repeats: int = 0
+    unissued: list[int] = field(default_factory=list)
+    """Sequences of the entries that would have ended tickets before they were issued. They are part of the ledger:
+    the log alone does not say when a ticket was issued."""
 
     def sampled(self) -> list[Counter[PolicyVersion]]:
         """Return, for each trace of the batch, how many tokens each version sampled; none of a demonstration."""
@@ -112,10 +115,10 @@ class Collector:
         """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
         self.cursor, self.mark = entry.sequence, entry.mark
         match entry.record:
-            case DeadLetter(ticket_id=ticket_id):
-                return self._consume_dead(entry.sequence, ticket_id)
+            case DeadLetter():
+                return self._consume_dead(entry)
             case Group(ticket=ticket) | Void(ticket=ticket) as record:
-                if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.ticket_id):
+                if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.kind, ticket.number):
                     self.draft.repeats += 1
                 elif ticket.kind is Kind.EVAL:
                     return self._evaluate(entry.sequence, record, standing)
@@ -125,6 +128,11 @@ class Collector:
                     self.books.void(ticket.kind, ticket.number)
                     self.draft.voids.append((entry.sequence, ticket.ticket_id))
         return None
+
+    def pass_over(self, entry: Entry) -> None:
+        """Leave an entry's ticket open: it has not been issued."""
+        self.cursor, self.mark = entry.sequence, entry.mark
+        self.draft.unissued.append(entry.sequence)
 
     def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
         """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
@@ -174,23 +182,26 @@ class Collector:
         self.books.evaluate(ticket.number)
         return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
 
-    def _consume_dead(self, sequence: int, ticket_id: str | None) -> EvalEnd | None:
+    def _consume_dead(self, entry: Entry) -> EvalEnd | None:
         """Settle the ticket of an undecodable message, if its id proves which one it was."""
-        kind, _, number = (ticket_id or "").partition("-")
-        if ticket_id is None or self.books.ended(Kind(kind), int(number)) or self._in_draft(ticket_id):
+        if entry.ends is None:
             return None
-        if kind == Kind.EVAL:
-            self.books.drop(Kind.EVAL, int(number), DropReason.MALFORMED)
-            return EvalEnd(sequence, int(number), DropReason.MALFORMED.value)
-        self._drop(sequence, Kind(kind), int(number), DropReason.MALFORMED)
+        kind, number = entry.ends
+        if self.books.ended(kind, number) or self._in_draft(kind, number):
+            return None
+        if kind is Kind.EVAL:
+            self.books.drop(Kind.EVAL, number, DropReason.MALFORMED)
+            return EvalEnd(entry.sequence, number, DropReason.MALFORMED.value)
+        self._drop(entry.sequence, kind, number, DropReason.MALFORMED)
         return None
 
     def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
         self.books.drop(kind, number, reason)
         self.draft.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
 
-    def _in_draft(self, ticket_id: str) -> bool:
-        return any(group.ticket.ticket_id == ticket_id for _, group in self.draft.admitted)
+    def _in_draft(self, kind: Kind, number: int) -> bool:
+        tickets = (group.ticket for _, group in self.draft.admitted)
+        return any(ticket.kind is kind and ticket.number == number for ticket in tickets)
 
     def _refuse(self, group: Group, standing: Standing) -> DropReason | None:
         """Return why the group may not be trained on, or None."""

@@ -269,7 +269,7 @@ class LearnerLoop:
                     heard = time.monotonic()
                 continue
             heard = time.monotonic()
-            self._consume(entry, standing)
+            await self._consume(entry, standing)
             if len(draft.dropped) == starved:
                 self._tell_of_starvation(draft, wanted)
                 starved *= 2
@@ -329,12 +329,18 @@ class LearnerLoop:
                     return
                 continue
             heard = time.monotonic()
-            self._consume(entry, standing)
+            await self._consume(entry, standing)
             if not reader.ahead:
                 await self._announce_progress()
 
-    def _consume(self, entry: Entry, standing: Standing) -> None:
+    async def _consume(self, entry: Entry, standing: Standing) -> None:
         """Consume an entry; write an evaluation down when it was the last one of its round."""
+        if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
+            kind, number = entry.ends
+            log.warning("end_of_no_ticket", sequence=entry.sequence, kind=kind.value, number=number)
+            self.metrics.count("log_entries_refused_total", reason="never_issued")
+            self._collector.pass_over(entry)
+            return
         repeats = self._collector.draft.repeats
         end = self._collector.consume(entry, standing)
         if isinstance(entry.record, DeadLetter):
@@ -483,6 +489,7 @@ class LearnerLoop:
             "voids": [[sequence, ticket_id] for sequence, ticket_id in draft.voids],
             "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in draft.admitted},
             "repeats": draft.repeats,
+            "never_issued": draft.unissued,
             "data_digest": batch.digest(),
             "weights_digest": weights_digest,
         }

@@ -75,6 +75,9 @@ class Replay:
                         f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
                         f"step {step - 1} with --to, or with the config that the run had"
                     )
+                if entry.sequence in line.get("never_issued", ()):
+                    collector.pass_over(entry)
+                    continue
                 collector.consume(entry, Standing(version=step - 1, phase=phase))
             batch = collector.batch(step - 1)
             trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]

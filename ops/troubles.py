@@ -27,6 +27,7 @@ TROUBLES = {
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",
     "dead_letter_stored": "an undecodable message was put away",
+    "end_of_no_ticket": "passed over a group of a ticket that was never issued: no actor of this run made it",
     "end_published_again": "published a group again whose parts were purged as it was joined",
     "environment_not_closed": "an environment could not be closed",
     "evaluation_given_up": "an evaluation never ended",

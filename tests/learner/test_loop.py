@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from structlog.testing import CapturingLogger
 
 from horizonrl.broker.api import Key
+from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
-from horizonrl.common.types import Kind, PolicyVersion, Progress, WeightsManifest
+from horizonrl.common.types import Kind, PolicyVersion, Progress, Void, WeightsManifest
 from horizonrl.learner.batch import Trace
 from horizonrl.learner.best import Best
 from horizonrl.learner.journal import only_learner
@@ -364,3 +367,28 @@ def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(tmp_path:
         assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
 
     asyncio.run(scenario())
+
+
+def test_a_ticket_is_not_ended_before_it_was_issued(tmp_path: Path) -> None:
+    """Without ticket keys anybody may write under any id: its ticket stays open, and the honest group is trained."""
+    world = World(tmp_path)
+    early = make_ticket(3, version=2).model_copy(update={"horizon_turns": 4})
+    never = make_ticket(1_000, version=2).model_copy(update={"horizon_turns": 6})
+    foreign = [
+        ("groups.train", encode(played(early, PolicyVersion(), random.Random(0))), early.end_id),
+        ("groups.void", encode(Void(ticket=never, reason="gone", actor="evil")), never.end_id),
+        ("groups.train", b"junk", "train-00000004"),
+    ]
+
+    async def intrude() -> None:
+        transport = MemoryTransport(world.server, "run")
+        for subject, data, message_id in foreign:
+            await transport.publish(subject, data, message_id=message_id)
+
+    asyncio.run(intrude())
+    survive(world)
+    assert world.metrics.value("log_entries_refused_total", reason="never_issued") == len(foreign)
+    assert world.ledger()[0]["never_issued"] == [1, 2, 3]
+    ends = [end[1] for line in world.ledger() for end in [*line["trained"], *line["dropped"], *line["voids"]]]
+    assert {early.ticket_id, "train-00000004"} <= set(ends)
+    assert never.ticket_id not in ends
