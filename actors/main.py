@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.policy import Policy
 from horizonrl.actors.rollout import Rollout
-from horizonrl.actors.scripted_policy import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.access import Role
 from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.connect import connected
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.connect import connected
 from horizonrl.broker.state import StateStore
-from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.service import Service, until_stopped
@@ -126,7 +126,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
 
 
 async def _vllm(config: RunConfig, model_dir: Path) -> Policy:
-    from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
+    from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
 
     return await VllmPolicy.start(
         VllmSettings(

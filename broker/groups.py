@@ -16,10 +16,10 @@ import xxhash
 
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
-from horizonrl.broker.dead import bury
+from horizonrl.broker.dead_letters import bury
 from horizonrl.broker.marks import check_same, mark_of
 from horizonrl.broker.reading import AT_ONCE, read_stored
-from horizonrl.broker.seals import Seals
+from horizonrl.broker.signing import Seals
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import (
     ConfigError,

@@ -7,7 +7,7 @@ sequences to the messages that come next. So a sequence alone names no entry; it
 import xxhash
 
 from horizonrl.broker.api import Message, Stream, Transport
-from horizonrl.broker.nats_reader import check_gap
+from horizonrl.broker.nats.reader import check_gap
 from horizonrl.broker.reading import SILENCE_S
 from horizonrl.common.errors import BrokerUnreachable, LogGap
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream, TransportCounters
-from horizonrl.broker.nats_reader import check_gap
-from horizonrl.broker.streams import DEAD_MESSAGES, dead_bytes, stream_of
+from horizonrl.broker.nats.reader import check_gap
+from horizonrl.broker.nats.streams import DEAD_MESSAGES, dead_bytes, stream_of
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, StateConflict
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
-from horizonrl.broker.dead import bury
+from horizonrl.broker.dead_letters import bury
 from horizonrl.broker.reading import read_stored
-from horizonrl.broker.seals import Seals
+from horizonrl.broker.signing import Seals
 from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Kind, Ticket

@@ -179,7 +179,7 @@ class Ticket(Record):
     issued: PolicyVersion = PolicyVersion()
     """The learner's version when the ticket was issued: actors begin with this one or a later one."""
     seal: Annotated[str, Field(max_length=2 * SEAL_HALF, pattern=r"^[0-9a-f]*$")] = ""
-    """The controller's proof that it issued this ticket (`broker/seals.py`); empty in a run without a ticket key."""
+    """The controller's proof that it issued this ticket (`broker/signing.py`); empty in a run without a ticket key."""
 
     @property
     def ticket_id(self) -> str:

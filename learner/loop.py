@@ -19,29 +19,29 @@ from typing import Any, TypeVar
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
 from horizonrl.broker.marks import place_of
-from horizonrl.broker.seals import Seals
+from horizonrl.broker.signing import Seals
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointMismatch, LogGap, NothingToLearn, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
-from horizonrl.learner.api import Engine, StepStats
-from horizonrl.learner.batch import Batch
-from horizonrl.learner.best import Best
-from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
-from horizonrl.learner.collector import Collector, Draft, Rules, Standing
-from horizonrl.learner.curriculum import EvalTask
-from horizonrl.learner.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
-from horizonrl.learner.export import WEIGHTS_FILE
+from horizonrl.learner.controller.curriculum import EvalTask
+from horizonrl.learner.controller.horizon import Histories, adaptive_rules
+from horizonrl.learner.engine.api import Engine, StepStats
+from horizonrl.learner.engine.weights_file import WEIGHTS_FILE
 from horizonrl.learner.fence import Fence
-from horizonrl.learner.horizon import Histories, adaptive_rules
-from horizonrl.learner.journal import Journal
-from horizonrl.learner.report import StepTimes, metrics_line, mirror_metrics
-from horizonrl.learner.resume import changes, check_directory, check_identity
+from horizonrl.learner.intake.accounts import Books
+from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.intake.collector import Collector, Draft, Rules, Standing
+from horizonrl.learner.records.best import Best
+from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
+from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.report import StepTimes, metrics_line, mirror_metrics
+from horizonrl.learner.recovery import changes, check_directory, check_identity
 from horizonrl.learner.room import LogRoom
-from horizonrl.learner.settlement import Books
 from horizonrl.learner.weights import WeightsPublisher
 
 log = get_logger()

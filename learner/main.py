@@ -13,17 +13,17 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from horizonrl.broker.access import Role
-from horizonrl.broker.connect import connected
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.connect import connected
 from horizonrl.common.children import bind
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service
-from horizonrl.learner.collector import Rules
-from horizonrl.learner.curriculum import eval_tasks
-from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
-from horizonrl.learner.journal import only_learner
+from horizonrl.learner.controller.curriculum import eval_tasks
+from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.ranks import Leader, follow
+from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import EngineThread, LearnerLoop
-from horizonrl.learner.ranks import Leader, follow
+from horizonrl.learner.records.journal import only_learner
 
 LAST_CHECKPOINT_S = 120
 """How long torchrun lets its ranks end after SIGTERM; its own 30 s are too short for a last checkpoint."""
@@ -39,7 +39,7 @@ def spawn_ranks(ranks: int) -> None:
         os.environ[LAUNCHER] = str(os.getpid())
         os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAST_CHECKPOINT_S))
         try:
-            torchrun(["--standalone", f"--nproc-per-node={ranks}", "-m", "horizonrl.ops.cli", *sys.argv[1:]])
+            torchrun(["--standalone", f"--nproc-per-node={ranks}", "-m", "horizonrl.ops.cli.main", *sys.argv[1:]])
         except ChildFailedError as error:  # its own end would be code 1, which says "try again"
             sys.exit(max(1, error.get_first_failure()[1].exitcode))
         sys.exit(0)

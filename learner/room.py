@@ -10,13 +10,13 @@ from contextlib import suppress
 from horizonrl.broker.api import Extent, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.marks import place_of
-from horizonrl.broker.seals import Seals
-from horizonrl.common.config import RunConfig
+from horizonrl.broker.signing import Seals
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
-from horizonrl.learner.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.fence import Fence
-from horizonrl.learner.resume import place_in_log
+from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.learner.recovery import place_in_log
 
 log = get_logger()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from horizonrl.broker.api import Transport
 from horizonrl.broker.weights import discard_frames_below, publish_frame
 from horizonrl.common.types import PolicyVersion, WeightsManifest
-from horizonrl.learner.export import INCOMING
+from horizonrl.learner.engine.weights_file import INCOMING
 from horizonrl.learner.fence import Fence
 
 FILES_KEPT = 3

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.connect import connect
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.common.config import BrokerSection
+from horizonrl.broker.nats.connect import connect
+from horizonrl.common.config.schema import BrokerSection
 
 
 @dataclass

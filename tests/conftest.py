@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.nats.server import EmbeddedServer
 from tests.engine import tiny_models, vllm_engine
 
 __all__ = ["tiny_models", "vllm_engine"]

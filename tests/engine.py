@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
 from horizonrl.actors.policy import Policy
-from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 
 T = TypeVar("T")

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config import RunConfig, parse_overrides
+from horizonrl.common.config.schema import RunConfig, parse_overrides
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
-from horizonrl.ops import cli
-from horizonrl.ops.recipe_names import find_recipe
+from horizonrl.ops.cli import main as cli
+from horizonrl.ops.cli.recipe_names import find_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]

@@ -18,7 +18,7 @@ root = Path({root!r})
 for package in ("common", "broker", "envs"):
     for file in sorted((root / package).rglob("*.py")):
         importlib.import_module("horizonrl." + ".".join(file.relative_to(root).with_suffix("").parts))
-import horizonrl.learner.controller_main
+import horizonrl.learner.controller.main
 print(sorted(set({heavy!r}) & set(sys.modules)))
 """
 
@@ -35,7 +35,7 @@ def test_common_broker_envs_and_the_controller_import_no_engine() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys
-from horizonrl.ops.cli import main
+from horizonrl.ops.cli.main import main
 try:
     main(["--help"])
 except SystemExit:

@@ -8,7 +8,7 @@ import inspect
 from horizonrl.actors.policy import Generation, Policy
 from horizonrl.broker.api import Delivery, Reader, Transport
 from horizonrl.envs.api import Demonstrates, Environment, Expert, Observation, Step, TaskSpec
-from horizonrl.learner.api import Engine, StepStats
+from horizonrl.learner.engine.api import Engine, StepStats
 
 
 def signatures(seam: type) -> dict[str, str]:

@@ -11,7 +11,6 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.aside import aside
 from horizonrl.envs.babyai.agentgym import AgentGymWorld
 from horizonrl.envs.babyai.expert import BabyAIExpert
 from horizonrl.envs.babyai.levels import MINIGRID, Levels, is_number, load_tasks
@@ -19,6 +18,7 @@ from horizonrl.envs.babyai.prompt import Style, first_observation, observation
 from horizonrl.envs.babyai.world import COMMANDS, GridWorld
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+from horizonrl.envs.in_thread import aside
 
 
 class BabyAI:

@@ -12,9 +12,9 @@ from pydantic import validate_call
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.aside import aside
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
+from horizonrl.envs.in_thread import aside
 from horizonrl.envs.webnav.actions import COMMANDS, read_command
 from horizonrl.envs.webnav.browser import HOME, Browser, Refused
 from horizonrl.envs.webnav.community import Code, Forum

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Count, Episode, Name, Record, StopReason
-from horizonrl.learner.evaluation import Played
+from horizonrl.learner.records.evaluation import Played
 from horizonrl.ops.evaluation.plan import Play
 
 FILE = "episodes.jsonl"

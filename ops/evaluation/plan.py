@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import xxhash
 
-from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TURNS, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
-from horizonrl.learner.curriculum import EvalTask, spread
+from horizonrl.learner.controller.curriculum import EvalTask, spread
 
 ALL = "all"
 """The row of a whole scenario."""

@@ -8,10 +8,10 @@ from typing import Any
 import rich.box
 from rich.table import Table
 
-from horizonrl.learner.evaluation import Result, measures
+from horizonrl.learner.records.evaluation import Result, measures
 from horizonrl.ops.evaluation.journal import Key, Line
 from horizonrl.ops.evaluation.plan import ALL, Part, Plan
-from horizonrl.ops.figures import interval, number, percent
+from horizonrl.ops.observe.figures import interval, number, percent
 
 RESULTS, TABLE_MD = "results.json", "table.md"
 

@@ -22,12 +22,12 @@ from horizonrl.actors.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.envs import registry
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.evaluation.journal import Journal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
-from horizonrl.ops.terminal import plain_console
-from horizonrl.ops.waiting import waiting
 
 BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""

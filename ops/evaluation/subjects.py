@@ -12,13 +12,13 @@ from pydantic import SecretStr
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.scratch import scratch
-from horizonrl.ops.models import model_identity, resolve_model
-from horizonrl.ops.rundir import BEST, CONFIG
-from horizonrl.ops.terminal import plain_console
-from horizonrl.ops.waiting import waiting
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.run.directory import BEST, CONFIG
+from horizonrl.ops.run.models import model_identity, resolve_model
 
 MakeRollout = Callable[[EnvSection], Rollout]
 """Called for each episode."""
@@ -84,10 +84,10 @@ def _run_dir(path: Path) -> Path | None:
 
 def _exported(run_dir: Path, path: Path, out: Path) -> Path:
     """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
-    from horizonrl.learner.best import Best
-    from horizonrl.learner.export import export
-    from horizonrl.ops.local import export_run
-    from horizonrl.ops.rundir import read_config
+    from horizonrl.learner.engine.weights_file import export
+    from horizonrl.learner.records.best import Best
+    from horizonrl.ops.run.directory import read_config
+    from horizonrl.ops.run.local import export_run
 
     if path == run_dir:
         export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
@@ -124,7 +124,7 @@ def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
 
 
 def _remote(asked: Asked) -> Subject:
-    from horizonrl.actors.endpoint import Conversation, Endpoint, EndpointSettings
+    from horizonrl.actors.engines.endpoint import Conversation, Endpoint, EndpointSettings
 
     if asked.endpoint is None or asked.model_name is None:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.types import Kind
-from horizonrl.ops.episodes import EpisodeFiles
 from horizonrl.ops.report.facts import End
 from horizonrl.ops.report.tokens import TokenTexts
+from horizonrl.ops.run.episodes import EpisodeFiles
 
 CHUNK_CHARS = 200_000
 """Of a chunk's JSON: decoded within some 10 ms in a browser, and long enough to compress well."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.vllm_policy import frame_shapes
+from horizonrl.actors.engines.vllm import frame_shapes
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from horizonrl.actors.main import agreed, version_of
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.config import EnvSection, RunConfig
+from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
-from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source
+from horizonrl.learner.controller.curriculum import Source
+from horizonrl.learner.controller.loop import Controller
 from horizonrl.ops.bench.tiny_model import VOCABULARY
 
 PLAY = """
@@ -23,7 +23,7 @@ import asyncio, json, sys
 from pathlib import Path
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.main import start_policy
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 
 async def play():
     model = Path(sys.argv[1])

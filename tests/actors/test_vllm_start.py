@@ -14,7 +14,7 @@ MOMENTS = 20
 STARTING = """
 import asyncio, multiprocessing.process, sys, threading
 from pathlib import Path
-from horizonrl.actors.vllm_policy import VllmPolicy, VllmSettings
+from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
 
 if sys.argv[2] == "spawn":  # the engine is forked from a process of one thread only
     threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horizonrl.actors import weights as weights_module
-from horizonrl.actors.scripted_policy import ScriptedPolicy
+from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport

@@ -9,13 +9,13 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client
 
-from horizonrl.broker.access import Role, inbox
-from horizonrl.broker.connect import connected
-from horizonrl.broker.folder import Keys, public_key
-from horizonrl.broker.keys import make_keys
-from horizonrl.broker.nats_transport import NatsTransport
-from horizonrl.broker.server import EmbeddedServer
-from horizonrl.common.config import BrokerSection
+from horizonrl.broker.nats.access import Role, inbox
+from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.nats.folder import Keys, public_key
+from horizonrl.broker.nats.keys import make_keys
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.transport import NatsTransport
+from horizonrl.common.config.schema import BrokerSection
 
 RUN, OTHER = "mine", "other"
 ACK_V2 = "feature_flags { js_ack_fc_v2: true }"

@@ -6,7 +6,7 @@ import pytest
 
 from horizonrl.broker import codec
 from horizonrl.broker.codec import TYPES
-from horizonrl.ops.bench import fuzz
+from horizonrl.ops.bench.faults import fuzz
 
 
 def test_mutated_payloads_decode_or_raise_a_record_error_within_bounded_memory() -> None:

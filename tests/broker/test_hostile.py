@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from horizonrl.broker.access import Role, hears, inbox, names, publishes
 from horizonrl.broker.api import Key, Stream, Transport
-from horizonrl.broker.folder import public_key
-from horizonrl.broker.seals import Seals
+from horizonrl.broker.nats.access import Role, hears, inbox, names, publishes
+from horizonrl.broker.nats.folder import public_key
+from horizonrl.broker.signing import Seals
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.types import HorizonState

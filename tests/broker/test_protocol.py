@@ -13,9 +13,12 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from horizonrl.actors import loop
-from horizonrl.broker import codec, dead, groups, link, nats_transport, streams, weights
+from horizonrl.broker import codec, groups, weights
+from horizonrl.broker import dead_letters as dead
 from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.nats import link, streams
+from horizonrl.broker.nats import transport as nats_transport
 from horizonrl.broker.reading import read_stored
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common import types

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Key, Stream
-from horizonrl.broker.connect import connect
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.nats_reader import NatsReader
-from horizonrl.broker.nats_transport import NatsTransport
-from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.reader import NatsReader
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file, fetch_frame, publish_frame
-from horizonrl.common.config import BrokerSection
+from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerUnreachable
 from horizonrl.common.types import Group, PolicyVersion
 from tests.records import make_group, make_ticket

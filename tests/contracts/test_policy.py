@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.policy import Generation
-from horizonrl.actors.scripted_policy import ScriptedPolicy, text_script
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 from horizonrl.ops.bench.tiny_model import make_tokenizer

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
 from horizonrl.envs.odd_texts import odd_texts
-from horizonrl.learner.controller_main import sources_of
+from horizonrl.learner.controller.main import sources_of
 
 Install = Callable[..., None]
 

@@ -17,7 +17,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import task_named
 from horizonrl.envs.check import check
 from horizonrl.envs.transcripts import Transcript, load_transcripts, to_record
-from horizonrl.ops.cli import main
+from horizonrl.ops.cli.main import main
 from tests.actors.players import SayingPolicy, make_chat
 
 SPOKEN = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)

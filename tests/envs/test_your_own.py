@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.envs.api import Observation, Step, TaskSpec
 
 PAGE = Path(__file__).parents[2] / "docs/environments/your-own.md"
@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def horizonrl(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "horizonrl.ops.cli", *words]
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", *words]
     environ = os.environ | {"PYTHONPATH": str(installed), "COLUMNS": "160"}
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environ)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from horizonrl.learner.loss import Known
+from horizonrl.learner.algorithm.loss import Known
 
 
 def known(logprobs_N: Tensor, advantages_N: Tensor, lags_N: Tensor, episodes_N: Tensor, **columns: Tensor) -> Known:

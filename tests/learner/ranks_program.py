@@ -55,9 +55,9 @@ class Deserter:
 
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
-    from horizonrl.common.objective import AdvantageSection, LossSection, Objective
-    from horizonrl.learner.engine import DeepSpeedEngine, EngineSettings
-    from horizonrl.learner.ranks import Leader, follow
+    from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective
+    from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+    from horizonrl.learner.engine.ranks import Leader, follow
 
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}

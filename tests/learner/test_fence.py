@@ -15,9 +15,9 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, StateConflict
 from horizonrl.common.service import _leaves
 from horizonrl.common.types import PolicyVersion, Progress, WeightsManifest
-from horizonrl.learner.batch import Batch
 from horizonrl.learner.fence import Fence
-from horizonrl.ops.rundir import read_lines
+from horizonrl.learner.intake.batch import Batch
+from horizonrl.ops.run.directory import read_lines
 from tests.learner.world import InlineExecutor, MortalTransport, World
 from tests.records import make_group
 

@@ -20,12 +20,12 @@ from horizonrl.broker.api import Message, Stream
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import DIGEST, FIRST, JOINED, PARTS
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.seals import Seals
+from horizonrl.broker.signing import Seals
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Void
-from horizonrl.learner.api import Engine
+from horizonrl.learner.engine.api import Engine
 from horizonrl.learner.loop import EngineThread, LearnerLoop
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.run.directory import read_lines
 from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, World, played
 from tests.records import make_ticket
 

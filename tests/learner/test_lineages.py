@@ -4,8 +4,8 @@ from pathlib import Path
 
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import PolicyVersion, VersionSpan
-from horizonrl.learner.collector import Draft
 from horizonrl.learner.fence import Fence
+from horizonrl.learner.intake.collector import Draft
 from horizonrl.learner.weights import WeightsPublisher
 from tests.records import make_episode, make_group, make_turn
 

@@ -17,10 +17,10 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress, Void, WeightsManifest
-from horizonrl.learner.batch import Trace
-from horizonrl.learner.best import Best
-from horizonrl.learner.journal import only_learner
-from horizonrl.ops.rundir import METRICS, read_lines
+from horizonrl.learner.intake.batch import Trace
+from horizonrl.learner.records.best import Best
+from horizonrl.learner.records.journal import only_learner
+from horizonrl.ops.run.directory import METRICS, read_lines
 from tests.learner.world import EVALUATING, HashEngine, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 
@@ -320,7 +320,7 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, warnings: int
 ) -> None:
     refusals, log = itertools.count(), CapturingLogger()
-    monkeypatch.setattr("horizonrl.learner.collector.teaches", lambda *_: next(refusals) >= refused)
+    monkeypatch.setattr("horizonrl.learner.intake.collector.teaches", lambda *_: next(refusals) >= refused)
     monkeypatch.setattr("horizonrl.learner.loop.log", log)
     given_up = False
     try:

@@ -12,10 +12,10 @@ from horizonrl.broker.marks import place_of
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
 from horizonrl.common.types import Kind, Progress
-from horizonrl.learner.audit import Audit
-from horizonrl.learner.checkpoint import CheckpointStore
-from horizonrl.learner.replay import Replay
-from horizonrl.ops.rundir import read_lines
+from horizonrl.learner.controller.audit import Audit
+from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.learner.records.replay import Replay
+from horizonrl.ops.run.directory import read_lines
 from tests.brokers import Broker, broker
 from tests.learner.world import EVALUATING, EngineThread, HashEngine, InlineExecutor, MortalTransport, World
 from tests.records import make_group
@@ -77,7 +77,7 @@ async def regrow(world: World, beyond: int) -> None:
 def test_a_run_goes_on_from_what_a_power_cut_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, regrown: bool, tickets: int
 ) -> None:
-    monkeypatch.setattr("horizonrl.learner.replay.ENTRY_WAIT_S", 0.1)
+    monkeypatch.setattr("horizonrl.learner.records.replay.ENTRY_WAIT_S", 0.1)
 
     async def scenario() -> None:
         world = World(tmp_path, overrides=EVALUATING)

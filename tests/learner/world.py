@@ -23,7 +23,7 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config import RunConfig, kind_of
+from horizonrl.common.config.schema import RunConfig, kind_of
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import (
     Group,
@@ -37,15 +37,15 @@ from horizonrl.common.types import (
     Void,
     WeightsManifest,
 )
-from horizonrl.learner.api import StepStats
-from horizonrl.learner.batch import Batch, Trace
-from horizonrl.learner.best import Best
-from horizonrl.learner.collector import Rules
-from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import EvalTask, Source
+from horizonrl.learner.controller.curriculum import EvalTask, Source
+from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import EngineThread, LearnerLoop
-from horizonrl.learner.replay import Replay
-from horizonrl.ops.rundir import METRICS, read_lines
+from horizonrl.learner.records.best import Best
+from horizonrl.learner.records.replay import Replay
+from horizonrl.ops.run.directory import METRICS, read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from horizonrl.broker.api import Extent, QueueState
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Kind, Progress
-from horizonrl.ops.standing import Standing
+from horizonrl.ops.observe.broker_status import Standing
 
 LINE: dict[str, Any] = {
     "step": 3,

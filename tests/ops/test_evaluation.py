@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.rollout import Rollout
-from horizonrl.actors.scripted_policy import ScriptedPolicy, text_script
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
 from horizonrl.common.statistics import pass_at_k, wilson
 from horizonrl.common.types import StopReason
-from horizonrl.ops.cli import main
+from horizonrl.ops.cli.main import main
 from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
-from horizonrl.ops.rundir import write_config
+from horizonrl.ops.run.directory import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
 from tests.engine import Played
@@ -348,7 +348,7 @@ def program(server: Completions, out: Path, *more: str) -> subprocess.Popen[str]
 
 def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "horizonrl.ops.cli", "eval", *words, "--env", "parity"],
+        [sys.executable, "-m", "horizonrl.ops.cli.main", "eval", *words, "--env", "parity"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

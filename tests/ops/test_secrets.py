@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 import structlog
 
-from horizonrl.broker.access import Role
-from horizonrl.broker.connect import connect
-from horizonrl.broker.folder import Keys
-from horizonrl.broker.keys import make_keys
-from horizonrl.broker.seals import Seals
-from horizonrl.common.config import BrokerSection, RunConfig
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.nats.keys import make_keys
+from horizonrl.broker.signing import Seals
+from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs, get_logger
-from horizonrl.ops.cli import main
-from horizonrl.ops.rundir import to_toml
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.run.directory import to_toml
 
 SECRET = "hunter2-and-more"
-PROGRAM = [sys.executable, "-m", "horizonrl.ops.cli"]
+PROGRAM = [sys.executable, "-m", "horizonrl.ops.cli.main"]
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class Workplace:
         number = len(self.started)
         with (self.root / f"{number}-{role}.log").open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "horizonrl.ops.cli", role, str(place or self.recipe), *overrides],
+                [sys.executable, "-m", "horizonrl.ops.cli.main", role, str(place or self.recipe), *overrides],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},

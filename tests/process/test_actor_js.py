@@ -13,23 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.access import Role
 from horizonrl.broker.api import Message, Stream, Transport
-from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import PART, DeadLetter, GroupLog
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.reading import read_stored
-from horizonrl.broker.seals import Seals
-from horizonrl.broker.server import EmbeddedServer
+from horizonrl.broker.signing import Seals
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config import BrokerSection, RunConfig
+from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.types import Group, Kind, Void
-from horizonrl.learner.collector import Rules
-from horizonrl.learner.controller import Controller
-from horizonrl.learner.curriculum import Source, eval_tasks
+from horizonrl.learner.controller.curriculum import Source, eval_tasks
+from horizonrl.learner.controller.loop import Controller
+from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import EngineThread, LearnerLoop
-from horizonrl.ops.models import model_identity
-from horizonrl.ops.rundir import read_lines
+from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.models import model_identity
 from tests.broker.secured import RUN, secured
 from tests.learner.world import HashEngine, InlineExecutor
 

@@ -15,7 +15,7 @@ KILLS = 20
 @pytest.mark.timeout(480)
 def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_done_twice(tmp_path: Path) -> None:
     answer = tmp_path / "chaos.json"
-    command = [sys.executable, "-m", "horizonrl.ops.cli", "bench", "chaos", "--kills", str(KILLS), "--seed", "7"]
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "bench", "chaos", "--kills", str(KILLS), "--seed", "7"]
     done = subprocess.run(
         [*command, "--json", str(answer), "--directory", str(tmp_path / "run")],
         capture_output=True,

@@ -23,11 +23,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from horizonrl.common.metrics import EVERY, PREFIX, TABLE
-from horizonrl.ops.grafana.dashboards import DASHBOARDS
+from horizonrl.ops.deploy.grafana.dashboards import DASHBOARDS
 from tests.process.conftest import Workplace, opened_workplace
 
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "ops/prometheus"
+RULES = ROOT / "ops/deploy/prometheus"
 ROLES = ("controller", "learner", "actor", "actor")
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 START_S = 400
@@ -38,9 +38,9 @@ ON_EVENTS = {
     "broker_full_waits_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "broker_reconnects_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "dead_letters_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
-    "groups_dropped_total": "tests/learner/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
+    "groups_dropped_total": "tests/learner/records/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
     "groups_refused_total": "tests/actors/test_loop.py::test_a_late_group_is_refused_and_counted",
-    "groups_void_total": "tests/learner/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
+    "groups_void_total": "tests/learner/records/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
     "horizon_growths_total": "tests/learner/test_loop.py::test_the_growth_of_a_horizon_is_counted",
     "leases_repeated_total": "tests/actors/test_loop.py::"
     "test_a_group_that_breaks_each_time_ends_as_void_after_max_deliver",
@@ -50,7 +50,7 @@ ON_EVENTS = {
     "test_a_ticket_whose_group_the_broker_lost_is_issued_again_and_a_repeated_group_is_passed_over",
     "log_entries_refused_total": "tests/learner/test_hostile.py::"
     "test_the_weights_are_the_same_with_and_without_hostile_messages",
-    "tracker_failures_total": "tests/ops/test_tracking.py::"
+    "tracker_failures_total": "tests/ops/observe/test_tracking.py::"
     "test_a_tracker_that_fails_is_counted_once_and_changes_nothing_for_the_learner",
     "tickets_void_total": "tests/actors/test_loop.py::"
     "test_a_ticket_that_cannot_fit_ends_as_void_at_once_with_its_reason",

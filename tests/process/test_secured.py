@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.access import Role
-from horizonrl.broker.folder import Keys
-from horizonrl.ops.cli import main
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.folder import Keys
+from horizonrl.ops.cli.main import main
 from tests.broker.test_connect import free_port
 from tests.process.conftest import Workplace
 

@@ -7,8 +7,8 @@ import signal
 import psutil
 import pytest
 
-from horizonrl.ops.cli import main
-from horizonrl.ops.logfiles import LOG_BYTES
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.run.logfiles import LOG_BYTES
 from tests.process.conftest import Workplace
 
 KEYS = set(
@@ -70,7 +70,7 @@ def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(
     process = workplace.start("train", "--actor.engine=scripted")
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     for part in psutil.Process(process.pid).children():
-        if "horizonrl.ops.cli" in part.cmdline():  # all but the nats-server
+        if "horizonrl.ops.cli.main" in part.cmdline():  # all but the nats-server
             part.terminate()
     assert process.wait(120) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == list(range(1, 9))

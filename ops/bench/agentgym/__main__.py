@@ -21,7 +21,7 @@ from typing import Any
 from rich.table import Table
 
 from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
-from horizonrl.ops.terminal import plain_console
+from horizonrl.ops.cli.terminal import plain_console
 
 
 def main() -> int:

@@ -129,7 +129,7 @@ async def _run_driver(agentgym: Path, python: str, job: Mapping[str, Any]) -> li
 @asynccontextmanager
 async def _server(env_ids: Sequence[str]) -> AsyncIterator[str]:
     """Run `horizonrl envs serve` in a process of its own; yield its address."""
-    command = (sys.executable, "-m", "horizonrl.ops.cli", "envs", "serve", *env_ids, "--port", "0")
+    command = (sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", *env_ids, "--port", "0")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.serving import hosts
 from horizonrl.envs.serving.server import Serving
-from horizonrl.ops.cli import main
+from horizonrl.ops.cli.main import main
 from tests.envs.serving.servers import WORLD, Caller, caller_of, server_of
 
 Scenario = Callable[[Caller], Awaitable[None]]
@@ -248,7 +248,7 @@ def test_asking_wrongly_is_one_clear_message(argv: list[str], message: str, caps
 
 @pytest.mark.process
 def test_the_command_serves_until_sigterm() -> None:
-    command = [sys.executable, "-m", "horizonrl.ops.cli", "envs", "serve", "textcraft", "parity", "--port", "0"]
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", "textcraft", "parity", "--port", "0"]
     with subprocess.Popen(
         [*command, "--textcraft.style", "compact"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:

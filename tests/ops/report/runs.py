@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.statistics import wilson
 from horizonrl.common.types import (
     Episode,
@@ -23,10 +23,10 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
-from horizonrl.learner.collector import Draft, Drop
-from horizonrl.learner.journal import Journal
-from horizonrl.learner.report import StepTimes, metrics_line
-from horizonrl.ops.rundir import write_config
+from horizonrl.learner.intake.collector import Draft, Drop
+from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.report import StepTimes, metrics_line
+from horizonrl.ops.run.directory import write_config
 from tests.learner.test_journal import STATS
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!-- {{facts}}"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from horizonrl.common.config import RunConfig
-from horizonrl.learner.journal import Journal
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.learner.records.journal import Journal
 from horizonrl.ops.report.page import make_page
 from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_run
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config import RunConfig
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.report.curves import MAX_POINTS, curves
 from horizonrl.ops.report.facts import Files, books, decisions, ends, facts, headline, held_out, notices, state
 from tests.ops.report.runs import run_config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.ops.cli import main
+from horizonrl.ops.cli.main import main
 from horizonrl.ops.report.page import inert_json, make_page
 from tests.ops.report.runs import run_config, write_run
 

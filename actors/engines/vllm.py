@@ -1,0 +1,328 @@
+"""The policy on vLLM: one engine in a child process, ids in and out, weights renewed between two tokens."""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import warnings
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from horizonrl.actors.policy import Generation
+from horizonrl.common.children import children_bound
+from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.types import PolicyVersion, VersionSpan
+
+MAX_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as in its own reader."""
+REQUEST_TIMEOUT_S = 900.0
+"""A request without an answer for so long has been forgotten by its engine."""
+APPLY_TIMEOUT_S = 300.0
+WATCH_TICKS = 20
+"""Looks at the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
+EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    model_dir: Path
+    max_context_tokens: int
+    max_running: int = 32
+    """Requests that are decoded at once; others wait."""
+    threads: int = 1
+    """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
+    kv_cache_mib: int = 512
+    """On CPU only; on a GPU the cache takes what its share of memory leaves."""
+    gpu_memory_share: float = 0.45
+    """Of a GPU's memory, for weights and cache."""
+    seed: int = 0
+    """Of requests without a seed of their own."""
+    engine_timeout_s: float = 120.0
+    """An engine that answers nothing for so long is dead; it answers between two steps, which take seconds at most."""
+
+
+class VllmPolicy:
+    """A Policy on vLLM's AsyncLLM. After a failed `apply` it is dead: no token comes from weights in doubt."""
+
+    def __init__(self, engine: Any, settings: VllmSettings, version: PolicyVersion, description: str) -> None:
+        self.max_context_tokens = settings.max_context_tokens
+        self.engine = description
+        self._engine = engine
+        self._shapes = frame_shapes(*settings.model_dir.glob("*.safetensors"))
+        self._version = version
+        self._numbers = count()
+        self._deadlines: set[asyncio.Timeout] = set()
+        """Of all that waits for the engine."""
+        self._applying = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+        self._dead: str | None = None
+        """Why the engine serves nothing any more."""
+
+    @classmethod
+    async def start(cls, settings: VllmSettings, version: PolicyVersion | None = None) -> "VllmPolicy":
+        """Start the engine and return once it can generate with the weights of `model_dir`, known as `version`.
+
+        Blocks the event loop, and belongs before everything else: the engine is forked while the process has one
+        thread, and spawned when it has more, which imports everything a second time.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, about torch
+            engine, description = _start_engine(settings)
+        policy = cls(engine, settings, version or PolicyVersion(), description)
+        await engine.collective_rpc("leave_group")
+        await engine.update_weight_version(_label(policy.version))
+        await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
+        policy._watching = asyncio.create_task(policy._watch(settings.engine_timeout_s / WATCH_TICKS))
+        return policy
+
+    @property
+    def version(self) -> PolicyVersion:
+        return self._version
+
+    async def generate(
+        self,
+        ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        stop_ids: Sequence[int],
+        seed: int | None,
+    ) -> Generation:
+        """Sample a continuation (see Policy). With a seed, the same weights and batch give the same tokens."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop_token_ids=list(stop_ids),
+            ignore_eos=True,  # `stop_ids` says it all
+            seed=seed,
+            logprobs=0,  # of the sampled token only
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        # The salt keeps one version's key-value blocks from serving another's prompts.
+        prompt = {"prompt_token_ids": list(ids), "cache_salt": _label(self._version)}
+        request_id = str(next(self._numbers))
+        try:
+            async with (
+                self._alive(REQUEST_TIMEOUT_S),
+                aclosing(self._engine.generate(prompt, params, request_id)) as outputs,
+            ):
+                return generation_of([output async for output in outputs][-1].outputs[0])
+        except PolicyFailure:
+            raise
+        except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
+            raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
+
+    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+        """Load a weights file between two tokens; running requests go on with their tokens under the new version.
+
+        Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does
+        not compute what the file says, or the load failed half-way, the policy is dead: the engine has to be replaced.
+        """
+        try:
+            shapes = await asyncio.to_thread(frame_shapes, weights)
+        except (OSError, ValueError) as error:
+            raise WeightsRejected(f"{weights} is no weights file ({error}): {policy} is not applied") from error
+        if shapes != self._shapes:
+            raise WeightsRejected(f"{weights} does not hold the tensors of this model: {policy} is not applied")
+        try:
+            async with self._applying, self._alive(APPLY_TIMEOUT_S):
+                await self._replace(weights, policy)
+        except TimeoutError as error:
+            raise EngineDead(f"the engine did not take {policy} within {APPLY_TIMEOUT_S:g} s") from error
+
+    async def close(self) -> None:
+        """End the engine's process; harmless when repeated."""
+        self._die("the policy was closed")
+        if self._watching is not None:
+            self._watching.cancel()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown, 0)
+            engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
+
+    @asynccontextmanager
+    async def _alive(self, limit_s: float) -> AsyncIterator[None]:
+        """Wait for the engine in the body. Raises EngineDead when it is dead or dies, TimeoutError after `limit_s`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        try:
+            async with asyncio.timeout(limit_s) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    yield
+                finally:
+                    self._deadlines.discard(deadline)
+        except EngineDeadError as error:
+            raise EngineDead(f"the engine's process is gone: {error}") from error
+        except TimeoutError as error:
+            if self._dead is None:
+                raise
+            raise EngineDead(self._dead) from error
+
+    def _die(self, reason: str) -> None:
+        """Serve nothing any more: all that waits for the engine raises EngineDead now."""
+        self._dead = self._dead or reason
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
+
+    async def _watch(self, tick_s: float) -> None:
+        """Die when the engine's process is gone, or when it has not answered for WATCH_TICKS ticks.
+
+        A small call each tick is answered between two steps of the engine; while weights are applied, which has a
+        deadline of its own, silence does not count.
+        """
+        call, silent_ticks = asyncio.ensure_future(self._engine.get_weight_version()), 0
+        try:
+            while silent_ticks < WATCH_TICKS:
+                await asyncio.sleep(tick_s)
+                await self._engine.check_health()
+                if call.done():
+                    call.result()
+                    call, silent_ticks = asyncio.ensure_future(self._engine.get_weight_version()), 0
+                elif not self._applying.locked():
+                    silent_ticks += 1
+            self._die(f"the engine has not answered for {WATCH_TICKS * tick_s:g} s; replace it")
+        except Exception as error:  # noqa: BLE001 - vLLM has no error tree: whatever failed, there was no answer
+            self._die(f"the engine does not answer: {type(error).__name__}: {error}")
+        finally:
+            call.cancel()
+
+    async def _replace(self, weights: Path, policy: PolicyVersion) -> None:
+        """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
+        try:
+            # Clearing the cache makes running requests recompute their keys and values with the new weights: what
+            # they then sample is what the version in its label would sample.
+            await self._engine.pause_generation(mode="keep", clear_cache=True)
+            await self._load(weights, policy)
+            await self._engine.update_weight_version(_label(policy))
+        except BaseException:
+            self._die(f"the weights of {policy} were not applied to the end; replace the engine")
+            raise
+        self._version = policy
+        await self._engine.resume_generation()
+
+    async def _load(self, weights: Path, policy: PolicyVersion) -> None:
+        """Load and probe the weights. Raises WeightsRejected."""
+        try:
+            await self._engine.collective_rpc("load_frame", args=(str(weights),))
+            probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), policy.version))
+        except Exception as error:  # a failed call arrives as a bare Exception
+            raise WeightsRejected(f"loading {policy} failed: {error}") from error
+        for probe in probes:
+            if probe["stale"] or not probe["compared"]:
+                raise WeightsRejected(
+                    f"the engine does not compute with {policy}: {len(probe['stale'])} of {probe['compared']} layers "
+                    f"differ from {weights.name}, such as {probe['stale'][:3]}; replace the engine"
+                )
+
+
+def generation_of(output: Any) -> Generation:
+    """Return what an engine's finished request sampled. Raises PolicyFailure when it is no sample."""
+    if output.finish_reason not in ("stop", "length"):
+        raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
+    ids = tuple(output.token_ids)
+    logprobs = [at[i].logprob for i, at in zip(ids, output.logprobs, strict=True)]
+    if unreal := [logprob for logprob in logprobs if not math.isfinite(logprob)]:  # min() would call it certain
+        raise PolicyFailure(f"the engine gave a sampled token the logprob {unreal[0]}")
+    return Generation(
+        ids=ids,
+        logprobs=tuple(min(0.0, logprob) for logprob in logprobs),
+        spans=tuple(_span(span) for span in output.weight_versions),
+    )
+
+
+def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in safetensors files, read from their headers. Raises ValueError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+            if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+                raise ValueError(f"{path} has no safetensors header: it would have {header_bytes} bytes")
+            header = json.loads(file.read(header_bytes))
+        try:
+            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} has no safetensors header: {error!r}") from error
+    return shapes
+
+
+def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
+    """Import vLLM and start its engine; return it with its description."""
+    os.environ.update(
+        VLLM_LOGGING_LEVEL="ERROR",
+        VLLM_NO_USAGE_STATS="1",
+        TORCH_CPP_LOG_LEVEL="ERROR",
+        TOKENIZERS_PARALLELISM="false",
+        OMP_NUM_THREADS=str(settings.threads),
+    )
+    import torch
+
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine's process: one child less
+        torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
+    import vllm
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor import Executor
+
+    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu)).create_engine_config()
+    if on_cpu and len(os.listdir("/proc/self/task")) == 1:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after the config, which asks for spawn on CPU
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
+    try:
+        with children_bound():
+            engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+    except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
+        raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
+    return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
+
+
+def _engine_options(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # nothing but the request decides how is sampled
+        "max_model_len": settings.max_context_tokens,
+        "max_num_seqs": settings.max_running,
+        "logprobs_mode": "processed_logprobs",  # of the distribution after temperature
+        "enable_prefix_caching": True,
+        "seed": settings.seed,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "worker_extension_cls": EXTENSION,
+    }
+    if on_cpu:
+        options |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": settings.kv_cache_mib << 20,
+            "block_size": 32,  # the default of 128 never finds a short prompt's prefix
+            # A seeded request whose prompt is split kills the engine: CPU generators cannot be wound back.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(2048, settings.max_context_tokens),
+        }
+    else:
+        options["gpu_memory_utilization"] = settings.gpu_memory_share
+    return options
+
+
+def _label(policy: PolicyVersion) -> str:
+    return f"{policy.lineage}.{policy.version}"
+
+
+def _span(span: Any) -> VersionSpan:
+    lineage, version = span.version.split(".")
+    return VersionSpan(version=int(version), lineage=int(lineage), tokens=span.end - span.start)

@@ -1,0 +1,121 @@
+"""Who may do what on the broker: the least that each role needs, as subjects of a nats-server (PROTOCOL.md, "Roles").
+
+nats-server checks the subject of a request, and not the subject that its answer goes to. So a run's streams lie in an
+account that its controller alone enters. Each other role has an account of its own, into which the run's account lets
+the subjects listed here and nothing else: an answer stays in the account of who asked, whatever subject it is sent to.
+
+What is not listed is denied. No role but the controller makes consumers: a reader asks for messages by their sequence.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.nats.streams import ACTORS, bucket_name, news_subject, spec_of, stream_name
+
+
+class Role(StrEnum):
+    """The users of a run's broker."""
+
+    CONTROLLER = "controller"
+    """Creates the streams; the others wait for them."""
+    LEARNER = "learner"
+    ACTOR = "actor"
+    MONITOR = "monitor"
+    """Reads where the run stands: `horizonrl status`."""
+
+
+GUESTS = (Role.LEARNER, Role.ACTOR, Role.MONITOR)
+"""The roles with an account of their own."""
+WRITES = {
+    Role.CONTROLLER: ("tickets.train", "tickets.demo", "tickets.eval", "tickets.again"),
+    Role.LEARNER: ("weights.frame", "dead.groups"),
+    Role.ACTOR: (
+        *("groups.train", "groups.demo", "groups.eval", "groups.void", "groups.part", "groups.joined"),
+        "dead.tickets",
+    ),
+    Role.MONITOR: (),
+}
+SETS = {
+    Role.CONTROLLER: (Key.HORIZON, Key.RUN),
+    Role.LEARNER: (Key.PROGRESS, Key.POLICY),
+    Role.ACTOR: (),
+    Role.MONITOR: (),
+}
+READS = {
+    Role.CONTROLLER: (Stream.TICKETS, Stream.GROUPS),
+    Role.LEARNER: (Stream.TICKETS, Stream.GROUPS),
+    Role.ACTOR: (Stream.WEIGHTS,),
+    Role.MONITOR: (Stream.TICKETS,),
+}
+"""The streams whose messages a role reads; everyone reads the state."""
+PURGES = {
+    Role.CONTROLLER: (Stream.TICKETS,),
+    Role.LEARNER: (Stream.GROUPS, Stream.WEIGHTS),
+    Role.ACTOR: (),
+    Role.MONITOR: (),
+}
+
+
+def account(run: str, role: Role) -> str:
+    """Return the name of a role's account; the dot, which no run's name has, keeps those of all runs apart."""
+    return f"{run}.{role.value}" if role in GUESTS else run
+
+
+def inbox(run: str, role: Role, user: str = "") -> str:
+    """Return the prefix of the subjects on which a user takes answers; `user` is its public nkey, if it has one."""
+    return ".".join(filter(None, ("_INBOX", run, role.value, user)))
+
+
+def names(run: str) -> list[str]:
+    """Return the names of a run's streams on the server."""
+    return [*(stream_name(run, stream) for stream in Stream), f"KV_{bucket_name(run)}"]
+
+
+def publishes(run: str, role: Role) -> list[str]:
+    """Return the subjects that a role may publish to."""
+    return [
+        *(f"{run}.{subject}" for subject in WRITES[role]),
+        *(f"$KV.{bucket_name(run)}.{key.value}" for key in SETS[role]),
+        "$JS.API.INFO",
+        *(f"$JS.API.STREAM.INFO.{name}" for name in names(run)),
+        *(_reading(run, stream) for stream in READS[role]),
+        f"$JS.API.STREAM.MSG.GET.KV_{bucket_name(run)}",
+        *(f"$JS.API.STREAM.PURGE.{stream_name(run, stream)}" for stream in PURGES[role]),
+        *_queue(run, role),
+        *(_creating(run) if role is Role.CONTROLLER else ()),
+    ]
+
+
+def hears(run: str) -> str:
+    """Return the subject that every role may subscribe to besides its inbox: the news that a key has been set."""
+    return news_subject(run, "*")
+
+
+def answered_often(subject: str) -> bool:
+    """Say whether a request to a subject gets more than one answer."""
+    return ".CONSUMER.MSG.NEXT." in subject
+
+
+def _reading(run: str, stream: Stream) -> str:
+    return f"$JS.API.{'DIRECT.GET' if spec_of(stream).direct else 'STREAM.MSG.GET'}.{stream_name(run, stream)}"
+
+
+def _queue(run: str, role: Role) -> Iterator[str]:
+    """Yield what concerns the queue of tickets. Acknowledgements have two forms: nats-server may ask for either."""
+    consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"
+    yield f"$JS.API.CONSUMER.INFO.{consumer}"
+    if role is Role.ACTOR:
+        yield f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
+        yield f"$JS.ACK.{consumer}.>"
+        yield f"$JS.ACK.*.*.{consumer}.>"
+
+
+def _creating(run: str) -> Iterator[str]:
+    """Yield what the streams and the queue are made with, and what removes consumers that do not belong there."""
+    for name in names(run):
+        yield f"$JS.API.STREAM.CREATE.{name}"
+        yield f"$JS.API.STREAM.UPDATE.{name}"
+        yield f"$JS.API.CONSUMER.LIST.{name}"
+        yield f"$JS.API.CONSUMER.DELETE.{name}.*"
+    yield f"$JS.API.CONSUMER.CREATE.{stream_name(run, Stream.TICKETS)}.{ACTORS}"

@@ -1,0 +1,59 @@
+"""The folder of a broker's keys: where `horizonrl broker keys` writes and `horizonrl broker` reads."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import nkeys
+
+from horizonrl.broker.nats.access import Role
+
+TICKET_KEY = "ticket.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where things are: `{run}/{role}.nk`, `{run}/actors/actor-{number}.nk`, `{run}/ticket.key`, `ca.pem`,
+    `server.pem`, `nats-server.conf`."""
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def configuration(self) -> Path:
+        return self.folder / "nats-server.conf"
+
+    def included(self, folder: Path) -> str:
+        """Return the line that includes the configuration in that of a server in `folder`, which must be relative."""
+        return f'include "{os.path.relpath(self.configuration.resolve(), folder.resolve())}"'
+
+    def seed(self, run: str, role: Role, number: int = 0) -> Path:
+        """Return the file of a role's key; `number` tells the actors apart, each of which has its own."""
+        if role is Role.ACTOR:
+            return self.folder / run / "actors" / f"actor-{number}.nk"
+        return self.folder / run / f"{role.value}.nk"
+
+    def seeds(self, run: str, role: Role) -> list[Path]:
+        """Return the files of a role's keys that there are."""
+        pattern = "actors/actor-*.nk" if role is Role.ACTOR else f"{role.value}.nk"
+        return sorted((self.folder / run).glob(pattern))
+
+    def ticket_key(self, run: str) -> Path:
+        return self.folder / run / TICKET_KEY
+
+    def runs(self) -> list[str]:
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{TICKET_KEY}"))
+
+
+def public_key(seed: Path) -> str:
+    """Return the public nkey of a file's seed. Raises ValueError, without what the file holds, when it holds none."""
+    try:
+        pair = nkeys.from_seed(bytearray(seed.read_bytes().strip()))
+    except (nkeys.NkeysError, ValueError):
+        raise ValueError(f"{seed} holds no nkey seed") from None
+    public: bytes = pair.public_key
+    pair.wipe()
+    return public.decode()

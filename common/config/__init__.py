@@ -1,0 +1,1 @@
+"""The configuration of a run: its schema, the schedule arithmetic on it, and how it is loaded."""

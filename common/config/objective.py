@@ -1,0 +1,239 @@
+"""What a step optimises, as configuration: the advantage, the loss, its correction, the reference and the critic.
+
+`docs/algorithms.md` has the formulas, `learner/algorithm/objective.py` puts them together. Here stand the
+defaults, and which combinations are wrong: they are refused with the reason.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from horizonrl.common.config.section import AboveZero, Band, NotNegative, Positive, Section, Share
+
+
+class AdvantageSection(Section):
+    kind: Literal[
+        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return", "dpo"
+    ] = "grpo"
+    """return: the return itself; with loss reinforce and no correction, cloning weighted by reward (AgentEvol)."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What a token answers for: the whole return of its episode, or the rewards from its turn on."""
+    discount: Share = 1.0
+    """Per turn (per token in gae at token level); below 1 it needs credit by turn, gae or vtrace."""
+    trace_decay: Share = 0.95
+    """λ of gae and vtrace: 1 trusts returns, 0 the critic."""
+    level: Literal["turn", "token"] = "turn"
+    """The steps of gae: turns or tokens."""
+    ratio_cap: AboveZero = 1.0
+    """Bound of vtrace's weights: ρ̄ and c̄."""
+    dpo_beta: AboveZero = 0.5
+    """β of dpo: how dearly it pays for leaving the reference."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """Whether episodes that were cut (by the horizon, the context or the environment's own limit) are trained on; they
+    stand in the baseline either way."""
+
+    @property
+    def group_relative(self) -> bool:
+        """Whether episodes are compared with their siblings, so that a group of equal returns teaches nothing."""
+        return self.kind in ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "dpo")
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.kind in ("gae", "vtrace")
+
+
+class LossSection(Section):
+    kind: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
+    """clip_low and clip_high are of ppo and decoupled_ppo, dual_clip and importance_cap of ppo."""
+    clip_low: Share = 0.2
+    """The lower side of the trust region: a ratio below 1 - clip_low is clipped."""
+    clip_high: NotNegative = 0.28
+    """Clip-higher (DAPO): the upper side of the trust region is wider."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
+    importance_cap: AboveZero | None = None
+    """Token truncation (TIS): a token whose ratio is above contributes with the cap, which lies above 1 + clip_high;
+    None turns it off."""
+    dppo_delta: Share = 0.2
+    """Probability by which a token may move from the behaviour policy's."""
+    dppo_penalty: NotNegative = 1e-3
+    """τ of dppo: weight of the squared log-ratio."""
+    cispo_cap: AboveZero = 5.0
+    """Bound of cispo's weight, the ratio."""
+    gspo_low: Share = 3e-4
+    """The lower side of gspo's trust region, around the geometric mean of an episode's ratios."""
+    gspo_high: NotNegative = 4e-4
+    """The upper side of the same."""
+    entropy: NotNegative = 0.0
+    """Coefficient of the entropy bonus."""
+    normalisation: Literal["auto", "token", "sequence", "prompt", "constant"] = "auto"
+    """What weighs the same: every token, episode (sequence), or group (prompt). constant (Dr. GRPO): tokens over
+    episodes times the most tokens that an episode may generate. auto: sequence for gspo, token for the others."""
+    minibatches: Positive = 1
+    """Optimizer steps that a batch is cut into, by groups; a version is a whole batch."""
+    epochs: Positive = 1
+    """Passes over a batch."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps a version."""
+        return self.minibatches * self.epochs
+
+    @property
+    def counted_by(self) -> Literal["token", "sequence", "prompt", "constant"]:
+        """The normalisation that `auto` stands for."""
+        if self.normalisation == "auto":
+            return "sequence" if self.kind == "gspo" else "token"
+        return self.normalisation
+
+    @model_validator(mode="after")
+    def _keeps_its_upper_bound(self) -> Self:
+        if self.importance_cap is not None and self.importance_cap <= 1.0 + self.clip_high:
+            raise ValueError(
+                f"importance_cap is {self.importance_cap} but a ratio is clipped above 1 + clip_high = "
+                f"{1.0 + self.clip_high:g}, which a capped one never reaches: the trust region would have no upper "
+                "side; set a higher cap, or none"
+            )
+        return self
+
+
+class CorrectionSection(Section):
+    kind: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
+    """Weight on reinforce and decoupled_ppo. auto: token truncation for these two, nothing for the others."""
+    token_cap: AboveZero = 2.0
+    """Bound of the weight of kind token."""
+    sequence_cap: AboveZero = 5.0
+    """Bound of the weight of kind sequence."""
+    icepop_band: Band = (0.5, 5.0)
+    """Kind icepop: a ratio outside has the weight 0."""
+    proximal: Literal["exact", "interpolated"] = "exact"
+    """π_prox of decoupled_ppo: the policy at the start of the step (a forward pass more where a batch makes several
+    updates), or the version before on the line from log μ to log π (AReaL), which needs none."""
+    geometric_band: Band | None = None
+    """Keep an episode whose geometric mean ratio lies inside, as in [0.99, 1.01]; None turns the mask off."""
+    k3_max: AboveZero | None = None
+    """Keep an episode whose mean of r - log r - 1 is at most this, as 1e-2; None turns the mask off."""
+    veto_band: Band | None = None
+    """Drop an episode with any ratio outside, as [1e-4, 100]; None turns the mask off."""
+    stale_negative_max: AboveZero | None = None
+    """Mask tokens of negative advantage where the episode's mean of log μ - log π is above; None turns it off."""
+    ess_lr: bool = False
+    """Scale the learning rate by the square root of the effective sample size of an update's episodes, each weighed by
+    the product of its ratios (arXiv 2602.17616)."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether any mask is on."""
+        bounds = (self.geometric_band, self.k3_max, self.veto_band, self.stale_negative_max)
+        return any(bound is not None for bound in bounds)
+
+    @model_validator(mode="after")
+    def _around_one(self) -> Self:
+        for name in ("icepop_band", "geometric_band", "veto_band"):
+            band = getattr(self, name)
+            if band is not None and not (band[0] <= 1 <= band[1] and band[0] < band[1]):
+                raise ValueError(
+                    f"{name} is {list(band)}: give the lower bound first, and let 1 lie inside, which is the ratio of "
+                    "tokens that the policy itself has sampled"
+                )
+        return self
+
+
+class ReferenceSection(Section):
+    kl: NotNegative = 0.0
+    """Coefficient of the KL to the reference, the policy at the start of RL; 0 loads no reference."""
+    place: Literal["loss", "reward"] = "loss"
+    """Where the KL is put: beside the loss, or taken from each token's reward."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Of the KL in the loss; in the reward it is k1, the log-ratio."""
+    refresh_every: Positive | None = None
+    """Versions after which the reference moves forward to the policy; None keeps it."""
+
+
+class CriticSection(Section):
+    lr: AboveZero = 1e-3
+    """Of the value head on the policy's hidden states, which it leaves as they are."""
+
+
+class Objective(Section):
+    """What a step optimises."""
+
+    advantage: AdvantageSection = AdvantageSection()
+    loss: LossSection = LossSection()
+    correction: CorrectionSection = CorrectionSection()
+    reference: ReferenceSection = ReferenceSection()
+    critic: CriticSection = CriticSection()
+
+    @property
+    def weight(self) -> Literal["token", "sequence", "icepop"] | None:
+        """The weight that `correction.kind` stands for."""
+        if self.correction.kind == "auto":
+            return "token" if self.loss.kind in WEIGHED else None
+        return self.correction.kind
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the KL to the reference is taken from the reward."""
+        return self.reference.kl > 0 and self.reference.place == "reward"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.reference.kl > 0 or self.advantage.kind == "dpo"
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether a forward pass at the start of the step must score the batch."""
+        proximal = self.loss.kind == "decoupled_ppo" and self.correction.proximal == "exact" and self.loss.updates > 1
+        return self.needs_reference or self.advantage.needs_critic or proximal
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        self.refuse_unsound()
+        return self
+
+    @property
+    def _is_dpo(self) -> bool:
+        """Whether the loss of the advantage dpo is DPO's."""
+        clones = (self.loss.kind, self.weight, self.loss.updates) == ("reinforce", None, 1)
+        evenly = self.loss.counted_by in ("token", "constant")
+        return clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
+
+    def refuse_unsound(self) -> None:
+        """Raise ValueError for a combination that is wrong, with the reason and what to do."""
+        advantage, loss, correction = self.advantage, self.loss, self.correction
+        if self.weight is not None and loss.kind not in WEIGHED:
+            raise ValueError(
+                f"correction.kind is {correction.kind} but the ratio of loss.kind = {loss.kind} has the behaviour "
+                "policy below it already, and would count it twice: leave correction.kind at auto, or set loss.kind to "
+                "reinforce or decoupled_ppo"
+            )
+        if loss.importance_cap is not None and loss.kind != "ppo":
+            raise ValueError(
+                f"loss.importance_cap is {loss.importance_cap} but bounds the ratio of ppo only, and loss.kind is "
+                f"{loss.kind}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
+            )
+        if advantage.credit == "turn" and advantage.kind not in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return"):
+            raise ValueError(
+                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo and dpo know "
+                "whole episodes, reinforce_pp, gae and vtrace the rewards to come): set credit to episode, or kind to "
+                "grpo, dr_grpo or reinforce_pp_baseline"
+            )
+        ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")
+        if advantage.discount < 1 and not ahead:
+            raise ValueError(
+                f"advantage.discount is {advantage.discount} but {advantage.kind} credits whole episodes: set "
+                "advantage.credit to turn, or the discount to 1"
+            )
+        if advantage.kind == "dpo" and not self._is_dpo:
+            raise ValueError(
+                "advantage.kind dpo is the gradient of DPO's loss, at the policy that the step begins with, over whole "
+                "pairs whose tokens all count the same: set loss.kind to reinforce, correction.kind to none, "
+                "minibatches and epochs to 1, loss.normalisation to token or constant, advantage.truncated to keep, "
+                "and every mask of correction to none"
+            )
+        if advantage.kind == "dpo" and self.reference.kl > 0:
+            raise ValueError("reference.kl is set but dpo has its KL in dpo_beta already: set reference.kl to 0")
+
+
+WEIGHED = ("reinforce", "decoupled_ppo")
+"""The losses without μ in their ratio."""

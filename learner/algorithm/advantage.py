@@ -1,0 +1,284 @@
+"""Rewards become advantages: how much better each generated token's doing was than what was to be expected.
+
+Place in the flow: Batch → **advantages** → loss. Pure functions of NumPy arrays in float64; no torch. Axes: N the
+generated tokens of one trace, K its turns, G the episodes of a group, M all that is compared within a group (its
+episodes, or all their turns). A kind is added in `estimates`, or to `COMPARISONS` when it compares siblings.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horizonrl.common.config.objective import AdvantageSection, Objective
+from horizonrl.learner.intake.batch import Trace
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+STD_FLOOR = 1e-6
+"""Added to a standard deviation: where all is equal there are zeros, not NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the models said of a trace's N generated tokens before the step; zeros where a model was not asked."""
+
+    logprobs_N: Floats
+    """log π at the start of the step."""
+    reference_N: Floats
+    """log-probability under the reference."""
+    values_N: Floats
+    """The critic's word on the return from the token on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a trace's N generated tokens are trained with."""
+
+    advantages_N: Floats
+    targets_N: Floats
+    """The critic's targets; NaN where it has none."""
+
+
+# ---- comparisons within a group: float64 [M] → float64 [M]
+
+
+def grpo(returns_M: Floats) -> Floats:
+    """Return (R − mean) / (std + 1e-6), with the population's std (DeepSeekMath, arXiv 2402.03300, section 4.1.2)."""
+    return np.asarray((returns_M - returns_M.mean()) / (returns_M.std() + STD_FLOOR))
+
+
+def dr_grpo(returns_M: Floats) -> Floats:
+    """Return R − mean: without the division that favours easy and hard tasks (Dr. GRPO, arXiv 2503.20783)."""
+    return np.asarray(returns_M - returns_M.mean())
+
+
+def rloo(returns_M: Floats) -> Floats:
+    """Return R minus the mean of the others: an unbiased baseline (RLOO, arXiv 2402.14740)."""
+    return dr_grpo(returns_M) * (returns_M.size / (returns_M.size - 1))
+
+
+def uncompared(returns_M: Floats) -> Floats:
+    """Return R."""
+    return returns_M
+
+
+COMPARISONS: Mapping[str, Callable[[Floats], Floats]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp_baseline": dr_grpo,
+    "return": uncompared,
+}
+
+
+# ---- along one episode
+
+
+def to_go(rewards_S: Floats, discount: float) -> Floats:
+    """Return Σ_{j≥s} γ^{j−s} r_j of every step s."""
+    returns_S, ahead = np.empty_like(rewards_S), 0.0
+    for s in reversed(range(len(rewards_S))):
+        returns_S[s] = ahead = rewards_S[s] + discount * ahead
+    return returns_S
+
+
+def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> Floats:
+    """Return Σ_l (γλ)^l δ_{s+l}, δ_s = r_s + γ V_{s+1} − V_s, V = 0 after the end (GAE, arXiv 1506.02438, eq. 16)."""
+    return to_go(rewards_S + discount * np.append(values_S[1:], 0.0) - values_S, discount * decay)
+
+
+def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: AdvantageSection) -> tuple[Floats, Floats]:
+    """Return the advantages r_k + γ v_{k+1} − V_k and the targets v_k of V-trace (IMPALA, arXiv 1802.01561, eq. 1).
+
+    v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). The ρ_k with which IMPALA weighs
+    the advantage is the loss's own: its ratio has μ below it.
+    """
+    gamma, targets_K, surplus = settings.discount, np.empty_like(values_K), 0.0
+    next_K = np.append(values_K[1:], 0.0)
+    rho_K = np.minimum(ratios_K, settings.ratio_cap)
+    for k in reversed(range(len(values_K))):
+        delta = rewards_K[k] + gamma * next_K[k] - values_K[k]
+        surplus = rho_K[k] * (delta + gamma * settings.trace_decay * surplus)
+        targets_K[k] = values_K[k] + surplus
+    return rewards_K + gamma * np.append(targets_K[1:], 0.0) - values_K, targets_K
+
+
+# ---- the batch
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One episode of a batch, seen by its N generated tokens and its K turns."""
+
+    place: int
+    rewards_N: Floats
+    """The reward of a turn at its last token."""
+    penalties_N: Floats
+    """−β (log μ − log π_ref) where the KL to the reference is taken from the reward (k1), else 0."""
+    turns_N: Ints
+    """The turn of each token, counted from 0."""
+    first_K: Ints
+    """The first token of each turn."""
+    mu_N: Floats
+    scores: Scores
+
+    def by_turn(self, values_N: Floats) -> Floats:
+        """Return the sum over each turn."""
+        return np.asarray(np.add.reduceat(values_N, self.first_K))
+
+
+def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective) -> list[Estimate]:
+    """Return what each trace is trained with; `scores`, trace by trace, where `objective.needs_scores`.
+
+    Demonstrations are cloned: they stand in no comparison, and their advantages are 0.
+    """
+    groups: defaultdict[int, list[Played]] = defaultdict(list)
+    for place, trace in enumerate(traces):
+        if not trace.demo:
+            groups[trace.group].append(_played(place, trace, scores[place] if scores else None, objective))
+    made: dict[int, Estimate] = {}
+    for episodes in groups.values():
+        places = [episode.place for episode in episodes]
+        made |= zip(places, _estimated(episodes, objective.advantage), strict=True)
+    if objective.advantage.kind in WHITENED:
+        masks = objective.advantage.truncated == "mask"
+        trained = [place for place in made if not (masks and traces[place].truncated)]
+        made = _whitened(made, trained)
+    return [made.get(place) or _untargeted(np.zeros(trace.trained_tokens)) for place, trace in enumerate(traces)]
+
+
+def teaches(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
+    """Return whether a group of these rewards, per episode and turn, has an advantage that is not zero."""
+    values = [value for rewards in returns for value in _credits(np.asarray(rewards), settings)]
+    if settings.kind == "return":
+        return max(map(abs, values), default=0.0) > STD_FLOOR
+    # Sums of the same increments in another order differ in their last bits.
+    return not settings.group_relative or max(values) - min(values) > STD_FLOOR
+
+
+WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
+"""Kinds whose advantages get mean 0 and variance 1 over the trained tokens of the batch."""
+
+
+def _played(place: int, trace: Trace, scores: Scores | None, objective: Objective) -> Played:
+    mask_L = trace.mask_L
+    turns_N, mu_N = trace.turns_L[mask_L], trace.logprobs_L[mask_L].astype(np.float64)
+    begins_N = np.diff(turns_N, prepend=-1) != 0
+    nothing_N = np.zeros(len(mu_N))
+    scores = scores or Scores(nothing_N, nothing_N, nothing_N)
+    penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else nothing_N
+    return Played(
+        place=place,
+        rewards_N=trace.rewards_L[mask_L].astype(np.float64),
+        penalties_N=penalties_N,
+        turns_N=np.cumsum(begins_N) - 1,
+        first_K=np.flatnonzero(begins_N),
+        mu_N=mu_N,
+        scores=scores,
+    )
+
+
+def _estimated(group: Sequence[Played], settings: AdvantageSection) -> list[Estimate]:
+    match settings.kind:
+        case "gae":
+            return [_gae(episode, settings) for episode in group]
+        case "vtrace":
+            return [_vtrace(episode, settings) for episode in group]
+        case "reinforce_pp":
+            return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, settings.discount)) for e in group]
+        case "dpo":
+            return _dpo(group, settings.dpo_beta)
+        case kind:
+            return _compared(group, COMPARISONS[kind], settings)
+
+
+def _compared(
+    group: Sequence[Played], compare: Callable[[Floats], Floats], settings: AdvantageSection
+) -> list[Estimate]:
+    """Compare the episodes' returns, or by turn all returns from a turn on, those of one group with one another.
+
+    A penalty for the KL counts as reward; reinforce_pp_baseline keeps it out of the comparison, token by token.
+    """
+    apart = settings.kind == "reinforce_pp_baseline"
+    rewards = [e.by_turn(e.rewards_N if apart else e.rewards_N + e.penalties_N) for e in group]
+    credits = [_credits(rewards_K, settings) for rewards_K in rewards]
+    compared_M, ends = compare(np.concatenate(credits)), np.cumsum([0, *map(len, credits)])
+    made = []
+    for episode, (start, end) in zip(group, pairwise(ends), strict=True):
+        own_K = np.broadcast_to(compared_M[start:end], episode.first_K.shape)  # one credit, or one a turn
+        ahead_N = _ahead(episode, episode.penalties_N, settings.discount) if apart else 0.0
+        made.append(_untargeted(own_K[episode.turns_N] + ahead_N))
+    return made
+
+
+def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
+    """Return the one return of an episode, or the return from each turn on."""
+    return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
+
+
+def _ahead(episode: Played, values_N: Floats, discount: float) -> Floats:
+    """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
+    later_K = np.append(to_go(episode.by_turn(values_N), discount)[1:], 0.0) * discount
+    last_K = np.append(episode.first_K[1:], len(values_N)) - 1
+    suffixes_N = to_go(values_N, 1.0)
+    after_K = np.append(suffixes_N, 0.0)[last_K + 1]
+    return np.asarray(suffixes_N - after_K[episode.turns_N] + later_K[episode.turns_N])
+
+
+def _gae(episode: Played, settings: AdvantageSection) -> Estimate:
+    rewards_N, values_N = episode.rewards_N + episode.penalties_N, episode.scores.values_N
+    if settings.level == "token":
+        advantages_N = gae(rewards_N, values_N, settings.discount, settings.trace_decay)
+        return Estimate(advantages_N, advantages_N + values_N)
+    values_K = values_N[episode.first_K]
+    advantages_K = gae(episode.by_turn(rewards_N), values_K, settings.discount, settings.trace_decay)
+    return _by_turn(episode, advantages_K, advantages_K + values_K)
+
+
+def _vtrace(episode: Played, settings: AdvantageSection) -> Estimate:
+    """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
+    tokens_K = np.diff(np.append(episode.first_K, len(episode.mu_N)))
+    ratios_K = np.exp(np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0))
+    rewards_K = episode.by_turn(episode.rewards_N + episode.penalties_N)
+    return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_K], ratios_K, settings))
+
+
+def _by_turn(episode: Played, advantages_K: Floats, targets_K: Floats) -> Estimate:
+    """Spread a turn's advantage over its tokens; its value is the critic's word at its first."""
+    targets_N = np.full(len(episode.mu_N), np.nan)
+    targets_N[episode.first_K] = targets_K
+    return Estimate(advantages_K[episode.turns_N], targets_N)
+
+
+def _dpo(group: Sequence[Played], beta: float) -> list[Estimate]:
+    """Return ± β σ(−m) of each pair's tokens: with loss −A log π that is the gradient of DPO's −log σ(m).
+
+    m = β (log π/π_ref of the better − log π/π_ref of the worse episode), arXiv 2305.18290, eq. 7. The best is paired
+    with the worst, the second best with the second worst, as long as there is a gap between their returns.
+    """
+    ranked = sorted(range(len(group)), key=lambda at: (-group[at].rewards_N.sum(), at))
+    sides = [0.0] * len(group)
+    for better, worse in zip(ranked[: len(group) // 2], reversed(ranked), strict=False):
+        if group[better].rewards_N.sum() > group[worse].rewards_N.sum():
+            gains = [(group[at].scores.logprobs_N - group[at].scores.reference_N).sum() for at in (better, worse)]
+            sides[better] = beta / (1.0 + np.exp(np.clip(beta * (gains[0] - gains[1]), -50.0, 50.0)))
+            sides[worse] = -sides[better]
+    return [_untargeted(np.full(len(episode.mu_N), side)) for episode, side in zip(group, sides, strict=True)]
+
+
+def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int, Estimate]:
+    """Give the advantages mean 0 and variance 1 over the tokens of the batch that are trained."""
+    if not trained:
+        return dict(made)
+    tokens = np.concatenate([made[place].advantages_N for place in trained])
+    mean, std = tokens.mean(), tokens.std() + STD_FLOOR
+    return {at: Estimate((own.advantages_N - mean) / std, own.targets_N) for at, own in made.items()}
+
+
+def _untargeted(advantages_N: Floats) -> Estimate:
+    return Estimate(advantages_N, np.full(len(advantages_N), np.nan))

@@ -1,0 +1,102 @@
+"""Weights and masks for tokens that another policy sampled than the one in training.
+
+Place in the flow: micro-batch → **correction** → loss. Pure functions of torch tensors; none carries a gradient. A
+weight belongs to the losses that do not have π/μ in their ratio already; a mask, 0 or 1, goes with any loss. Axis: N,
+the trained tokens of one micro-batch; `episodes_N` tells which episode each is of, and no episode is ever split.
+"""
+
+import torch
+from torch import Tensor
+
+from horizonrl.common.config.objective import CorrectionSection, Objective
+
+LOG_RATIO_BOUND = 20.0
+"""|log r| beyond this is cut: exp stays finite in float32, and infinity times a zero gradient is NaN."""
+
+
+@torch.no_grad()
+def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Tensor:
+    """Return the weight of each token that the objective asks for; 1 without a kind."""
+    settings = objective.correction
+    match objective.weight:
+        case "token":
+            return token_truncation(log_ratio_N, settings.token_cap)
+        case "sequence":
+            return sequence_truncation(log_ratio_N, episodes_N, settings.sequence_cap)
+        case "icepop":
+            return icepop(log_ratio_N, settings.icepop_band)
+        case None:
+            return torch.ones_like(log_ratio_N)
+
+
+@torch.no_grad()
+def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSection) -> Tensor | None:
+    """Return which tokens pass every mask that is on; None when none is."""
+    masks = []
+    if settings.geometric_band is not None:
+        masks.append(geometric_mask(log_ratio_N, episodes_N, settings.geometric_band))
+    if settings.k3_max is not None:
+        masks.append(k3_mask(log_ratio_N, episodes_N, settings.k3_max))
+    if settings.veto_band is not None:
+        masks.append(veto_mask(log_ratio_N, episodes_N, settings.veto_band))
+    if settings.stale_negative_max is not None:
+        masks.append(stale_negative_mask(log_ratio_N, advantages_N, episodes_N, settings.stale_negative_max))
+    return torch.stack(masks).all(0) if masks else None
+
+
+def token_truncation(log_ratio_N: Tensor, cap: float) -> Tensor:
+    """Return min(r, cap) (truncated importance sampling, TIS)."""
+    return ratio(log_ratio_N).clamp(max=cap)
+
+
+def sequence_truncation(log_ratio_N: Tensor, episodes_N: Tensor, cap: float) -> Tensor:
+    """Return min(Π r over the episode, cap). The product of a long episode says little: 1.1^100 is 13,780."""
+    return ratio(episode_sum(log_ratio_N, episodes_N)).clamp(max=cap)
+
+
+def icepop(log_ratio_N: Tensor, band: tuple[float, float]) -> Tensor:
+    """Return r inside the band and 0 outside it (IcePop)."""
+    r_N = ratio(log_ratio_N)
+    return torch.where(_inside(r_N, band), r_N, torch.zeros_like(r_N))
+
+
+def geometric_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]) -> Tensor:
+    """Keep the episodes whose geometric mean of r lies in the band."""
+    return _inside(ratio(episode_mean(log_ratio_N, episodes_N)), band)
+
+
+def k3_mask(log_ratio_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
+    """Keep the episodes whose k3 estimate of KL(μ ‖ π), the mean of r − log r − 1, is at most the bound."""
+    r_N = ratio(log_ratio_N)
+    return episode_mean(r_N - r_N.log() - 1.0, episodes_N) <= bound
+
+
+def veto_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]) -> Tensor:
+    """Keep the episodes none of whose r lies outside the band."""
+    outside_N = ~_inside(ratio(log_ratio_N), band)
+    return episode_sum(outside_N.to(log_ratio_N.dtype), episodes_N) == 0
+
+
+def stale_negative_mask(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
+    """Keep all but tokens with A < 0 of the episodes whose mean of log μ − log π is above the bound."""
+    return (advantages_N >= 0) | (-episode_mean(log_ratio_N, episodes_N) <= bound)
+
+
+def ratio(log_ratio_N: Tensor) -> Tensor:
+    """Return exp of the log-ratio, cut to what float32 holds."""
+    return log_ratio_N.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def episode_sum(values_N: Tensor, episodes_N: Tensor) -> Tensor:
+    """Return for each token the sum over its episode."""
+    episodes = int(episodes_N.max()) + 1 if episodes_N.numel() else 0
+    return values_N.new_zeros(episodes).index_add(0, episodes_N, values_N)[episodes_N]
+
+
+def episode_mean(values_N: Tensor, episodes_N: Tensor) -> Tensor:
+    """Return for each token the mean over its episode."""
+    return episode_sum(values_N, episodes_N) / episode_sum(torch.ones_like(values_N), episodes_N)
+
+
+def _inside(values_N: Tensor, band: tuple[float, float]) -> Tensor:
+    return (values_N >= band[0]) & (values_N <= band[1])

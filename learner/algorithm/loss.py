@@ -1,0 +1,222 @@
+"""Log-probabilities become a loss, token by token: the kinds of `loss.kind`, and the estimators of a KL.
+
+Place in the flow: micro-batch → **loss** → objective. Pure functions of torch tensors. Axis: N, the trained tokens of
+one micro-batch; observation and padding tokens are not among them.
+
+μ is the behaviour policy, whose log-probability was recorded when the token was sampled; π the policy in training. The
+ratio r = π/μ already accounts for staleness and for the difference of two engines, so no further importance weight is
+multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. A kind is added by writing its
+function, and its `_stopped` where it has a trust region, and naming both in `LOSSES`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from horizonrl.common.config.objective import Objective
+from horizonrl.learner.algorithm.correction import LOG_RATIO_BOUND, episode_mean, kept, ratio, weights
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of each trained token before the update."""
+
+    logprobs_N: Tensor
+    """log μ."""
+    advantages_N: Tensor
+    lags_N: Tensor
+    """Versions that the one which sampled the token is behind the one in training; 0 is fresh."""
+    episodes_N: Tensor
+    """Which episode of the micro-batch the token is of."""
+    demo_N: Tensor
+    """True where an expert wrote the token."""
+    scales_N: Tensor
+    """What the token's loss counts in the objective."""
+    proximal_N: Tensor
+    """log π at the start of the step, where the objective needs it."""
+    reference_N: Tensor
+    """log π_ref, where the objective needs it."""
+    targets_N: Tensor
+    """The critic's targets; NaN where it has none."""
+
+
+def imitation_loss(logprobs_N: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each token."""
+    return -logprobs_N
+
+
+def ppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −min(r A, clip(r, 1 − low, 1 + high) A) of each token, and no more than −`dual_clip` A where A < 0.
+
+    PPO (arXiv 1707.06347) anchored on μ, with clip-higher (DAPO, arXiv 2503.14476) and the dual clip
+    (arXiv 1912.09729). With `importance_cap`, a token above it weighs as much as the cap, in value and in gradient.
+    """
+    ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
+    if objective.loss.importance_cap is not None:
+        ratio_N = ratio_N * (objective.loss.importance_cap / ratio_N.detach()).clamp(max=1.0)
+    surrogate_N = _clipped(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
+    if objective.loss.dual_clip is not None:
+        bounded_N = torch.maximum(surrogate_N, objective.loss.dual_clip * advantages_N)
+        surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
+    return -surrogate_N
+
+
+def ppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return which tokens the trust region leaves without gradient: A pushes r further out of it."""
+    ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
+    if objective.loss.importance_cap is not None:
+        ratio_N = ratio_N.clamp(max=objective.loss.importance_cap)
+    beyond_N = _beyond(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
+    if objective.loss.dual_clip is None:
+        return beyond_N
+    return beyond_N | ((advantages_N < 0) & (ratio_N > objective.loss.dual_clip))
+
+
+def dppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −r A where the trust region in probability leaves it, plus τ log² r of every token.
+
+    DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws stopped tokens back to μ.
+    """
+    log_ratio_N = logprobs_N - known.logprobs_N
+    surrogate_N = importance(logprobs_N, known) * known.advantages_N
+    going_N = ~dppo_stopped(logprobs_N, known, objective)
+    return objective.loss.dppo_penalty * log_ratio_N.square() - torch.where(going_N, surrogate_N, 0.0)
+
+
+def dppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return the tokens whose probability A has moved by more than δ: A > 0 and π − μ > δ, or A ≤ 0 and π − μ < −δ."""
+    moved_N = logprobs_N.detach().exp() - known.logprobs_N.exp()
+    good_N = known.advantages_N > 0
+    return (good_N & (moved_N > objective.loss.dppo_delta)) | (~good_N & (moved_N < -objective.loss.dppo_delta))
+
+
+def cispo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −sg(min(r, cap)) A log π: every token keeps a gradient (CISPO, arXiv 2506.13585)."""
+    weight_N = importance(logprobs_N, known).detach().clamp(max=objective.loss.cispo_cap)
+    return -weight_N * known.advantages_N * logprobs_N
+
+
+def reinforce_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −sg(w) A log π, w the correction of π/μ; by default min(r, 2)."""
+    log_ratio_N = logprobs_N.detach() - known.logprobs_N
+    weight_N = weights(log_ratio_N, known.episodes_N, objective)
+    return -weight_N * known.advantages_N * logprobs_N
+
+
+def gspo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071).
+
+    In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
+    advantage, the gradient of the sum is that of the sequence form.
+    """
+    return -_clipped(_sequence(logprobs_N, known), known, objective.loss.gspo_low, objective.loss.gspo_high)
+
+
+def gspo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    return _beyond(_sequence(logprobs_N, known), known, objective.loss.gspo_low, objective.loss.gspo_high)
+
+
+def decoupled_ppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
+    proximal_N = _proximal(logprobs_N, known, objective)
+    weight_N = weights(proximal_N - known.logprobs_N, known.episodes_N, objective)
+    return -weight_N * _clipped(
+        ratio(logprobs_N - proximal_N), known, objective.loss.clip_low, objective.loss.clip_high
+    )
+
+
+def decoupled_ppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    rho_N = ratio(logprobs_N - _proximal(logprobs_N, known, objective))
+    return _beyond(rho_N, known, objective.loss.clip_low, objective.loss.clip_high)
+
+
+def never_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return that no token is stopped: the kind has no trust region."""
+    return torch.zeros_like(logprobs_N, dtype=torch.bool)
+
+
+def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """Return log π − log π_ref: unbiased, but as a loss without a gradient on average."""
+    return logprobs_N - reference_N
+
+
+def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """Return half the square of the log-ratio: a little biased, its gradient is the KL's."""
+    return (logprobs_N - reference_N).square() / 2.0
+
+
+def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
+    """Return q − 1 − log q, q = π_ref/π: unbiased and never negative (Schulman, "Approximating KL divergence").
+
+    Beyond the bound q goes on along its tangent: it stays finite, and still draws π towards π_ref.
+    """
+    log_q_N = reference_N - logprobs_N
+    bounded_N = log_q_N.clamp(max=LOG_RATIO_BOUND)
+    return bounded_N.exp() * (1.0 + log_q_N - bounded_N) - 1.0 - log_q_N
+
+
+KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+
+TokenRule = Callable[[Tensor, Known, Objective], Tensor]
+LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
+    "ppo": (ppo_loss, ppo_stopped),
+    "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_stopped),
+    "dppo": (dppo_loss, dppo_stopped),
+    "cispo": (cispo_loss, never_stopped),
+    "gspo": (gspo_loss, gspo_stopped),
+    "reinforce": (reinforce_loss, never_stopped),
+}
+"""Of each kind the loss, and which tokens its trust region leaves without the gradient of A."""
+
+
+def policy_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return the loss of each token: that of the objective's kind, 0 where a mask drops the token."""
+    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, known, objective)
+    kept_N = _kept(logprobs_N, known, objective)
+    return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
+
+
+def policy_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return which tokens the trust region stops or a mask drops."""
+    stopped_N = LOSSES[objective.loss.kind][1](logprobs_N, known, objective)
+    kept_N = _kept(logprobs_N, known, objective)
+    return stopped_N if kept_N is None else stopped_N | ~kept_N
+
+
+def importance(logprobs_N: Tensor, known: Known) -> Tensor:
+    """Return r = π/μ of each token."""
+    return ratio(logprobs_N - known.logprobs_N)
+
+
+def _kept(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor | None:
+    log_ratio_N = logprobs_N.detach() - known.logprobs_N
+    return kept(log_ratio_N, known.advantages_N, known.episodes_N, objective.correction)
+
+
+def _sequence(logprobs_N: Tensor, known: Known) -> Tensor:
+    still_N = logprobs_N.detach()
+    return ratio(episode_mean(still_N - known.logprobs_N, known.episodes_N)) * (logprobs_N - still_N).exp()
+
+
+def _proximal(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+    """Return log π_prox: π at the start of the step, which with one update is π itself, or the version before.
+
+    The latter lies on the line from log μ to log π at α = (v_prox − v_t) / (v − v_t), which saves a second forward
+    pass (AReaL). For a fresh token it is μ, which sampled it with the policy that the step begins with.
+    """
+    if objective.correction.proximal == "exact":
+        return logprobs_N.detach() if objective.loss.updates == 1 else known.proximal_N
+    behind_N = known.lags_N.clamp(min=1).to(logprobs_N.dtype)
+    return torch.lerp(known.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
+
+
+def _clipped(ratio_N: Tensor, known: Known, low: float, high: float) -> Tensor:
+    advantages_N = known.advantages_N
+    return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(1.0 - low, 1.0 + high) * advantages_N)
+
+
+def _beyond(ratio_N: Tensor, known: Known, low: float, high: float) -> Tensor:
+    above_N = (known.advantages_N > 0) & (ratio_N > 1.0 + high)
+    return above_N | ((known.advantages_N < 0) & (ratio_N < 1.0 - low))

@@ -1,0 +1,225 @@
+"""The objective on one page: what a batch teaches, update by update, and what each of its tokens costs.
+
+Place in the flow: Batch → **lessons** → micro-batches → **token loss** → gradient. The parts are pure functions of
+their own: `advantage.py` (NumPy), `loss.py` and `correction.py` (torch). `lessons` is the half before the forward
+pass, `token_loss` the half after it. Each token's loss is scaled so that the objective is their plain sum over all
+micro-batches: neither the split into them nor the number of ranks changes the gradient.
+
+Axes: N the trained tokens of one trace, or of one micro-batch.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from horizonrl.common.config.objective import LossSection, Objective
+from horizonrl.learner.algorithm.advantage import Estimate, Scores, estimates
+from horizonrl.learner.algorithm.loss import (
+    KL_ESTIMATORS,
+    Known,
+    imitation_loss,
+    importance,
+    k3,
+    policy_loss,
+    policy_stopped,
+)
+from horizonrl.learner.engine.model import Said
+from horizonrl.learner.engine.packing import MicroBatch
+from horizonrl.learner.intake.batch import Batch, Trace
+
+LOG_PRODUCT_BOUND = 300.0
+"""|log Π r| beyond this is cut: the squares of many still have a sum in float64."""
+CRITIC_SHARE = 1e-2
+"""Weight of the critic's loss: small beside the policy's in the gradient norm that is clipped. AdamW minds no scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One trace, ready to be trained on."""
+
+    trace: Trace
+    estimate: Estimate
+    scores: Scores | None
+    scale: float
+    """What each of its tokens counts in the update."""
+
+
+def lessons(
+    batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int
+) -> list[list[Lesson]]:
+    """Return the updates of a batch, each the lessons of whole groups, in the order of the log."""
+    made = estimates(batch.traces, scores, objective)
+    groups = list(dict.fromkeys(trace.group for trace in batch.traces))
+    cuts = [set(cut) for cut in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
+    updates = []
+    for cut in cuts * objective.loss.epochs:
+        places = [at for at, trace in enumerate(batch.traces) if trace.group in cut]
+        taken = [batch.traces[at] for at in places]
+        masked = [objective.advantage.truncated == "mask" and t.truncated and not t.demo for t in taken]
+        scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
+        updates.append(
+            [
+                Lesson(batch.traces[at], made[at], scores[at] if scores else None, scale)
+                for at, scale in zip(places, scales, strict=True)
+            ]
+        )
+    return updates
+
+
+def token_scales(
+    traces: Sequence[Trace], masked: Sequence[bool], settings: LossSection, longest_episode_tokens: int
+) -> list[float]:
+    """Return what each trace's tokens count, by `loss.normalisation`; 0 for those of a masked trace."""
+    kept = [trace for trace, left_out in zip(traces, masked, strict=True) if not left_out]
+    tokens, by_group = Counter[int](), sum(trace.trained_tokens for trace in kept)
+    for trace in kept:
+        tokens[trace.group] += trace.trained_tokens
+
+    def shares(trace: Trace) -> int:
+        match settings.counted_by:
+            case "token":
+                return by_group
+            case "sequence":
+                return len(kept) * trace.trained_tokens
+            case "prompt":
+                return len(tokens) * tokens[trace.group]
+            case "constant":
+                return len(kept) * longest_episode_tokens
+
+    return [0.0 if left_out else 1.0 / shares(trace) for trace, left_out in zip(traces, masked, strict=True)]
+
+
+def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, device: Any) -> Known:
+    """Return what is known of a micro-batch's tokens, in its order; `version` is the one in training."""
+    rows = [lessons[place] for place in micro_batch.places_B]
+
+    def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
+        joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
+        return torch.from_numpy(joined).to(device)
+
+    unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
+    scored = [row.scores for row in rows if row.scores is not None]
+    return Known(
+        logprobs_N=column([row.trace.logprobs_L[row.trace.mask_L] for row in rows]),
+        advantages_N=column([row.estimate.advantages_N for row in rows]),
+        lags_N=column([version - row.trace.versions_L[row.trace.mask_L] for row in rows], np.int32),
+        episodes_N=torch.from_numpy(micro_batch.episodes_N).to(device),
+        demo_N=torch.from_numpy(micro_batch.demo_N).to(device),
+        scales_N=column([np.full(row.trace.trained_tokens, row.scale) for row in rows]),
+        proximal_N=column([scores.logprobs_N for scores in scored] or unscored),
+        reference_N=column([scores.reference_N for scores in scored] or unscored),
+        targets_N=column([row.estimate.targets_N for row in rows]),
+    )
+
+
+def token_loss(said: Said, known: Known, objective: Objective) -> Tensor:
+    """Return each token's share of the objective, to minimise."""
+    loss_N = policy_loss(said.logprobs_N, known, objective)
+    if objective.loss.entropy > 0:
+        loss_N = loss_N - objective.loss.entropy * said.entropies_N
+    if objective.reference.kl > 0 and objective.reference.place == "loss":
+        estimator = KL_ESTIMATORS[objective.reference.estimator]
+        loss_N = loss_N + objective.reference.kl * estimator(said.logprobs_N, known.reference_N)
+    loss_N = torch.where(known.demo_N, imitation_loss(said.logprobs_N), loss_N)
+    if objective.advantage.needs_critic:
+        loss_N = loss_N + CRITIC_SHARE * critic_error(said, known).square() / 2.0
+    return loss_N * known.scales_N
+
+
+def critic_error(said: Said, known: Known) -> Tensor:
+    """Return V − target; 0 where there is no target."""
+    return torch.where(known.targets_N.isnan(), 0.0, said.values_N - known.targets_N.nan_to_num())
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Sums over trained tokens. Tallies add up over micro-batches, ranks and updates."""
+
+    tokens: float = 0.0
+    loss: float = 0.0
+    """The objective itself: scaled already."""
+    entropy: float = 0.0
+    compared: float = 0.0
+    """Tokens with a behaviour policy, which demonstrations lack: the count of all that follows but `valued`."""
+    kl: float = 0.0
+    gap: float = 0.0
+    fresh: float = 0.0
+    gap_fresh: float = 0.0
+    stopped: float = 0.0
+    importance: float = 0.0
+    importance_squared: float = 0.0
+    reference_kl: float = 0.0
+    episodes: float = 0.0
+    """Trained episodes with a behaviour policy: the count of the two that follow."""
+    product: float = 0.0
+    """Π r over an episode."""
+    product_squared: float = 0.0
+    valued: float = 0.0
+    """Tokens with a target of the critic."""
+    value_squared: float = 0.0
+    importance_max: float = 0.0
+    """Not a sum: the largest."""
+
+    def __add__(self, other: "Tally") -> "Tally":
+        added = Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return replace(added, importance_max=max(self.importance_max, other.importance_max))
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size (Σr)² / (N Σr²): 1 when all tokens weigh the same."""
+        return mean(self.importance**2, self.compared * self.importance_squared)
+
+    @property
+    def ess_of_episodes(self) -> float:
+        """The same of whole episodes with the weight Π r (arXiv 2602.17616); far lower for long ones."""
+        return mean(self.product**2, self.episodes * self.product_squared)
+
+
+def mean(total: float, count: float) -> float:
+    """Return total / count; NaN when nothing was counted."""
+    return total / count if count else math.nan
+
+
+@torch.no_grad()
+def tally_of(loss_N: Tensor, said: Said, known: Known, objective: Objective) -> Tally:
+    """Sum up one micro-batch.
+
+    `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, unbiased as the tokens are samples of μ; `reference_kl` that
+    of KL(π ‖ π_ref), 0 without a reference.
+    """
+    compared_N = (~known.demo_N).to(loss_N.dtype)
+    ratio_N = importance(said.logprobs_N, known) * compared_N
+    log_ratio_N = torch.where(known.demo_N, 0.0, ratio_N.log())
+    fresh_N = (known.lags_N == 0) * compared_N
+    gap_N = (said.logprobs_N - known.logprobs_N).abs()
+    stopped_N = policy_stopped(said.logprobs_N, known, objective) * compared_N
+    reference_N = k3(said.logprobs_N, known.reference_N) if objective.needs_reference else torch.zeros_like(loss_N)
+    columns = [torch.ones_like(loss_N), loss_N, said.entropies_N, compared_N]
+    columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, stopped_N]
+    columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
+    product_E = episode_products(said.logprobs_N - known.logprobs_N, known)
+    columns += [torch.ones_like(product_E), product_E, product_E.square()]
+    columns += [(~known.targets_N.isnan()).to(loss_N.dtype), critic_error(said, known).square()]
+    largest = ratio_N.amax() if ratio_N.numel() else ratio_N
+    return Tally(*_sums(*columns, largest))
+
+
+def episode_products(log_ratio_N: Tensor, known: Known) -> Tensor:
+    """Return Π r of each episode that is trained and no demonstration, in float64 and cut where a square overflows."""
+    counted_N = ~known.demo_N & (known.scales_N > 0)
+    episodes_N, log_ratio_N = known.episodes_N[counted_N], log_ratio_N[counted_N].double()
+    tokens_E = episodes_N.bincount()
+    log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
+    return log_product_E[tokens_E > 0].clamp(-LOG_PRODUCT_BOUND, LOG_PRODUCT_BOUND).exp()
+
+
+def _sums(*columns: Tensor) -> list[float]:
+    """Sum each column in float64, with one transfer from the device."""
+    return [float(total) for total in torch.stack([column.detach().double().sum() for column in columns]).tolist()]

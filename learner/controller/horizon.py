@@ -1,0 +1,160 @@
+"""Horizon schedules: functions of recorded state alone, so that whoever resumes continues at the exact turn.
+
+`fixed`, `staged` and `linear` are functions of the RL step. `staged` is ScalingInter-RL (arXiv 2509.08755): horizons
+h1 < h2 < ..., the next one after every `steps_per_stage` training steps. `linear` reaches the last horizon where
+`staged` would, in single turns.
+
+`adaptive` is a fold over what the learner consumed, step by step: horizons grow when the present one cuts many episodes
+while success has levelled off. The learner folds, because it alone meets every step exactly once: its checkpoint holds
+the histories, a resumed learner reads the same log and decides the same again, and the controller may sleep through any
+number of steps. A learner that is rolled back behind a growth says the earlier horizon until it is there again; the
+controller keeps the one that it has recorded under the key `horizon`, so no later ticket has fewer turns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Any, Literal, NamedTuple
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.types import Group, HorizonGrowth, HorizonTurns, Kind, Record, StopReason
+
+ScheduleKind = Literal["fixed", "staged", "linear"]
+
+
+def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: int, step: int) -> int:
+    """Return the horizon in force at RL step `step` (from 0), in turns."""
+    if kind == "fixed":
+        return horizons[-1]
+    if kind == "staged":
+        return horizons[min(step // steps_per_stage, len(horizons) - 1)]
+    last_step = max(1, steps_per_stage * (len(horizons) - 1))
+    return horizons[0] + (horizons[-1] - horizons[0]) * min(step, last_step) // last_step
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveRule:
+    """When an environment's horizon grows, and to what."""
+
+    horizons: tuple[int, ...]
+    window_steps: int
+    """RL steps with groups under the present horizon that a growth takes at the least: the bound of its rate."""
+    truncated_above: float
+    """Share of episodes cut by the horizon above which it is too short."""
+
+
+def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
+    """Return the rule of each environment, by id; none unless the schedule is adaptive."""
+    schedule = config.horizon
+    if schedule.kind != "adaptive":
+        return {}
+    return {
+        env.id: AdaptiveRule(config.horizons(env.id), schedule.steps_per_stage, schedule.truncated_above)
+        for env in config.envs
+    }
+
+
+class Outcome(NamedTuple):
+    """How a group's valid episodes went."""
+
+    episodes: int
+    successes: int
+    cut: int
+    """Ended by the horizon, and by nothing else."""
+
+
+class History(Record):
+    """All that an environment's adaptive horizon depends on."""
+
+    turns: HorizonTurns
+    window: tuple[tuple[Outcome, ...], ...] = ()
+    """The outcomes under a horizon of `turns`, by RL step, the newest last; steps without any are left out."""
+    growth: HorizonGrowth | None = None
+    """The last one."""
+
+
+def decide(window: Sequence[Sequence[Outcome]], turns: int, rule: AdaptiveRule) -> tuple[int, str] | None:
+    """Return the next horizon and why, or None to stay.
+
+    The window must be full, more than `truncated_above` of its episodes cut, and success in its later half not above
+    the earlier half's by more than one standard error. Success is averaged over groups: episodes of one task are alike,
+    and an error computed over episodes would be too small.
+    """
+    above = [horizon for horizon in rule.horizons if horizon > turns]
+    if not above or len(window) < rule.window_steps:
+        return None
+    episodes = sum(outcome.episodes for step in window for outcome in step)
+    cut = sum(outcome.cut for step in window for outcome in step) / episodes
+    middle = len(window) // 2
+    earlier, later = (
+        [outcome.successes / outcome.episodes for step in half for outcome in step]
+        for half in (window[:middle], window[middle:])
+    )
+    error = math.sqrt(sum(variance(half) / len(half) for half in (earlier, later) if len(half) > 1))
+    if cut <= rule.truncated_above or fmean(later) - fmean(earlier) > error:
+        return None
+    return min(above), (
+        f"{cut:.0%} of {episodes} episodes cut in {len(window)} steps, "
+        f"success {fmean(earlier):.1%} then {fmean(later):.1%} (standard error {error:.1%})"
+    )
+
+
+def observe(history: History, env_id: str, groups: Sequence[Group], rule: AdaptiveRule, phase_step: int) -> History:
+    """Return the history after RL step `phase_step` consumed `groups` of the environment's train tickets.
+
+    Groups of shorter horizons are still under way after a growth, and count for nothing; longer ones are met when the
+    run had another schedule before, and are the present horizon from then on.
+    """
+    turns = max([history.turns, *(group.ticket.horizon_turns for group in groups)])
+    window = history.window if turns == history.turns else ()
+    outcomes = tuple(outcome_of(group) for group in groups if group.ticket.horizon_turns == turns)
+    if valid := tuple(outcome for outcome in outcomes if outcome.episodes):
+        window = (*window, valid)[-rule.window_steps :]
+    if (decision := decide(window, turns, rule)) is None:
+        return History(turns=turns, window=window, growth=history.growth)
+    to_turns, reason = decision
+    growth = HorizonGrowth(env_id=env_id, phase_step=phase_step, from_turns=turns, to_turns=to_turns, reason=reason)
+    return History(turns=to_turns, growth=growth)
+
+
+def outcome_of(group: Group) -> Outcome:
+    valid = group.valid_episodes
+    return Outcome(
+        episodes=len(valid),
+        successes=sum(episode.success for episode in valid),
+        cut=sum(episode.stop is StopReason.HORIZON for episode in valid),
+    )
+
+
+class Histories:
+    """The histories of a run's environments; none for a schedule that is a function of the step alone."""
+
+    def __init__(self, rules: Mapping[str, AdaptiveRule]) -> None:
+        self._rules = rules
+        self._by_env = {env_id: History(turns=rule.horizons[0]) for env_id, rule in rules.items()}
+
+    def observe(self, groups: Sequence[Group], phase_step: int) -> None:
+        """Take in what RL step `phase_step` consumed."""
+        trained = [group for group in groups if group.ticket.kind is Kind.TRAIN]
+        for env_id, rule in self._rules.items():
+            own = [group for group in trained if group.ticket.task.env_id == env_id]
+            self._by_env[env_id] = observe(self._by_env[env_id], env_id, own, rule, phase_step)
+
+    def turns(self, env_id: str) -> int:
+        return self._by_env[env_id].turns
+
+    def growths(self) -> tuple[HorizonGrowth, ...]:
+        """Return the last growth of each environment whose horizon has grown."""
+        return tuple(history.growth for history in self._by_env.values() if history.growth is not None)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the histories as JSON-able values."""
+        return {env_id: history.model_dump(mode="json") for env_id, history in self._by_env.items()}
+
+    @classmethod
+    def restore(cls, rules: Mapping[str, AdaptiveRule], dumped: Mapping[str, Any]) -> "Histories":
+        histories = cls(rules)
+        for env_id in rules.keys() & dumped.keys():
+            histories._by_env[env_id] = History.model_validate(dumped[env_id])
+        return histories

@@ -1,0 +1,213 @@
+"""The controller: turns the learner's progress into tickets. It imports no torch and keeps nothing in memory that the
+broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
+
+Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
+stream itself; the next one's task is a pure function of its number, its horizon one of the learner's progress and of
+the key `horizon`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from horizonrl.broker.api import Key, Stream, Transport
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.signing import Seals
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import RunConfig, kind_of
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
+from horizonrl.learner.controller.audit import Audit, open_tickets
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, Source
+from horizonrl.learner.controller.horizon import horizon_turns
+
+log = get_logger()
+
+
+@dataclass
+class Controller:
+    config: RunConfig
+    transport: Transport
+    sources: Sequence[Source]
+    metrics: Metrics = field(default_factory=Metrics)
+    eval_tasks: Sequence[EvalTask] = ()
+    """Of every evaluation round, in order."""
+
+    def __post_init__(self) -> None:
+        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
+        self._queue = TicketQueue(self.transport, seals)
+        self._state = StateStore(self.transport)
+        self._log = GroupLog(self.transport, seals)
+        self._curriculum = Curriculum(self.config.run.seed, self.sources)
+        self._audit = Audit()
+        self._said = HorizonState()
+        """The key `horizon`."""
+
+    async def run(self) -> None:
+        """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        await self._state.put(Key.RUN, self.config.settings)
+        if isinstance(said := await self._state.get(Key.HORIZON), HorizonState):
+            self._said = said
+        async with asyncio.TaskGroup() as group:
+            auditing = group.create_task(self._audit_queue())
+            await self._follow()
+            auditing.cancel()
+
+    async def _follow(self) -> None:
+        """Answer the learner's progress with tickets.
+
+        Takes progress; gives tickets and the `horizon` key; waits for settlements; woken by each new value of the
+        `progress` key. Returns when the run is finished.
+        """
+        purged_step = 0
+        async for progress in self._state.until_end(self.config.total_steps):
+            issued = await self._issued()
+            self._check_conservation(progress, issued)
+            issued = with_ended(issued, progress)
+            if progress.finished:
+                continue
+            await self._record_horizons(progress)
+            await self._issue(progress, issued)
+            if progress.step > purged_step:
+                await self._queue.purge_below(progress.lowest_unsettled)
+                purged_step = progress.step
+            await self._report(progress, issued)
+        log.info("run_finished")
+
+    async def _audit_queue(self) -> None:
+        """Issue again what neither queue nor log accounts for. Woken by the clock: a loss tells nobody of itself."""
+        while True:
+            await asyncio.sleep(self.transport.ack_wait_s)
+            progress = await self._state.get(Key.PROGRESS)
+            if isinstance(progress, Progress) and not progress.finished:
+                await self._issue_vanished(progress)
+                await self._measure(progress)
+
+    async def _issue_vanished(self, progress: Progress) -> None:
+        unmet = open_tickets(progress, with_ended(await self._issued(), progress))
+        floor = (await self.transport.queue()).floor
+        standing = await self._queue.standing() if unmet else {}
+        gone = {name for name in unmet if name not in standing or standing[name][0] <= floor}
+        log_end = await self._log.end() if gone else 0
+        for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
+            kind, number = unmet[ticket_id]
+            earlier, ticket = standing.get(ticket_id) or (0, self._ticket(kind, number, progress))
+            await self._queue.issue_again(ticket, earlier)
+            self.metrics.count("tickets_reissued_total", kind=kind.value)
+            log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
+
+    async def _issued(self) -> dict[Kind, int]:
+        return {kind: await self._queue.issued(kind) for kind in Kind}
+
+    async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
+        kind, before = kind_of(progress.phase), dict(issued)
+        while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
+            await self._issue_next(Kind.EVAL, progress, issued)
+        while issued[kind] - progress.settled(kind) < self._limit(progress):
+            await self._issue_next(kind, progress, issued)
+        while issued[Kind.DEMO] < self._demos_due(progress):
+            await self._issue_next(Kind.DEMO, progress, issued)
+        for of in Kind:
+            if issued[of] > before[of]:
+                log.info("tickets_issued", kind=of.value, count=issued[of] - before[of], step=progress.step)
+
+    async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
+        if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
+            self.metrics.count("tickets_issued_total", kind=kind.value)
+        issued[kind] += 1
+
+    def _evaluation_is_due(self, number: int, step: int) -> bool:
+        """Say whether the round of eval ticket `number` has come; a fast learner makes it late, never skipped."""
+        if not self.eval_tasks:
+            return False
+        of_round = number // len(self.eval_tasks)
+        return of_round < self.config.eval_rounds and self.config.eval_step(of_round) <= step
+
+    def _limit(self, progress: Progress) -> int:
+        """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
+        last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
+        needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
+        return min(self.config.credit(progress.phase, progress.phase_step), needed)
+
+    def _demos_due(self, progress: Progress) -> int:
+        """Return how many demonstrations may have been issued in all for RL: those of the steps that have credit.
+
+        A demonstration is quick; bound to the steps, it cannot outnumber the groups that it stands beside.
+        """
+        if progress.phase is not Phase.RL or not self.config.rl.demos_per_step:
+            return 0
+        ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
+        ends = progress.outcomes.get(Kind.DEMO, Outcomes())
+        return self.config.demos_due(ahead) + ends.settled - ends.trained
+
+    def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
+        train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
+        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number)
+        rollout, exam = self.config.rollout, self.config.eval
+        horizon = self.horizon(task.env_id, progress) if train else exam.horizon if evaluation else None
+        return Ticket(
+            number=number,
+            kind=kind,
+            task=task,
+            group_size=rollout.group_size if train else exam.samples if evaluation else 1,
+            horizon_turns=horizon or max(self.config.horizons(task.env_id)),
+            announce_horizon=self.config.horizon.announce,
+            sampling=Sampling(
+                temperature=exam.temperature if evaluation else rollout.temperature,
+                max_turn_tokens=rollout.max_turn_tokens,
+            ),
+            issued=progress.policy,
+        )
+
+    def _eval_task(self, number: int) -> Task:
+        return self.eval_tasks[number % len(self.eval_tasks)].task
+
+    def horizon(self, env_id: str, progress: Progress) -> int:
+        """Return the horizon of an environment's train tickets, in turns: an adaptive one is never below the key's."""
+        schedule, horizons = self.config.horizon, self.config.horizons(env_id)
+        if schedule.kind == "adaptive":
+            grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
+            return max(horizons[0], self._said.horizons.get(env_id, 0), *grown)
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
+
+    async def _record_horizons(self, progress: Progress) -> None:
+        """Set the key before a ticket carries a new horizon: a successor, whatever it reads, stays at or above it."""
+        horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.sources}
+        if horizons != self._said.horizons:
+            log.info("horizons_changed", before=self._said.horizons, now=horizons, step=progress.step)
+            self._said = self._said.model_copy(update={"horizons": horizons})
+            await self._state.put(Key.HORIZON, self._said)
+
+    def _check_conservation(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        violations = 0
+        for kind in Kind:
+            outstanding = issued[kind] - progress.settled(kind)
+            self.metrics.set("tickets_outstanding", max(outstanding, 0), kind=kind.value)
+            if outstanding < 0:
+                violations -= outstanding
+                log.error("conservation_violated", kind=kind.value, issued=issued[kind], settled=progress.settled(kind))
+        self.metrics.set("conservation_violations", violations)
+
+    async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        for env_id, turns in self._said.horizons.items():
+            self.metrics.set("horizon_turns", turns, env=env_id)
+        await self._measure(progress)
+        step = progress.phase_step if progress.phase is Phase.RL else 0
+        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, issued=issued)
+        await self._state.put(Key.HORIZON, self._said)
+
+    async def _measure(self, progress: Progress) -> None:
+        """Set the gauges of queue and log: also by the clock, for when nothing moves nobody calls."""
+        queue, log_extent = await self.transport.queue(), await self.transport.extent(Stream.GROUPS)
+        self.metrics.set("tickets_waiting", queue.waiting)
+        self.metrics.set("tickets_leased", queue.leased)
+        self.metrics.set("groups_waiting", max(log_extent.last_sequence - progress.cursor, 0))
+
+
+def with_ended(issued: dict[Kind, int], progress: Progress) -> dict[Kind, int]:
+    """Count as issued whatever has ended: a power cut may have taken tickets off the end of their stream."""
+    return {kind: max(count, progress.reached(kind)) for kind, count in issued.items()}

@@ -1,0 +1,238 @@
+"""The collector: settles the entries of the group log, in order, and gathers the groups of one optimizer step.
+
+Place in the flow: Group → **Batch**. Pure logic over records: no broker, no torch, no clock. Every decision depends on
+the log's order and on the learner's version alone, so a resumed learner decides the same again (invariant 3).
+
+An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
+when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end handed
+back: no step is made of it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from horizonrl.broker.groups import DeadLetter, Entry
+from horizonrl.common.config.objective import AdvantageSection
+from horizonrl.common.config.schema import kind_of
+from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
+from horizonrl.learner.algorithm.advantage import teaches
+from horizonrl.learner.intake.accounts import Books, ranges
+from horizonrl.learner.intake.batch import Batch, trace_of
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a group must keep to be trained on."""
+
+    max_staleness: int
+    vocabulary: int
+    """Token ids at or above it cannot have been sampled by this model."""
+    max_context_tokens: int
+    advantage: AdvantageSection = field(default_factory=AdvantageSection)
+    demos_in_rl: bool = False
+    """Demonstrations are trained beside the groups of RL."""
+    model_digest: str = ""
+    """Of the model in training: token ids mean something else to another. Empty checks nothing."""
+    template_digest: str = ""
+    """And of its chat template."""
+
+    def same_model(self, made: Provenance) -> bool:
+        """Return whether a group was sampled with the run's model and template, as far as it says so."""
+        digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
+        return all(not mine or not named or named == mine for mine, named in digests)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the learner is: the version it trains now and the phase it is in."""
+
+    version: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    sequence: int
+    ticket_id: str
+    reason: DropReason
+
+
+@dataclass(frozen=True, slots=True)
+class EvalEnd:
+    """How an eval ticket ended."""
+
+    sequence: int
+    number: int
+    how: str
+    """`evaluated`, `void`, or the reason of a drop."""
+    ticket: Ticket | None = None
+    """None for an undecodable message."""
+    group: Group | None = None
+    """The evaluated group."""
+
+
+@dataclass
+class Draft:
+    """What has been consumed for the step in the making."""
+
+    admitted: list[tuple[int, Group]] = field(default_factory=list)
+    """(sequence, group) in log order."""
+    consumed: list[Group] = field(default_factory=list)
+    """Every well-formed group read, the dropped ones too: what the step's reward and success are measured on, and an
+    adaptive horizon decided by."""
+    dropped: list[Drop] = field(default_factory=list)
+    voids: list[tuple[int, str]] = field(default_factory=list)
+    """(sequence, ticket id) in log order."""
+    repeats: int = 0
+    unissued: list[int] = field(default_factory=list)
+    """Sequences of the entries that would have ended tickets before they were issued. They are part of the ledger:
+    the log alone does not say when a ticket was issued."""
+
+    def sampled(self) -> list[Counter[PolicyVersion]]:
+        """Return, for each trace of the batch, how many tokens each version sampled; none of a demonstration."""
+        return [
+            Counter() if group.ticket.kind is Kind.DEMO else episode.sampled()
+            for _, group in self.admitted
+            for episode in group.valid_episodes
+        ]
+
+    def count(self, phase: Phase) -> int:
+        """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
+        return sum(group.ticket.kind is kind_of(phase) for _, group in self.admitted)
+
+
+class Collector:
+    def __init__(self, rules: Rules, books: Books, cursor: int = 0) -> None:
+        self.rules = rules
+        self.books = books
+        self.cursor = cursor
+        """Sequence of the last entry consumed."""
+        self.mark = ""
+        """And its mark; empty before the first."""
+        self.draft = Draft()
+
+    def consume(self, entry: Entry, standing: Standing) -> EvalEnd | None:
+        """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
+        self.cursor, self.mark = entry.sequence, entry.mark
+        match entry.record:
+            case DeadLetter():
+                return self._consume_dead(entry)
+            case Group(ticket=ticket) | Void(ticket=ticket) as record:
+                if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.kind, ticket.number):
+                    self.draft.repeats += 1
+                elif ticket.kind is Kind.EVAL:
+                    return self._evaluate(entry.sequence, record, standing)
+                elif isinstance(record, Group):
+                    self._consume_group(entry.sequence, record, standing)
+                else:
+                    self.books.void(ticket.kind, ticket.number)
+                    self.draft.voids.append((entry.sequence, ticket.ticket_id))
+        return None
+
+    def pass_over(self, entry: Entry) -> None:
+        """Leave an entry's ticket open: it has not been issued."""
+        self.cursor, self.mark = entry.sequence, entry.mark
+        self.draft.unissued.append(entry.sequence)
+
+    def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
+        """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
+        met = self.books.above()
+        for _, group in self.draft.admitted:
+            met[group.ticket.kind].add(group.ticket.number)
+        return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in met.items()}
+
+    def commit(self) -> Draft:
+        """Settle the draft's groups as trained, and begin a new one."""
+        for _, group in self.draft.admitted:
+            self.books.train(group.ticket.kind, group.ticket.number)
+        done, self.draft = self.draft, Draft()
+        return done
+
+    def batch(self, version: int) -> Batch:
+        """Return the draft as the batch that trains `version`."""
+        traces = [
+            trace_of(episode, group=place, demo=group.ticket.kind is Kind.DEMO)
+            for place, (_, group) in enumerate(self.draft.admitted)
+            for episode in group.valid_episodes  # the broken ones take no part in the baseline
+        ]
+        return Batch(traces=tuple(traces), version=version)
+
+    def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
+        ticket = group.ticket
+        reason = self._refuse(group, standing)
+        if reason is not DropReason.MALFORMED:
+            self.draft.consumed.append(group)
+        if reason is None:
+            self.draft.admitted.append((sequence, group))
+        else:
+            self._drop(sequence, ticket.kind, ticket.number, reason)
+
+    def _evaluate(self, sequence: int, record: Group | Void, standing: Standing) -> EvalEnd:
+        """Settle an eval ticket: whatever its episodes earned, they are a result, unless the version is rolled back."""
+        ticket = record.ticket
+        if isinstance(record, Void):
+            self.books.void(Kind.EVAL, ticket.number)
+            return EvalEnd(sequence, ticket.number, "void", ticket)
+        reason = None if self.rules.same_model(record.provenance) else DropReason.MALFORMED
+        if record.newest_version > standing.version:
+            reason = DropReason.LINEAGE
+        if reason is not None:
+            self.books.drop(Kind.EVAL, ticket.number, reason)
+            return EvalEnd(sequence, ticket.number, reason.value, ticket)
+        self.books.evaluate(ticket.number)
+        return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
+
+    def _consume_dead(self, entry: Entry) -> EvalEnd | None:
+        """Settle the ticket of an undecodable message, if its id proves which one it was."""
+        if entry.ends is None:
+            return None
+        kind, number = entry.ends
+        if self.books.ended(kind, number) or self._in_draft(kind, number):
+            return None
+        if kind is Kind.EVAL:
+            self.books.drop(Kind.EVAL, number, DropReason.MALFORMED)
+            return EvalEnd(entry.sequence, number, DropReason.MALFORMED.value)
+        self._drop(entry.sequence, kind, number, DropReason.MALFORMED)
+        return None
+
+    def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
+        self.books.drop(kind, number, reason)
+        self.draft.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
+
+    def _in_draft(self, kind: Kind, number: int) -> bool:
+        tickets = (group.ticket for _, group in self.draft.admitted)
+        return any(ticket.kind is kind and ticket.number == number for ticket in tickets)
+
+    def _refuse(self, group: Group, standing: Standing) -> DropReason | None:
+        """Return why the group may not be trained on, or None."""
+        demo = group.ticket.kind is Kind.DEMO
+        valid = group.valid_episodes
+        if not self.rules.same_model(group.provenance) or not self._well_formed(group):
+            return DropReason.MALFORMED
+        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
+            return DropReason.PHASE
+        if len(valid) < (1 if demo else 2):
+            return DropReason.TOO_FEW_VALID
+        if demo:
+            return None
+        if group.newest_version > standing.version:
+            return DropReason.LINEAGE
+        if standing.version - group.oldest_version > self.rules.max_staleness:
+            return DropReason.STALE
+        if not teaches([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
+            return DropReason.ZERO_VARIANCE
+        return None
+
+    def _well_formed(self, group: Group) -> bool:
+        for episode in group.valid_episodes:
+            ids = [episode.prompt_ids]
+            for turn in episode.turns:
+                if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
+                    return False
+                ids += [turn.output_ids, turn.observation_ids]
+            last_observation = len(ids.pop())
+            if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
+                return False
+            if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
+                return False
+        return True

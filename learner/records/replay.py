@@ -1,0 +1,104 @@
+"""Replay: retrain steps from a checkpoint and the group log alone; no actor, no inference engine, nothing announced.
+
+The collector decides anew what it decided then, since its decisions depend on the log's order and the version alone. On
+one CPU rank every digest is the ledger's; under another config the same groups show how another algorithm fares.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from horizonrl.broker.api import Transport
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.marks import place_of
+from horizonrl.broker.signing import Seals
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import RunFailed
+from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.intake.accounts import Books
+from horizonrl.learner.intake.collector import Collector, Rules, Standing
+from horizonrl.learner.loop import EngineThread
+from horizonrl.learner.records.checkpoint import Checkpoint
+from horizonrl.learner.recovery import place_in_log
+
+ENTRY_WAIT_S = 30.0
+"""The log is there: only a broker that is cut off makes an entry come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    step: int
+    stats: StepStats
+    groups_equal: bool
+    """The same groups were trained, in the same order."""
+    data_equal: bool
+    """The same tokens, logprobs and advantages reached the engine."""
+    weights_equal: bool
+
+    @property
+    def equal(self) -> bool:
+        return self.groups_equal and self.data_equal and self.weights_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    config: RunConfig
+    transport: Transport
+    engine: EngineThread
+    rules: Rules
+    scratch_dir: Path
+    lineages: Sequence[Mapping[str, Any]] = ()
+    """Of `lineages.jsonl`: after which steps the broker had lost a part of the log."""
+
+    async def steps(self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]) -> AsyncIterator[ReplayedStep]:
+        """Retrain the steps of `ledger`, which follow one another from `start` on; None starts with the model.
+
+        Raises LogGap when the log has been freed below the start, RunFailed when it ends before the last step, or when
+        the broker has lost what a step was trained on.
+        """
+        collector = Collector(self.rules, Books())
+        if start is not None:
+            await self.engine.call(self.engine.engine.load, start.path)
+            place = await place_of(self.transport, *place_in_log(start))
+            collector = Collector(self.rules, Books.restore(start.state["books"]), place)
+        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
+        reader = await GroupLog(self.transport, seals).read(after=collector.cursor)
+        for line in ledger:
+            step = int(line["step"])
+            phase, _ = self.config.phase(step - 1)
+            while collector.draft.count(phase) < self.config.groups_per_step(phase):
+                entry = await reader.next(ENTRY_WAIT_S)
+                if entry is None:
+                    self._check_lost(step, equal=False)
+                    raise RunFailed(
+                        f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
+                        f"step {step - 1} with --to, or with the config that the run had"
+                    )
+                if entry.sequence in line.get("never_issued", ()):
+                    collector.pass_over(entry)
+                    continue
+                collector.consume(entry, Standing(version=step - 1, phase=phase))
+            batch = collector.batch(step - 1)
+            trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]
+            self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
+            stats = await self.engine.train(self.config, batch)
+            frame = self.scratch_dir / "replayed.safetensors"
+            yield ReplayedStep(
+                step=step,
+                stats=stats,
+                groups_equal=trained == line["trained"],
+                data_equal=batch.digest() == line["data_digest"],
+                weights_equal=await self.engine.call(self.engine.engine.write_weights, frame) == line["weights_digest"],
+            )
+        await reader.close()
+
+    def _check_lost(self, step: int, equal: bool) -> None:
+        """Raise RunFailed when a step has other groups than it had, since the broker lost them before a later start."""
+        cuts = [line["from_step"] for line in self.lineages if "log_cut" in line and line["from_step"] >= step]
+        if cuts and not equal:
+            raise RunFailed(
+                f"the group log lost what step {step} was trained on in a power cut of the broker, before the learner "
+                f"resumed from step {cuts[0]}: replay what came before with --to {step - 1}, or what came after with "
+                f"--from {cuts[0]}"
+            )

@@ -1,0 +1,131 @@
+"""What one step says of itself: the line of `metrics.jsonl` and its mirror in Prometheus.
+
+Reward, success and the like are measured on every group consumed for the step, not only on the trained ones: dropping
+the groups without variance would make success look closer to a half than it is. Cost counts the turns and
+tokens of the broken episodes too; the lines of steps that were rolled back are cut, so a run's cost is the sum over its
+file.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from horizonrl.common.config.schema import kind_of
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.statistics import mean
+from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
+from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.intake.collector import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    wait_s: float
+    step_s: float
+    """From the full batch to the announced version, checkpoint included."""
+    publish_s: float
+    weights_bytes: int
+
+
+def metrics_line(
+    phase: Phase, policy: PolicyVersion, draft: Draft, stats: StepStats, times: StepTimes
+) -> dict[str, Any]:
+    """Return the step's line: JSON-able, with every key that design.md names; what was not measured is None."""
+    consumed = [group for group in draft.consumed if group.ticket.kind is kind_of(phase)]
+    episodes = [episode for group in consumed for episode in group.episodes]
+    valid = [episode for episode in episodes if episode.valid]
+    returns = [episode.episode_return for episode in valid]
+    by_env = _by_env(consumed)
+    horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
+    trained = [group for _, group in draft.admitted]
+    staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
+    generated = sum(episode.generated_tokens for episode in valid)
+    line = {
+        "phase": phase.value,
+        "step": policy.version,
+        "version": policy.version,
+        "lineage": policy.lineage,
+        "time": time.time(),
+        "horizon": max(horizons.values(), default=0),
+        "horizons": horizons,
+        **_outcome(consumed),
+        "environments": {env: _outcome(groups) for env, groups in by_env.items()},
+        "return_std": float(np.std(returns)) if returns else None,
+        "error_share": mean([float(episode.stop.broken) for episode in episodes]),
+        "staleness_mean": mean(staleness),
+        "staleness_max": max(staleness, default=None),
+        "groups_trained": len(draft.admitted),
+        "groups_dropped": len(draft.dropped),
+        "tokens_trained": stats.trained_tokens,
+        "train_tokens_per_s": stats.trained_tokens / stats.compute_s,
+        "generated_tokens_per_s": generated / (times.wait_s + times.step_s),
+        "weights_bytes": times.weights_bytes,
+        "weights_publish_s": times.publish_s,
+        "step_s": times.step_s,
+        "wait_s": times.wait_s,
+    }
+    measured = {key: value for key, value in asdict(stats).items() if key not in ("trained_tokens", "compute_s")}
+    return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
+
+
+def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return how the groups' valid episodes went, and what all of their episodes cost."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in episodes if episode.valid]
+    return {
+        "episodes": len(episodes),
+        "success_rate": mean([float(episode.success) for episode in valid]),
+        "reward_mean": mean([episode.episode_return for episode in valid]),
+        "turns_mean": mean([len(episode.turns) for episode in valid]),
+        "truncated_share": mean([float(episode.stop.truncated) for episode in valid]),
+        "environment_steps": sum(len(episode.turns) for episode in episodes),
+        "generated_tokens": sum(episode.generated_tokens for episode in episodes),
+    }
+
+
+def _by_env(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    env_ids = sorted({group.ticket.task.env_id for group in groups})
+    return {env: [group for group in groups if group.ticket.task.env_id == env] for env in env_ids}
+
+
+def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None:
+    """Set the learner's Prometheus metrics from a step's line."""
+    for _, group in draft.admitted:
+        metrics.count("groups_trained_total", kind=group.ticket.kind.value)
+        if group.ticket.kind is not Kind.DEMO:  # an expert is of no version
+            trained, oldest, newest = line["step"] - 1, group.oldest_version, group.newest_version
+            metrics.observe("staleness_versions", trained - oldest, group.ticket.ticket_id)
+            metrics.observe("staleness_in_flight_versions", newest - oldest)
+            metrics.observe("staleness_in_queue_versions", trained - newest)
+    for drop in draft.dropped:
+        metrics.count("groups_dropped_total", reason=drop.reason.value)
+    metrics.count("groups_void_total", len(draft.voids))
+    for env, outcome in line["environments"].items():
+        metrics.count("environment_steps_total", outcome["environment_steps"], env=env)
+    metrics.count("generated_tokens_total", line["generated_tokens"])
+    metrics.count("tokens_trained_total", line["tokens_trained"])
+    metrics.observe("learner_step_seconds", line["step_s"])
+    metrics.observe("learner_wait_seconds", line["wait_s"])
+    metrics.observe("weights_publish_seconds", line["weights_publish_s"])
+    for name, key in GAUGES.items():
+        if line[key] is not None:
+            metrics.set(name, line[key])
+
+
+GAUGES = {
+    "learner_step": "step",
+    "learner_step_timestamp_seconds": "time",
+    "reward_mean": "reward_mean",
+    "success_ratio": "success_rate",
+    "truncated_ratio": "truncated_share",
+    "importance_ratio_mean": "importance_mean",
+    "importance_ratio_max": "importance_max",
+    "effective_sample_size_ratio": "ess",
+    "mismatch_kl_nats": "kl",
+    "logprob_gap_nats": "logprob_gap",
+    "grad_norm": "grad_norm",
+    "weights_bytes": "weights_bytes",
+}

@@ -1,0 +1,161 @@
+"""`horizonrl bench chaos`: kill, stop, delay and repeat at random, then prove that nothing was lost or done twice.
+
+A real run of every role is disturbed by a seeded plan (`plan.py`, `storm.py`), finishes by itself, and is judged by
+what it left behind (`verdict.py`). The last witness is `horizonrl replay`: the same log, trained once more without any
+disturbance, has to give the same weights in every step.
+"""
+
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from horizonrl.common.children import bound
+from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
+from horizonrl.ops.bench.faults.plan import Event, make_plan
+from horizonrl.ops.bench.faults.storm import Storm
+from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.run.directory import EVALS, LEDGER, read_lines
+from horizonrl.ops.run.local import last_lines
+
+LAST_STEPS = 10
+"""RL steps that the run takes undisturbed, to its end."""
+FINISH_S = 300.0
+REPLAY_S = 1_800.0
+
+
+def run(
+    kills: int, seed: int, json_file: Path | None = None, directory: Path | None = None, overrides: Sequence[str] = ()
+) -> int:
+    """Fire `kills` events at a run and return 0 when it came through; otherwise keep its files and say where."""
+    console = plain_console()
+    with workplace("chaos", directory) as place:
+        console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
+        report = uvloop.run(_chaos(make_plan(kills, seed), seed, place, overrides, console))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+    console.print(_table(report))
+    for finding in report["findings"]:
+        console.print(finding, style="red", highlight=False, soft_wrap=True)
+    if not report["passed"]:
+        console.print(f"the run, its logs and its broker's files are kept in {place}", soft_wrap=True)
+    elif directory is None:
+        shutil.rmtree(place)
+    return 0 if report["passed"] else 1
+
+
+async def _chaos(
+    plan: Sequence[Event], seed: int, place: Path, overrides: Sequence[str], console: Console
+) -> dict[str, Any]:
+    started = time.monotonic()
+    settings = ["--learner.keep_log=true", *overrides]
+    async with cluster("chaos", place, seed, settings) as whole:
+        storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True))
+        findings: list[str] = []
+        try:
+            await storm.rage()
+            await finish(whole, settings)
+        except* HorizonError as failures:
+            findings = [f"unfinished: {failure}" for failure in failures.exceptions]
+        ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
+        verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
+        replay = await replayed(whole)
+        findings += [*storm.findings, *verdict.findings]
+        if not replay["equal"]:
+            findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
+        elif len(replay["steps"]) != verdict.steps:
+            findings.append(f"replay: {len(replay['steps'])} of {verdict.steps} steps were compared")
+        return {
+            "passed": not findings,
+            "seed": seed,
+            **storm.counts(),
+            **_counts(verdict),
+            "digest_equal": replay["equal"],
+            "digests_compared": len(replay.get("steps", ())),
+            "learner_restarts": whole.roles["learner"].restarts,
+            "crashes": {name: role.crashes for name, role in whole.roles.items() if role.crashes},
+            "wall_s": round(time.monotonic() - started, 1),
+            "findings": findings,
+        }
+
+
+async def finish(whole: Cluster, settings: Sequence[str]) -> None:
+    """Let the run go LAST_STEPS further, undisturbed, until every role has ended by itself with code 0.
+
+    Raises RunFailed when it does not end, or when a role fails on the way.
+    """
+    step = whole.last_step
+    await whole.until("a step after the last event", lambda: whole.last_step > step and whole.serving, FINISH_S)
+    crashes = whole.crashes
+    for name in ("controller", "learner"):
+        whole.roles[name].signal(signal.SIGTERM)
+    await whole.ended("controller", "learner", timeout_s=FINISH_S)
+    rl_steps = whole.furthest_step - whole.config.imitation.steps + LAST_STEPS
+    for name in ("controller", "learner"):
+        whole.start(name, *settings, f"--rl.steps={rl_steps}")
+    await whole.ended(*whole.roles, timeout_s=FINISH_S)
+    if whole.crashes > crashes:
+        raise RunFailed(
+            f"{whole.crashes - crashes} roles failed in the undisturbed end; see {whole.directory / 'logs'}"
+        )
+
+
+async def replayed(whole: Cluster) -> dict[str, Any]:
+    """Train the log once more with `horizonrl replay`; return its answer."""
+    answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
+    with log_file.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir), "--from", "0"),
+            *("--json", str(answer), f"--broker.url={whole.server.url}"),
+            stdout=sink,
+            stderr=sink,
+            preexec_fn=bound(),
+        )
+    try:
+        await asyncio.wait_for(process.wait(), REPLAY_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return {"equal": False, "error": f"it took longer than {REPLAY_S} s"}
+    if not answer.exists():
+        return {"equal": False, "error": f"it ended with code {process.returncode}:\n{last_lines(log_file)}"}
+    replay: dict[str, Any] = json.loads(answer.read_text())
+    return replay
+
+
+def _counts(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "issued": verdict.issued,
+        "trained": verdict.trained,
+        "evaluated": verdict.evaluated,
+        "dropped": verdict.dropped,
+        "void": verdict.void,
+        "repeats": verdict.repeats,
+        "steps": verdict.steps,
+        "lineages": verdict.lineages,
+        "lost": len(verdict.lost),
+        "doubled": len(verdict.doubled),
+        "staleness_violations": len(verdict.staleness_violations),
+        "horizon_violations": len(verdict.horizon_violations),
+        "ledger_consistent": not verdict.ledger_violations,
+    }
+
+
+def _table(report: dict[str, Any]) -> Table:
+    table = Table("chaos", "", title="passed" if report["passed"] else "FAILED")
+    for key, value in report.items():
+        if key not in ("passed", "findings"):
+            shown = ", ".join(f"{name} {count}" for name, count in value.items()) if isinstance(value, dict) else value
+            table.add_row(key.replace("_", " "), str(shown))
+    return table

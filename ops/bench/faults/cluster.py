@@ -1,0 +1,310 @@
+"""A whole run on this machine as the processes of a cluster: a nats-server, a controller, a learner, scripted actors.
+
+Place in the flow: what `bench chaos` disturbs and `bench soak` watches. Every role is started again whenever it ends,
+as an orchestrator would do it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.transport import NatsTransport
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.common.children import bound
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.logs import configure_logs
+from horizonrl.ops.bench.faults.proxy import Proxy
+from horizonrl.ops.run.local import last_lines
+
+RECIPE = """\
+[run]
+name = "{name}"
+root = "{directory}"
+seed = {seed}
+
+[model]
+name = "{directory}/model"
+max_context_tokens = 256
+
+[[envs]]
+id = "parity"
+
+[rollout]
+group_size = 4
+max_turn_tokens = 8
+
+[horizon]
+kind = "staged"
+horizons = [{horizons}]
+steps_per_stage = 7
+
+[imitation]
+steps = 2
+groups_per_step = 2
+
+[rl]
+steps = 1000000
+groups_per_step = 2
+max_staleness = 2
+
+[learner]
+micro_batch_tokens = 512
+checkpoint_every = 2
+step_timeout_s = 120
+
+[actor]
+engine = "scripted"
+slots = 8
+kv_cache_mib = 64
+
+[broker]
+ack_wait_s = 1.5
+"""
+HORIZONS = range(2, 258)
+"""A stage boundary every few steps, and not at a checkpoint: many deaths roll the run back over one."""
+CRASH_PAUSE_S = 0.5
+POLL_S = 0.1
+LEDGER_TAIL_BYTES = 1 << 16
+"""Holds the last line of any ledger here."""
+
+
+@dataclass
+class Role:
+    """One role as a process, started again whenever it ends with an error or is told to end."""
+
+    name: str
+    command: Sequence[str]
+    log_file: Path
+    restarts: int = 0
+    crashes: list[int] = field(default_factory=list)
+    """Exit codes that nobody had asked for."""
+    process: asyncio.subprocess.Process | None = None
+    _running: asyncio.Event = field(default_factory=asyncio.Event)
+    _dead_s: float | None = None
+    """How long to stay dead after the end that was asked for."""
+    _asked: int = 0
+    """The exit code of that end."""
+    _log_start: int = 0
+
+    async def run(self) -> None:
+        """Keep the process running; return when it has ended well by itself. Cancelling this kills the process."""
+        try:
+            while (code := await self.run_once()) != 0 or self._dead_s is not None:
+                if self._dead_s is None:
+                    self.crashes.append(code)
+                await asyncio.sleep(CRASH_PAUSE_S if self._dead_s is None else self._dead_s)
+                self._asked, self._dead_s = code, None
+                self.restarts += 1
+        finally:
+            if self.process is not None and self.process.returncode is None:
+                self.process.kill()
+                await self.process.wait()
+
+    async def run_once(self) -> int:
+        """Start the process and return its exit code."""
+        with self.log_file.open("ab") as sink:
+            self._log_start = sink.tell()
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "horizonrl.ops.cli.main", *self.command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                cwd=self.log_file.parent,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+                preexec_fn=bound(),
+            )
+        self._running.set()
+        code = await self.process.wait()
+        self._running.clear()
+        return code
+
+    @property
+    def serving(self) -> bool:
+        """Whether the present process has got so far as to answer signals."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return self._running.is_set() and b"service_opened" in log.read()
+
+    async def end(self, number: signal.Signals, dead_s: float) -> int:
+        """End the process by a signal; return its exit code once another one has been started, `dead_s` later."""
+        await self._running.wait()
+        self._dead_s = dead_s
+        self._running.clear()
+        self.signal(number)
+        await self._running.wait()
+        return self._asked
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self.process is not None:
+                self.process.send_signal(number)
+
+
+@dataclass
+class Cluster:
+    directory: Path
+    config: RunConfig
+    recipe: Path
+    url: str
+    """Where the roles find the broker."""
+    server: EmbeddedServer
+    proxy: Proxy
+    transport: NatsTransport
+    """A connection of our own, past the proxy."""
+    roles: dict[str, Role] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def actors(self) -> list[Role]:
+        return [role for name, role in self.roles.items() if name.startswith("actor")]
+
+    def start(self, name: str, *overrides: str) -> None:
+        """Start a role, `learner` or `actor-1`, and keep it running."""
+        command = [name.partition("-")[0], str(self.recipe), f"--broker.url={self.url}", *overrides]
+        role = Role(name, command, self.directory / "logs" / f"{name}.log")
+        if name in self.roles:
+            role.restarts, role.crashes = self.roles[name].restarts, self.roles[name].crashes
+        self.roles[name] = role
+        self._tasks[name] = asyncio.create_task(role.run())
+
+    async def ended(self, *names: str, timeout_s: float) -> None:
+        """Wait until roles have ended with code 0. Raises RunFailed when they have not in time."""
+        done, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
+        for task in done:
+            task.result()
+        if late:
+            slow = [name for name in names if self._tasks[name] in late]
+            log_file = self.roles[slow[0]].log_file
+            raise RunFailed(
+                f"{', '.join(slow)} did not end within {timeout_s} s; the end of {log_file}:\n{last_lines(log_file)}"
+            )
+
+    async def until(self, what: str, holds: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for something that has no event. Raises RunFailed when it does not come in time."""
+        if not await self.within(timeout_s, holds):
+            raise RunFailed(f"{what} did not happen within {timeout_s} s; see {self.directory / 'logs'}")
+
+    async def within(self, timeout_s: float, holds: Callable[[], bool]) -> bool:
+        """Return whether something came true in time. Raises RunFailed when a role ends meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            self.check()
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
+
+    def check(self) -> None:
+        """Raise RunFailed when a role has ended: while the run lasts, none should."""
+        for name, task in self._tasks.items():
+            if task.done():
+                task.result()
+                raise RunFailed(f"the {name} ended in the middle of the run; see {self.roles[name].log_file}")
+
+    @property
+    def last_step(self) -> int:
+        """The run's last step by its ledger."""
+        return _last_step(self.config.run_dir)
+
+    @property
+    def furthest_step(self) -> int:
+        """The last step of any learner, those included that spoke for the run from a copy of its directory.
+
+        Tickets were issued up to there. A run that ended before would leave them without an end.
+        """
+        copies = self.directory.glob(f"second-*/{self.config.run.name}")
+        return max(map(_last_step, [self.config.run_dir, *copies]))
+
+    @property
+    def rl_step(self) -> int:
+        return self.last_step - self.config.imitation.steps
+
+    @property
+    def serving(self) -> bool:
+        return all(role.serving for role in self.roles.values())
+
+    @property
+    def crashes(self) -> int:
+        return sum(len(role.crashes) for role in self.roles.values())
+
+    async def close(self) -> None:
+        """End every process, the stopped ones too."""
+        for role in self.roles.values():
+            role.signal(signal.SIGCONT)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+@contextlib.contextmanager
+def workplace(name: str, directory: Path | None) -> Iterator[Path]:
+    """Hold a new directory, a temporary one by default, in which this process logs too.
+
+    Raises ConfigError for a directory with something in it: the run there would be resumed.
+    """
+    place = (directory or Path(tempfile.mkdtemp(prefix=f"horizonrl-{name}-"))).resolve()
+    if place.exists() and any(place.iterdir()):
+        raise ConfigError(f"--directory {place} is not empty: give a new one, or leave it out for a temporary one")
+    (place / "logs").mkdir(parents=True, exist_ok=True)
+    with (place / "logs" / "bench.log").open("a") as sink:
+        configure_logs(run=name, role="bench", stream=sink)
+        yield place
+
+
+async def _make_model(directory: Path) -> None:
+    """Make the tiny model in a process of its own: this one stays without torch."""
+    with (directory / "logs" / "model.log").open("wb") as sink:
+        maker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")),
+            stdout=sink,
+            stderr=sink,
+            preexec_fn=bound(),
+        )
+        if await maker.wait():
+            raise RunFailed(f"the tiny model was not made: {last_lines(directory / 'logs' / 'model.log')}")
+
+
+@contextlib.asynccontextmanager
+async def cluster(
+    name: str, directory: Path, seed: int, overrides: Sequence[str], through_proxy: bool = True
+) -> AsyncIterator[Cluster]:
+    """Make the model and the recipe in `directory`, start everything, and end everything after the body."""
+    await _make_model(directory)
+    recipe = directory / "recipe.toml"
+    recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
+    config = RunConfig.load([recipe], overrides)
+    async with EmbeddedServer(config.run_dir / "nats") as server, Proxy(server.port or 0) as proxy:
+        broker = config.broker.model_copy(update={"url": server.url})
+        transport = await connect(config.run.name, broker)
+        url = proxy.url if through_proxy else server.url
+        whole = Cluster(directory, config, recipe, url, server, proxy, transport)
+        try:
+            for role in ("controller", "learner", "actor-0", "actor-1"):
+                whole.start(role, *overrides)
+            yield whole
+        finally:
+            await whole.close()
+            await transport.close()
+
+
+def _last_step(run_dir: Path) -> int:
+    """Return the step of a ledger's last line; read from the file's end, for it is asked ten times a second."""
+    path = run_dir / "ledger.jsonl"
+    if not path.exists():
+        return 0
+    with path.open("rb") as ledger:
+        ledger.seek(max(0, path.stat().st_size - LEDGER_TAIL_BYTES))
+        lines = ledger.read().splitlines(keepends=True)
+    complete = [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
+    return int(json.loads(complete[-1])["step"]) if complete else 0

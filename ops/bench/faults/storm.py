@@ -1,0 +1,261 @@
+"""The storm: fires a plan's events at a cluster, and keeps account of what it did.
+
+Events on one victim follow one another; events on different victims overlap.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from horizonrl.broker.api import Key, Message, Stream
+from horizonrl.broker.nats.connect import connected
+from horizonrl.common.config.schema import BrokerSection
+from horizonrl.common.errors import LogGap, RunFailed
+from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.ops.bench.faults.cluster import POLL_S, Cluster, Role
+from horizonrl.ops.bench.faults.plan import DEADLY, PAUSE_S, ROLES, Event, Fault, Target
+
+START_S = 180.0
+PROGRESS_S = 60.0
+"""After so long without progress the learner is killed all the same: one death must not wait for the last for ever."""
+MAX_DELAY_S = 0.3
+FETCH_S = 5.0
+LOG_ROOM_BYTES = 8 << 10
+"""What a full group log still takes: a few groups, which may come while its limit is lowered."""
+AILS_S = 60.0
+FENCED_S = 120.0
+FENCED_CODE = 2
+"""Of a learner that another one has replaced: nobody should start it again, but a chaos run does."""
+
+
+class Storm:
+    def __init__(self, whole: Cluster, plan: Sequence[Event], say: Callable[[str], None]) -> None:
+        self.fired: list[Event] = []
+        self.findings: list[str] = []
+        """What did not end as it should have."""
+        self.starved = 0
+        """How often the learner was killed although the run had made no progress since its last death."""
+        self._whole = whole
+        self._plan = plan
+        self._say = say
+        self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._deadly_step = 0
+        """How far the run had come when the learner was last killed."""
+        self._started = time.monotonic()
+
+    async def rage(self) -> None:
+        """Fire every event. Raises RunFailed when the run does not start, or when a role ends by itself."""
+        await self._whole.until("the first RL step", lambda: self._whole.rl_step > 0, START_S)
+        async with asyncio.TaskGroup() as group:
+            for event in self._plan:
+                await asyncio.sleep(event.pause_s)
+                self._whole.check()
+                victim = self._victim(event)
+                await self._busy[victim].acquire()
+                group.create_task(self._fire(event, victim))
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many events there were, in all, by role and by fault."""
+        roles = {role.value: sum(event.target is role for event in self.fired) for role in ROLES}
+        sigkills = Counter(event.target.value for event in self.fired if event.fault is Fault.KILL)
+        return {
+            "kills": len(self.fired),
+            "by_role": roles,
+            "sigkills": dict(sigkills),
+            "by_event": dict(Counter(event.fault.value for event in self.fired)),
+            "starved": self.starved,
+        }
+
+    def _victim(self, event: Event) -> str:
+        """Return whose turn it is: one of the actors, or the target itself."""
+        if event.target is not Target.ACTOR:
+            return event.target.value
+        return self._whole.actors[int(event.choice * len(self._whole.actors))].name
+
+    async def _fire(self, event: Event, victim: str) -> None:
+        try:
+            if event.fault in DEADLY and event.target is Target.LEARNER:
+                await self._progress(event)
+            self._note(event, victim)
+            await FIRE[event.fault](self, event, victim)
+        finally:
+            self._busy[victim].release()
+
+    async def _progress(self, event: Event) -> None:
+        """Wait until the run has come further than where the learner last died, and some random time more.
+
+        An impatient event does not: it hits a learner that is still resuming.
+        """
+        if not event.impatient:
+            further = await self._whole.within(PROGRESS_S, lambda: self._whole.last_step > self._deadly_step)
+            self.starved += not further
+            await asyncio.sleep(event.choice * PAUSE_S)
+        self._deadly_step = max(self._deadly_step, self._whole.last_step)
+
+    async def _kill(self, event: Event, victim: str) -> None:
+        if event.target is Target.BROKER:
+            await self._whole.server.kill()
+            await asyncio.sleep(event.length_s)
+            await self._whole.server.start()
+        else:
+            await self._whole.roles[victim].end(signal.SIGKILL, event.length_s)
+
+    async def _terminate(self, event: Event, victim: str) -> None:
+        if event.target is Target.BROKER:
+            await self._whole.server.stop()
+            await asyncio.sleep(event.length_s)
+            await self._whole.server.start()
+        else:
+            code = await self._whole.roles[victim].end(signal.SIGTERM, event.length_s)
+            self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # the latter while it starts
+
+    async def _stop(self, event: Event, victim: str) -> None:
+        def send(number: signal.Signals) -> None:
+            if event.target is Target.BROKER:
+                os.kill(self._whole.server.pid, number)
+            else:
+                self._whole.roles[victim].signal(number)
+
+        send(signal.SIGSTOP)
+        await asyncio.sleep(event.length_s)
+        send(signal.SIGCONT)
+
+    async def _delay(self, event: Event, _: str) -> None:
+        self._whole.proxy.delay_s = MAX_DELAY_S * event.choice
+        await asyncio.sleep(event.length_s)
+        self._whole.proxy.delay_s = 0.0
+
+    async def _break(self, _: Event, __: str) -> None:
+        self._whole.proxy.break_connections()
+
+    async def _repeat_group(self, event: Event, _: str) -> None:
+        await self._repeat(Stream.GROUPS, event.choice)
+
+    async def _repeat_ticket(self, event: Event, _: str) -> None:
+        await self._repeat(Stream.TICKETS, event.choice)
+
+    async def _fill_log(self, event: Event, _: str) -> None:
+        """Lower the limit of the group log to what it holds and a little more; a controller that starts lifts it."""
+        config = self._whole.config
+        before = await self._whole.transport.extent(Stream.GROUPS)
+        limit = before.stored_bytes + LOG_ROOM_BYTES
+        async with connected(config.run.name, self._broker(max_log_bytes=limit)):
+            await asyncio.sleep(event.length_s)
+        async with connected(config.run.name, self._broker()):
+            after = await self._whole.transport.extent(Stream.GROUPS)
+        if after.first_sequence != before.first_sequence:
+            self.findings.append(f"full log: the broker removed what is below sequence {after.first_sequence}")
+
+    async def _fill_disk(self, event: Event, _: str) -> None:
+        """Let the broker write nothing; then start it again as `train` would."""
+        server = self._whole.server
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        async with _within(AILS_S, "a write of the broker to its full disk"):
+            while await server.complaint() is None:  # noqa: ASYNC110 - it tells nobody by itself
+                await asyncio.sleep(POLL_S)
+        await asyncio.sleep(event.length_s)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        await server.curable()
+        await server.kill()
+        await server.start()
+
+    async def _fence(self, event: Event, _: str) -> None:
+        """Say again what the learner said last: to the learner it is somebody else who speaks."""
+        learner, transport = self._whole.roles["learner"], self._whole.transport
+        restarts = learner.restarts
+        async with _within(FENCED_S, "the end of a learner that was fenced"):
+            while learner.restarts == restarts:  # a learner that is only starting has not spoken yet
+                if (said := await transport.get(Key.PROGRESS)) is not None:
+                    await transport.put(Key.PROGRESS, said)
+                await asyncio.sleep(1.0)
+        self._expect("the learner that was fenced", learner.crashes[-1], FENCED_CODE)
+
+    async def _two_learners(self, event: Event, _: str) -> None:
+        """Start a second learner on a copy of the run directory, as on another machine, and wait for its end."""
+        learner, root = self._whole.roles["learner"], self._whole.directory / f"second-{len(self.fired)}"
+        await asyncio.to_thread(copy_run, self._whole.config.run_dir, root / self._whole.config.run.name)
+        second = Role("second", [*learner.command, f"--run.root={root}"], self._whole.directory / "logs" / "second.log")
+        try:
+            async with _within(FENCED_S, "the end of the second learner"):
+                self._expect("the second learner", await second.run_once(), FENCED_CODE)
+        finally:
+            second.signal(signal.SIGKILL)
+
+    async def _repeat(self, stream: Stream, choice: float) -> None:
+        """Store a message again that the stream holds, past the server's memory of message ids."""
+        message: Message | None = None
+        while message is None:
+            extent = await self._whole.transport.extent(stream)
+            place = int(choice * (extent.last_sequence + 1 - extent.first_sequence))
+            message = await self._read(stream, extent.first_sequence + place)
+        await self._whole.transport.publish(message.subject, message.data, message_id=f"repeat-{time.time_ns()}")
+
+    async def _read(self, stream: Stream, sequence: int) -> Message | None:
+        """Return the message at a sequence or the next one; None when it was purged just now."""
+        reader = await self._whole.transport.reader(stream, sequence - 1)
+        try:
+            messages = await reader.fetch(1, FETCH_S)
+        except LogGap:
+            return None
+        finally:
+            await reader.close()
+        return messages[0] if messages else None
+
+    def _broker(self, **changes: Any) -> BrokerSection:
+        return self._whole.config.broker.model_copy(update={"url": self._whole.server.url, **changes})
+
+    def _expect(self, who: str, code: int, *codes: int) -> None:
+        if code not in codes:
+            self.findings.append(f"{who} ended with code {code}, not {' or '.join(map(str, codes))}")
+
+    def _note(self, event: Event, victim: str) -> None:
+        self.fired.append(event)
+        at_s = round(time.monotonic() - self._started, 2)
+        step = self._whole.last_step
+        line = {"at_s": at_s, "fault": event.fault.value, "victim": victim, "length_s": round(event.length_s, 2)}
+        with (self._whole.directory / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line | {"step": step}) + "\n")
+        self._say(f"{len(self.fired):4d}  {at_s:7.1f} s  step {step:5d}  {event.fault.value} {victim}")
+
+
+FIRE: dict[Fault, Callable[[Storm, Event, str], Awaitable[None]]] = {
+    Fault.KILL: Storm._kill,
+    Fault.TERMINATE: Storm._terminate,
+    Fault.STOP: Storm._stop,
+    Fault.DELAY: Storm._delay,
+    Fault.BREAK: Storm._break,
+    Fault.REPEAT_GROUP: Storm._repeat_group,
+    Fault.REPEAT_TICKET: Storm._repeat_ticket,
+    Fault.FULL_LOG: Storm._fill_log,
+    Fault.FULL_DISK: Storm._fill_disk,
+    Fault.FENCE: Storm._fence,
+    Fault.TWO_LEARNERS: Storm._two_learners,
+}
+
+
+@contextlib.asynccontextmanager
+async def _within(limit_s: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError:
+        raise RunFailed(f"{what} did not come within {limit_s:g} s") from None
+
+
+def copy_run(run_dir: Path, copy: Path) -> None:
+    """Copy the journal and the newest checkpoint: what a learner on another machine would begin with."""
+    copy.mkdir(parents=True)
+    for path in run_dir.glob("*.jsonl"):
+        shutil.copy(path, copy)
+    newest = CheckpointStore(run_dir / "checkpoints", keep=1).newest()
+    if newest is not None:
+        shutil.copytree(newest.path, copy / "checkpoints" / newest.path.name)

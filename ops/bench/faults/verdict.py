@@ -1,0 +1,247 @@
+"""The verdict on a run: is every ticket accounted for, once, within the bounds? (design.md, invariants 1 to 3)
+
+Computed from the ledger, the evaluations, the group log and the ticket stream alone: no count that a role kept is taken
+on trust. The log must be whole (`learner.keep_log`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horizonrl.broker.api import Transport
+from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.types import Group, Kind
+from horizonrl.learner.controller.horizon import Histories, adaptive_rules, horizon_turns
+
+TRAINED, EVALUATED, VOID = "trained", "evaluated", "void"
+READ_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One ticket's end, as a line of the ledger says, or the line of its evaluation."""
+
+    step: int
+    sequence: int
+    ticket_id: str
+    how: str
+    """`trained`, `evaluated`, `void`, or the reason of a drop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    config: RunConfig
+    ledger: Sequence[Mapping[str, Any]]
+    log: Mapping[int, Entry]
+    """By sequence."""
+    issued: Mapping[Kind, int]
+    evaluations: Sequence[Mapping[str, Any]] = ()
+
+    def ends(self) -> Iterator[End]:
+        """Yield every end in the ledger, in its order, then those of the evaluations."""
+        for line in self.ledger:
+            for how in (TRAINED, "dropped", "voids"):
+                for sequence, ticket_id, *reason in line[how]:
+                    yield End(line["step"], sequence, ticket_id, reason[0] if reason else how.removesuffix("s"))
+        for line in self.evaluations:
+            for sequence, ticket_id, how in line["ends"]:
+                yield End(line["settled_step"], sequence, ticket_id, how)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Counts of what is right, and sentences on what is wrong."""
+
+    issued: dict[str, int]
+    trained: int
+    evaluated: int
+    dropped: dict[str, int]
+    void: int
+    repeats: int
+    steps: int
+    lineages: int
+    lost: list[str]
+    """Tickets without an end."""
+    doubled: list[str]
+    """Tickets with two ends, and groups trained twice."""
+    staleness_violations: list[str]
+    horizon_violations: list[str]
+    ledger_violations: list[str]
+    """Where ledger and log contradict each other, or the ledger itself."""
+
+    @property
+    def findings(self) -> list[str]:
+        return [
+            *(f"lost: {text}" for text in self.lost),
+            *(f"doubled: {text}" for text in self.doubled),
+            *(f"staleness: {text}" for text in self.staleness_violations),
+            *(f"horizon: {text}" for text in self.horizon_violations),
+            *(f"ledger: {text}" for text in self.ledger_violations),
+        ]
+
+
+async def gather(
+    config: RunConfig,
+    ledger: Sequence[Mapping[str, Any]],
+    transport: Transport,
+    evaluations: Sequence[Mapping[str, Any]] = (),
+) -> Evidence:
+    """Read the whole group log and the ticket stream."""
+    group_log = GroupLog(transport)
+    end = await group_log.end()
+    reader = await group_log.read(after=0)
+    entries: dict[int, Entry] = {}
+    while max(entries, default=0) < end and (entry := await reader.next(READ_S)) is not None:
+        entries[entry.sequence] = entry
+    await reader.close()
+    issued = dict.fromkeys(Kind, 0)
+    for ticket_id in await TicketQueue(transport).standing():  # the last one issued always stands
+        kind, number = parsed(ticket_id)
+        issued[kind] = max(issued[kind], number + 1)
+    return Evidence(config, ledger, entries, issued, evaluations)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    ends = list(evidence.ends())
+    how = Counter(end.how for end in ends)
+    trained, evaluated, void = (how.pop(end, 0) for end in (TRAINED, EVALUATED, VOID))
+    return Verdict(
+        issued={kind.value: count for kind, count in evidence.issued.items() if count},
+        trained=trained,
+        evaluated=evaluated,
+        dropped=dict(how),
+        void=void,
+        repeats=sum(line["repeats"] for line in evidence.ledger),
+        steps=len(evidence.ledger),
+        lineages=1 + max((line["lineage"] for line in evidence.ledger), default=0),
+        lost=list(_lost(evidence, ends)),
+        doubled=list(_doubled(ends)),
+        staleness_violations=list(_stale(evidence, ends)),
+        horizon_violations=list(_horizons(evidence, ends)),
+        ledger_violations=[*_ledger(evidence), *_held_out(ends), *_against_log(evidence, ends)],
+    )
+
+
+def parsed(ticket_id: str) -> tuple[Kind, int]:
+    """Return kind and number of a ticket id."""
+    kind, _, number = ticket_id.partition("-")
+    return Kind(kind), int(number)
+
+
+def _lost(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+    ended = {parsed(end.ticket_id) for end in ends}
+    for kind, count in evidence.issued.items():
+        for number in range(count):
+            if (kind, number) not in ended:
+                yield f"{kind.value}-{number:08d} was issued and has no end"
+
+
+def _doubled(ends: Sequence[End]) -> Iterator[str]:
+    by_ticket: dict[str, list[End]] = defaultdict(list)
+    by_sequence: dict[int, list[End]] = defaultdict(list)
+    for end in ends:
+        by_ticket[end.ticket_id].append(end)
+        by_sequence[end.sequence].append(end)
+    for name, group in [*by_ticket.items(), *by_sequence.items()]:
+        if len(group) > 1:
+            story = ", ".join(f"{end.how} in step {end.step} (sequence {end.sequence})" for end in group)
+            yield f"{name} ended {len(group)} times: {story}"
+
+
+def _stale(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+    bound = evidence.config.rl.max_staleness
+    for end, group in _train_groups(evidence, ends):
+        if end.how == TRAINED and (age := end.step - 1 - group.oldest_version) > bound:
+            yield f"{end.ticket_id} of version {group.oldest_version} was trained in step {end.step}: {age} > {bound}"
+
+
+def _horizons(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+    """Each ticket carries the horizon of the step it was issued in, and none fewer turns than an earlier one.
+
+    An adaptive horizon may be a later step's: of one that the learner had reached before it was rolled back.
+    """
+    config, before = evidence.config, Counter[str]()
+    schedule, adaptive = config.horizon, _adaptive_turns(evidence)
+    for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
+        ticket, env_id = group.ticket, group.ticket.task.env_id
+        step = ticket.issued.version - config.imitation.steps
+        if schedule.kind == "adaptive":
+            due = adaptive[env_id][step:]
+        else:
+            due = [horizon_turns(schedule.kind, config.horizons(env_id), schedule.steps_per_stage, step)]
+        if ticket.horizon_turns not in due:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
+        if ticket.horizon_turns < before[env_id]:
+            yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
+        before[env_id] = max(before[env_id], ticket.horizon_turns)
+
+
+def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
+    """Decide once more: each environment's adaptive horizon before the first RL step and after each one."""
+    rules, first = adaptive_rules(evidence.config), evidence.config.imitation.steps
+    histories = Histories(rules)
+    turns = {env_id: [histories.turns(env_id)] for env_id in rules}
+    for line in evidence.ledger[first:]:
+        entries = (evidence.log.get(sequence) for sequence, *_ in [*line["trained"], *line["dropped"]])
+        groups = [entry.record for entry in entries if entry is not None and isinstance(entry.record, Group)]
+        histories.observe(groups, line["step"] - first)
+        for env_id in rules:
+            turns[env_id].append(histories.turns(env_id))
+    return turns
+
+
+def _train_groups(evidence: Evidence, ends: Sequence[End]) -> Iterator[tuple[End, Group]]:
+    for end in ends:
+        entry = evidence.log.get(end.sequence)
+        if entry is not None and isinstance(entry.record, Group) and entry.record.ticket.kind is Kind.TRAIN:
+            yield end, entry.record
+
+
+def _ledger(evidence: Evidence) -> Iterator[str]:
+    """The ledger by itself: one line a step, versions and lineages and cursors that only grow."""
+    before: Mapping[str, Any] = {"step": 0, "lineage": 0, "cursor": 0}
+    for line in evidence.ledger:
+        if line["step"] != before["step"] + 1 or line["version"] != line["step"]:
+            yield f"step {line['step']} with version {line['version']} follows step {before['step']}"
+        if line["lineage"] < before["lineage"] or line["cursor"] < before["cursor"]:
+            yield f"step {line['step']} goes back behind lineage {before['lineage']}, cursor {before['cursor']}"
+        before = line
+
+
+def _held_out(ends: Sequence[End]) -> Iterator[str]:
+    """What was played to be judged is never trained on, and nothing else is judged."""
+    for end in ends:
+        evaluation = parsed(end.ticket_id)[0] is Kind.EVAL
+        if end.how == TRAINED if evaluation else end.how == EVALUATED:
+            yield f"step {end.step} ends {end.ticket_id} as {end.how}"
+
+
+def _against_log(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+    """Every end is an entry of the log with that ticket, every entry an end or the repeat of one."""
+    ended_at: dict[str, int] = {}
+    for end in ends:
+        ended_at.setdefault(end.ticket_id, end.sequence)
+        entry = evidence.log.get(end.sequence)
+        if entry is None or ticket_of(entry) != end.ticket_id:
+            found = "nothing" if entry is None else str(ticket_of(entry))
+            yield f"step {end.step} ends {end.ticket_id} by sequence {end.sequence}, where the log holds {found}"
+        if parsed(end.ticket_id)[1] >= evidence.issued[parsed(end.ticket_id)[0]]:
+            yield f"step {end.step} ends {end.ticket_id}, which was never issued"
+    cursor = evidence.ledger[-1]["cursor"] if evidence.ledger else 0
+    sequences, repeats = {end.sequence for end in ends}, 0
+    for sequence, entry in evidence.log.items():
+        if sequence in sequences:
+            continue
+        if ended_at.get(str(ticket_of(entry)), sequence) >= sequence:
+            yield f"sequence {sequence} ({ticket_of(entry)}) is neither an end nor the repeat of one"
+        repeats += sequence <= cursor and not isinstance(entry.record, DeadLetter)
+    if (counted := sum(line["repeats"] for line in evidence.ledger)) != repeats:
+        yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"
+
+
+def ticket_of(entry: Entry) -> str | None:
+    """Return the ticket that an entry ends."""
+    return entry.record.ticket_id if isinstance(entry.record, DeadLetter) else entry.record.ticket.ticket_id

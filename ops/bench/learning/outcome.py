@@ -1,0 +1,142 @@
+"""What a finished run of a study left behind: its success curve and what it cost.
+
+Place in the flow: run directory → **outcome** → `comparison.py`. Success is that of the evaluations where the run had
+any, and else that of the episodes consumed in training. What evaluations cost is no cost of the training.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.common.types import Phase
+from horizonrl.ops.bench.learning.statistics import Array
+from horizonrl.ops.run.directory import EVALS, METRICS, read_lines
+
+START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
+"""Of the RL steps, where a run has no evaluations: what counts as its start and its end, and what smooths its curve."""
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    successes: float
+    episodes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Success along a run: arrays with an entry a point, costs counted from the first RL step."""
+
+    steps: Array
+    environment_steps: Array
+    generated_tokens: Array
+    successes: Array
+    episodes: Array
+
+    def at(self, axis: str, places: Array) -> tuple[Array, Array]:
+        """Return successes and episodes at places of an axis, the points joined by straight lines."""
+        along = getattr(self, axis)
+        return np.interp(places, along, self.successes), np.interp(places, along, self.episodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    variant: str
+    seed: int
+    start: Success
+    final: Success
+    curve: Curve
+    measured: str
+    """`evaluations` or `training episodes`."""
+    ess_mean: float | None
+    ess_min: float | None
+    staleness_mean: float | None
+    staleness_max: float | None
+    truncated_share: float | None
+    environment_steps: int
+    generated_tokens: int
+    wall_s: float
+
+
+def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> Outcome | None:
+    """Read a run directory; None when it has not one RL step."""
+    lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
+    if not lines:
+        return None
+    by_step = {line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}
+    evals = [by_step[step] for step in sorted(by_step)]
+    costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
+    start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
+    ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
+    return Outcome(
+        variant,
+        seed,
+        start,
+        final,
+        curve,
+        measured="evaluations" if evals else "training episodes",
+        ess_mean=float(np.mean(ess)) if ess else None,
+        ess_min=min(ess, default=None),
+        staleness_mean=float(np.mean(staleness)) if staleness else None,
+        staleness_max=max(oldest, default=None),
+        truncated_share=_weighted(lines, "truncated_share"),
+        environment_steps=int(costs["environment_steps"][-1]),
+        generated_tokens=int(costs["generated_tokens"][-1]),
+        wall_s=wall_s,
+    )
+
+
+def _evaluated(
+    evals: Sequence[Line], lines: Sequence[Line], costs: Mapping[str, Array]
+) -> tuple[Success, Success, Curve]:
+    """The start is the last evaluation before the first RL step, or the first of all when there is none."""
+    before = lines[0]["step"] - 1
+    from_start = [line for line in evals if line["step"] <= before][-1:]
+    from_start += [line for line in evals if line["step"] > before]
+    steps = np.array([max(line["step"] - before, 0) for line in from_start])
+    spent = {key: np.concatenate([[0], cost])[np.minimum(steps, len(cost))] for key, cost in costs.items()}
+    successes = np.array([line["successes"] for line in from_start], float)
+    episodes = np.array([line["episodes"] for line in from_start], float)
+    points = [Success(float(k), float(n)) for k, n in zip(successes, episodes, strict=True)]
+    return points[0], points[-1], Curve(steps, successes=successes, episodes=episodes, **spent)
+
+
+def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success, Success, Curve]:
+    """The curve is the mean over the trailing tenth of the steps: a point holds nothing that came after it."""
+    episodes = np.array([_valid_episodes(line) for line in lines])
+    successes = np.array([n * (line["success_rate"] or 0.0) for n, line in zip(episodes, lines, strict=True)])
+    count = len(lines)
+    first, last, window = (math.ceil(share * count) for share in (START_SHARE, FINAL_SHARE, WINDOW_SHARE))
+    start = Success(float(successes[:first].sum()), float(episodes[:first].sum()))
+    final = Success(float(successes[-last:].sum()), float(episodes[-last:].sum()))
+    curve = Curve(
+        np.arange(1.0, count + 1), successes=_trailing(successes, window), episodes=_trailing(episodes, window), **costs
+    )
+    return start, final, curve
+
+
+def _valid_episodes(line: Line) -> float:
+    return float(round(line["episodes"] * (1 - (line["error_share"] or 0.0))))
+
+
+def _trailing(values: Array, window: int) -> Array:
+    """Return the sum over the last `window` entries up to each."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    return np.asarray(total[ends] - total[np.maximum(ends - window, 0)])
+
+
+def _known(lines: Sequence[Line], key: str) -> list[float]:
+    return [line[key] for line in lines if line[key] is not None]
+
+
+def _weighted(lines: Sequence[Line], key: str) -> float | None:
+    """Return the mean of a share over the steps, each weighted by its episodes."""
+    pairs = [(line[key], _valid_episodes(line)) for line in lines if line[key] is not None]
+    episodes = sum(count for _, count in pairs)
+    return sum(value * count for value, count in pairs) / episodes if episodes else None

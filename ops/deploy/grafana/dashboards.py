@@ -1,0 +1,185 @@
+"""`python -m horizonrl.ops.deploy.grafana.dashboards`: write the three dashboards as JSON beside this file.
+
+Flow: where tickets and groups are. Learning: what the steps do. Actors: what the episodes cost.
+"""
+
+import json
+from pathlib import Path
+
+from horizonrl.ops.deploy.grafana.panels import Dashboard, Panel, Query, dashboard_json, last, quantiles, rate
+
+DIRECTORY = Path(__file__).parent / "dashboards"
+
+FLOW = Dashboard(
+    "flow",
+    "Flow",
+    {
+        "Now": (
+            Panel("Outstanding", [last("tickets_outstanding", fold="sum")], kind="stat"),
+            Panel("Waiting for an actor", [last("tickets_waiting")], kind="stat"),
+            Panel("Held by actors", [last("tickets_leased")], kind="stat"),
+            Panel("Waiting for the learner", [last("groups_waiting")], kind="stat"),
+            Panel("Conservation violations", [last("conservation_violations")], kind="stat"),
+            Panel("Roles connected", [last("broker_connected", fold="sum")], kind="stat"),
+        ),
+        "Tickets": (
+            Panel("Issued", [rate("tickets_issued_total", "kind")], "ops"),
+            Panel("Outstanding by kind", [last("tickets_outstanding", "kind")]),
+            Panel(
+                "Leases",
+                [rate("leases_total", "kind"), rate("leases_repeated_total", legend="held before")],
+                "ops",
+            ),
+            Panel("Given back", [rate("tickets_given_back_total", "reason")], "ops"),
+            Panel("Void", [rate("tickets_void_total", "reason"), rate("groups_void_total", legend="settled")], "ops"),
+            Panel("Issued again", [rate("tickets_reissued_total", "kind")], "ops"),
+        ),
+        "Groups": (
+            Panel(
+                "Published",
+                [rate("groups_published_total", "kind"), rate("groups_refused_total", legend="refused")],
+                "ops",
+            ),
+            Panel(
+                "Trained and evaluated",
+                [rate("groups_trained_total", "kind"), rate("groups_evaluated_total", legend="evaluated")],
+                "ops",
+            ),
+            Panel("Dropped", [rate("groups_dropped_total", "reason")], "ops"),
+            Panel("Log entries refused", [rate("log_entries_refused_total", "reason")], "ops"),
+            Panel(
+                "Staleness, and the bound",
+                [*quantiles("staleness_versions"), last("max_staleness_versions", legend="bound")],
+            ),
+            Panel("Staleness in flight", quantiles("staleness_in_flight_versions")),
+            Panel("Staleness in queue", quantiles("staleness_in_queue_versions")),
+        ),
+        "Broker": (
+            Panel("Reconnections", [rate("broker_reconnects_total", "job")], "ops"),
+            Panel("Waits for a full stream", [rate("broker_full_waits_total", "job")], "ops"),
+            Panel("Requests left undone", [last("broker_stalled_seconds", "job")], "s"),
+            Panel(
+                "Refused and undecodable",
+                [
+                    rate("broker_denied_total", legend="refused by the broker"),
+                    rate("dead_letters_total", legend="dead letters"),
+                ],
+                "ops",
+            ),
+        ),
+    },
+)
+
+LEARNING = Dashboard(
+    "learning",
+    "Learning",
+    {
+        "Now": (
+            Panel("Step", [last("learner_step")], kind="stat"),
+            Panel("Version announced", [last("learner_policy_version")], kind="stat"),
+            Panel("Resumes", [last("learner_lineage")], kind="stat"),
+            Panel(
+                "Since the last step",
+                [Query(f"time() - {last('learner_step_timestamp_seconds').expression}")],
+                "s",
+                "stat",
+            ),
+            Panel(
+                "Learner busy", [Query('run:horizonrl_learner_busy:ratio_rate5m{run="$run"}')], "percentunit", "stat"
+            ),
+            Panel("Version evaluated", [last("eval_version")], kind="stat"),
+            Panel("Tracker failures", [last("tracker_failures_total")], kind="stat"),
+        ),
+        "Is it learning": (
+            Panel(
+                "Success",
+                [last("success_ratio", legend="batch"), last("eval_success_ratio", "env", legend="held out {{env}}")],
+                "percentunit",
+            ),
+            Panel("Reward", [last("reward_mean")]),
+            Panel(
+                "Horizon",
+                [last("horizon_turns", "env"), rate("horizon_growths_total", "env", legend="growths {{env}}")],
+            ),
+            Panel("Truncated", [last("truncated_ratio")], "percentunit"),
+        ),
+        "Is it sound": (
+            Panel(
+                "Importance ratio",
+                [last("importance_ratio_mean", legend="mean"), last("importance_ratio_max", legend="largest")],
+            ),
+            Panel("Effective sample size", [last("effective_sample_size_ratio")], "percentunit"),
+            Panel(
+                "Actor against learner",
+                [last("mismatch_kl_nats", legend="KL"), last("logprob_gap_nats", legend="logprob gap")],
+            ),
+            Panel("Gradient norm", [last("grad_norm")]),
+        ),
+        "How fast": (
+            Panel("Step", quantiles("learner_step_seconds"), "s"),
+            Panel("Wait for a batch", quantiles("learner_wait_seconds"), "s"),
+            Panel("Checkpoint", quantiles("checkpoint_seconds"), "s"),
+            Panel(
+                "Tokens",
+                [
+                    rate("tokens_trained_total", legend="trained"),
+                    rate("generated_tokens_total", legend="generated, of groups consumed"),
+                ],
+                "ops",
+            ),
+            Panel("Environment steps", [rate("environment_steps_total", "env")], "ops"),
+            Panel("Publishing weights", quantiles("weights_publish_seconds"), "s"),
+            Panel("Weights", [last("weights_bytes")], "bytes"),
+        ),
+    },
+)
+
+ACTORS = Dashboard(
+    "actors",
+    "Actors",
+    {
+        "Now": (
+            Panel("Actors", [Query('sum (up{job="actor", run="$run"})')], kind="stat"),
+            Panel("Episodes in flight", [last("episodes_running", fold="sum")], kind="stat"),
+            Panel("Tokens a second", [rate("tokens_generated_total")], "ops", "stat"),
+            Panel("Slowest actor's version", [last("actor_policy_version", fold="min")], kind="stat"),
+        ),
+        "Episodes": (
+            Panel("Ended, by stop", [rate("episodes_total", "stop")], "ops"),
+            Panel("Ended, by environment", [rate("episodes_total", "env")], "ops"),
+            Panel("Turns", quantiles("episode_turns", "env")),
+            Panel("In flight", [last("episodes_running", "instance")]),
+        ),
+        "Time": (
+            Panel("Generation of a turn", quantiles("generate_seconds"), "s"),
+            Panel("Step of an environment", quantiles("environment_step_seconds", "env"), "s"),
+            Panel("Tokens", [rate("tokens_generated_total", "instance")], "ops"),
+        ),
+        "Weights": (
+            Panel(
+                "Version",
+                [last("actor_policy_version", "instance"), last("learner_policy_version", legend="announced")],
+            ),
+            Panel(
+                "Versions behind",
+                [Query('run_instance:horizonrl_weights_lag:versions{run="$run"}', "{{instance}}")],
+            ),
+            Panel("Applying weights", quantiles("weights_apply_seconds"), "s"),
+        ),
+    },
+)
+
+DASHBOARDS = (FLOW, LEARNING, ACTORS)
+
+
+def files() -> dict[Path, str]:
+    """Return the text of each dashboard's file."""
+    return {
+        DIRECTORY / f"{each.name}.json": json.dumps(dashboard_json(each), indent=1, ensure_ascii=False) + "\n"
+        for each in DASHBOARDS
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        path.write_text(text)

@@ -1,0 +1,152 @@
+"""Where a run stands by its broker's own account: what `horizonrl status` and the console of `train` know beside files.
+
+Everything here is of the state bucket, of the ticket queue and of the streams' extents, which the user `monitor` may
+read. Rewards and success are not: the broker holds them inside of groups, and nobody but the learner reads those.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horizonrl.broker.api import Extent, Key, QueueState, Stream, Transport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import RunConfig, kind_of
+from horizonrl.common.types import HorizonState, Kind, Outcomes, Progress, WeightsManifest
+from horizonrl.ops.observe.figures import duration
+
+LONG_S = 30.0
+"""A learner that has been silent for so long in a step may be gone; nobody but its own machine knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One look at the broker."""
+
+    progress: Progress | None
+    """None: no learner has been here yet."""
+    spoken_at: float | None
+    """When the learner last said where it stands."""
+    weights: WeightsManifest | None
+    horizons: dict[str, int]
+    issued: dict[Kind, int]
+    queue: QueueState
+    log: Extent
+    dead: int
+    """Messages that could not be decoded."""
+    looked_at: float
+
+    @property
+    def outcomes(self) -> dict[Kind, Outcomes]:
+        return self.progress.outcomes if self.progress else {}
+
+    @property
+    def batch(self) -> int:
+        """Groups that have been read and admitted for the step in the making."""
+        if self.progress is None:
+            return 0
+        kind = kind_of(self.progress.phase)
+        ended = sum(last - first + 1 for first, last in self.progress.met.get(kind, ()))
+        return ended - (self.progress.settled(kind) - self.progress.lowest_unsettled.get(kind, 0))
+
+    @property
+    def unread(self) -> int:
+        """Messages of the group log that the learner has not read."""
+        return max(0, self.log.last_sequence - (self.progress.cursor if self.progress else 0))
+
+    @property
+    def silent_s(self) -> float:
+        """How long the learner had said nothing."""
+        return self.looked_at - self.spoken_at if self.spoken_at is not None else 0.0
+
+    def outstanding(self, kind: Kind) -> int:
+        return self.issued[kind] - (self.progress.settled(kind) if self.progress else 0)
+
+
+class Observer:
+    """Looks at a run's broker, and changes nothing there."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._state = StateStore(transport)
+        self._tickets = TicketQueue(transport)
+
+    async def look(self) -> Standing:
+        progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
+        return Standing(
+            progress=progress if isinstance(progress, Progress) else None,
+            spoken_at=await self._transport.set_at(Key.PROGRESS),
+            weights=weights if isinstance(weights, WeightsManifest) else None,
+            horizons=dict(horizons.horizons) if isinstance(horizons, HorizonState) else {},
+            issued={kind: await self._tickets.issued(kind) for kind in Kind},
+            queue=await self._transport.queue(),
+            log=await self._transport.extent(Stream.GROUPS),
+            dead=(await self._transport.extent(Stream.DEAD)).messages,
+            looked_at=time.time(),
+        )
+
+
+def waits(
+    standing: Standing | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
+) -> list[str]:
+    """Say who waits for what; `config`, where it is known, tells how many groups a step takes.
+
+    `steps` are the journal's lines: what was dropped beyond theirs is of the step in the making.
+    """
+    if standing is None or standing.progress is None or longer(standing.progress, config):
+        return ["no learner has spoken: it loads its model, or none was started"]
+    if standing.progress.finished:
+        return []
+    return [_learner(standing, standing.progress, config, steps), *_tickets(standing), *_actors(standing)]
+
+
+def longer(progress: Progress, config: RunConfig | None) -> bool:
+    """Whether a finished run has been given more steps, which no learner has begun."""
+    return progress.finished and config is not None and progress.step < config.total_steps
+
+
+def _learner(
+    standing: Standing, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
+) -> str:
+    """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
+    if config is not None and progress.step >= config.total_steps:
+        return f"the learner waits for the end of {counted(standing.outstanding(Kind.EVAL), 'evaluation ticket')}"
+    if config is None:
+        return f"the learner has {counted(standing.batch, 'group')} of its next batch"
+    wanted = config.groups_per_step(progress.phase)
+    if standing.batch >= wanted:
+        heard = f", last heard {duration(standing.silent_s)} ago" if standing.silent_s > LONG_S else ""
+        return f"the learner trains on {counted(standing.batch, 'group')}{heard}"
+    dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
+    more = f", {dropped} dropped" if dropped > 0 else ""
+    return f"the learner waits for groups: {standing.batch} of {wanted} are in{more}"
+
+
+def _dropped(progress: Progress) -> int:
+    """Return how many groups were dropped that were not played for an evaluation."""
+    return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
+
+
+def _tickets(standing: Standing) -> Sequence[str]:
+    queue, told = standing.queue, list[str]()
+    if queue.waiting and not queue.leased:
+        told.append(f"no actor holds a ticket; queued: {queue.waiting}")
+    elif queue.waiting or queue.leased:
+        told.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
+    if standing.unread:
+        told.append(f"not read by the learner yet: {counted(standing.unread, 'message')} of the group log")
+    return told
+
+
+def _actors(standing: Standing) -> Sequence[str]:
+    told = []
+    if standing.queue.idle and not standing.queue.waiting:
+        told.append(f"{counted(standing.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
+    if standing.log.full:
+        told.append("the group log is full: actors wait to publish until the learner has read and saved")
+    return told
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

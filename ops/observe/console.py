@@ -1,0 +1,282 @@
+"""The console of `horizonrl train`: a line a step, and on a terminal a few lines below it that move.
+
+Those say how far the run is, what waits for what and what broke. Where the output is no terminal (a pipe, CI) the lines
+are the same but wider, and a long wait is explained once a minute.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.logs import get_logger
+from horizonrl.common.types import Progress
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.observe.broker_status import Standing, waits
+from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
+from horizonrl.ops.observe.snapshot import checkpoint_in_writing
+from horizonrl.ops.observe.troubles import LogReader, Trouble, collect, event_time
+from horizonrl.ops.run.directory import EVALS, METRICS, GrowingLines
+from horizonrl.ops.run.models import Tell
+
+log = get_logger()
+
+REFRESH_S = 1.0
+QUIET_S = 60.0
+"""A console that is no terminal says what is waited for once a step has taken this long."""
+HEADER_EVERY = 20
+"""Steps after which a terminal repeats the header, which has scrolled away."""
+MOST_TROUBLES = 3
+SILENT_S = 15.0
+"""Time without an answer of the broker after which it is said."""
+READY = "service_opened"
+"""What a part writes to its log once it is up."""
+MEASURED = "part_ready"
+"""What the console then writes to its own."""
+
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "step": lambda line: str(line["step"]),
+    "phase": lambda line: line["phase"],
+    "horizon": lambda line: str(line["horizon"]),
+    "success": lambda line: percent(line["success_rate"]),
+    "reward": lambda line: number(line["reward_mean"]),
+    "turns": lambda line: number(line["turns_mean"]),
+    "cut": lambda line: percent(line["truncated_share"]),
+    "stale": lambda line: "-" if line["staleness_max"] is None else f"≤{line['staleness_max']}",
+    "groups": lambda line: f"{line['groups_trained']}+{line['groups_dropped']}",
+    "loss": lambda line: number(line["loss"], 3),
+    "gap": lambda line: number(line["logprob_gap"], 3),
+    "tok/s": lambda line: number(line["generated_tokens_per_s"], 0),
+    "step s": lambda line: number(line["step_s"], 1),
+    "wait s": lambda line: number(line["wait_s"], 1),
+}
+
+WIDTHS = {"step": 5, "phase": 9, "turns": 6, "cut": 5, "stale": 6}
+"""Columns that are not 7 wide."""
+DISPENSABLE = ("gap", "loss", "phase", "turns", "reward", "stale", "cut", "tok/s")
+"""What a narrow terminal does without, in this order."""
+
+
+class Console:
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._metrics = GrowingLines(config.run_dir / METRICS)
+        self._evals = GrowingLines(config.run_dir / EVALS)
+        logs = config.run_dir / "logs"
+        self._usual_s = start_times(LogReader(logs))
+        """How long each part took to start when it last did."""
+        self._logs = LogReader.at_end(logs)
+        self._told: set[tuple[int, int]] = set()
+        """Version and lineage of the evaluations that were shown."""
+        self._console = plain_console()
+        self._started = time.monotonic()
+        self._ready: dict[str, float] = {}
+        """When each part was last up, in seconds since the epoch."""
+        self._troubles: list[Trouble] = []
+        self._warned: set[tuple[str, str]] = set()
+        self._columns = fitting(self._console.width) if self.is_terminal else tuple(COLUMNS)
+        self._since_header: int | None = None
+        """Steps shown since the header; None before the first."""
+        self.standing: Standing | None = None
+        """The broker's latest account, set by whoever watches it."""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self._console.is_terminal
+
+    def say(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, highlight=False, soft_wrap=True)
+
+    def waiting(self, what: str) -> AbstractContextManager[Tell]:
+        """Show that something takes a while, and how long it took."""
+        return waiting(self._console, what, announced=True)
+
+    async def follow(self, started: Callable[[], Mapping[str, float]]) -> None:
+        """Show the run until cancelled. Takes the journal's lines, the logs' events and the broker's account; woken
+        once a second. `started` tells when each part was last started, in seconds since the epoch.
+        """
+        self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
+        shown = self.skip_earlier()
+        if not self.is_terminal:
+            await self._follow_plainly(started, shown)
+        with Live(get_renderable=lambda: self.live(started()), console=self._console, transient=True):
+            while True:
+                shown = await self._tell_steps(shown)
+                await self._read(started())
+                await asyncio.sleep(REFRESH_S)
+
+    def skip_earlier(self) -> int:
+        """Say in a line what an earlier `train` has shown of this run already; return how many steps that are."""
+        lines = self._metrics.read()
+        self._told = {(line["version"], line["lineage"]) for line in self._evals.read()}
+        if lines:
+            earlier = f"`horizonrl status {self._config.run_dir}` tells of those before"
+            self.say(f"  goes on after step {lines[-1]['step']}; {earlier}")
+        return len(lines)
+
+    async def _follow_plainly(self, started: Callable[[], Mapping[str, float]], shown: int) -> None:
+        spoken = time.monotonic()
+        while True:
+            before, shown = shown, await self._tell_steps(shown)
+            await self._read(started())
+            self._warn()
+            if shown > before:
+                spoken = time.monotonic()
+            elif time.monotonic() - spoken > QUIET_S:
+                self.say(f"  waiting: {waiting_for(self.standing.progress if self.standing else None)}")
+                spoken = time.monotonic()
+            await asyncio.sleep(REFRESH_S)
+
+    async def _tell_steps(self, shown: int) -> int:
+        """Print the steps beyond the first `shown`, and the evaluations; return how many steps there are.
+
+        What a resumed learner writes again is not new.
+        """
+        lines = await asyncio.to_thread(self._metrics.read)
+        for line in lines[shown:]:
+            if self._since_header is None or (self.is_terminal and self._since_header == HEADER_EVERY):
+                self.say(row({name: name for name in self._columns}), "bold")
+                self._since_header = 0
+            self.say(row({name: COLUMNS[name](line) for name in self._columns}))
+            self._since_header += 1
+        await self._tell_evaluations()
+        return max(shown, len(lines))
+
+    async def _tell_evaluations(self) -> None:
+        """Say what has been evaluated since; a resumed learner may write a line again that was shown before."""
+        for line in await asyncio.to_thread(self._evals.read):
+            if (judged := (line["version"], line["lineage"])) not in self._told:
+                self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
+                self._told.add(judged)
+
+    async def _read(self, started: Mapping[str, float]) -> None:
+        """Read what the parts have logged since: that they are up, and what broke."""
+        events = await asyncio.to_thread(lambda: list(self._logs.events()))
+        for path, event in events:
+            if event["event"] == READY and path.stem in started:
+                self._ready[path.stem] = event_time(event)
+                after_s = round(self._ready[path.stem] - started[path.stem], 1)
+                log.info(MEASURED, part=path.stem, after_s=after_s)
+        self._troubles = collect(events, self._troubles)
+
+    def _warn(self) -> None:
+        """Print each kind of trouble of a part when it first comes."""
+        for of in self._troubles:
+            if (of.part, of.event) not in self._warned:
+                self._warned.add((of.part, of.event))
+                self.say(f"  {of} ({of.log_file}){f': {of.detail}' if of.detail else ''}")
+
+    def live(self, started: Mapping[str, float]) -> RenderableType:
+        """Return the lines that move: how far the run is, what waits for what, what broke."""
+        now = time.time()
+        lines = self._metrics.lines
+        coming = self._coming(started, now)
+        begun = self.standing is not None and self.standing.progress is not None
+        told = self._waits(lines, now) if begun or not coming else []
+        saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
+        return Group(
+            self._bar(lines),
+            *(_line(text) for text in (coming, *told, saving) if text),
+            *(_line(of.told(now), "yellow") for of in self._troubles[:MOST_TROUBLES]),
+        )
+
+    def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:
+        done, total = lines[-1]["step"] if lines else 0, self._config.total_steps
+        phase, _ = self._config.phase(min(done, total - 1))
+        bar = Table.grid(padding=(0, 1, 0, 0))
+        left = time_left(self._config, lines, done)
+        took = clock(time.monotonic() - self._started) + (f", {left}" if left else "")
+        bar.add_row(f"step {done} of {total}", ProgressBar(total=total, completed=done, width=24), phase.value, took)
+        return bar
+
+    def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
+        told = waits(self.standing, self._config, lines)
+        if told and lines:
+            told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
+        if self.standing is not None and now - self.standing.looked_at > SILENT_S:
+            told.append(f"the broker has not answered for {duration(now - self.standing.looked_at)}")
+        return told
+
+    def _coming(self, started: Mapping[str, float], now: float) -> str:
+        """Say which parts are not up yet, since when, and how long they took the last time."""
+        told = []
+        for name, since in started.items():
+            if self._ready.get(name, 0.0) < since:
+                usual = f" of about {duration(self._usual_s[name])}" if name in self._usual_s else ""
+                told.append(f"{name} for {duration(now - since)}{usual}")
+        return f"starting: {', '.join(told)}" if told else ""
+
+    def summary(self, model_dir: Path, report: Path, command: str) -> None:
+        """Say how the run ended: success in the first and the last five RL steps, where model and report are, and what
+        there is to do next; `command` is the one that started the run.
+        """
+        lines = [line for line in self._metrics.read() if line["phase"] == "rl"]
+        self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
+        if lines:
+            first, last = lines[:5], lines[-5:]
+            self.say(f"success over the first {len(first)} RL steps: {percent(mean_success(first))}")
+            self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
+        if evals := self._evals.read():
+            told = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
+            self.say(f"eval: {told}; `horizonrl export --best` takes the best version of all {len(evals)}")
+        self.say(f"model:  {model_dir}")
+        self.say(f"report: {report}")
+        self.say("What next:")
+        for next_command, what in next_commands(self._config, command).items():
+            self.say(f"  {next_command}\n      {what}")
+
+
+def next_commands(config: RunConfig, command: str) -> dict[str, str]:
+    """Return three commands that make something of a finished run, and what."""
+    run_dir = config.run_dir
+    more = f"--rl.steps {2 * config.rl.steps}" if config.rl.steps else f"--imitation.steps {2 * config.imitation.steps}"
+    return {
+        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "how good it is on held-out tasks, with intervals",
+        f"horizonrl lineage {run_dir} --version {config.total_steps}": "which groups made the last version",
+        f"{command} {more}": "goes on from here",
+    }
+
+
+def row(cells: Mapping[str, str]) -> str:
+    return "  ".join(f"{cell:>{WIDTHS.get(name, 7)}}" for name, cell in cells.items())
+
+
+def fitting(width: int) -> tuple[str, ...]:
+    """Return the columns that fit a terminal, less DISPENSABLE from its first on."""
+    columns, without = tuple(COLUMNS), list(DISPENSABLE)
+    while len(row(dict.fromkeys(columns, ""))) > width and without:
+        gone = without.pop(0)
+        columns = tuple(name for name in columns if name != gone)
+    return columns
+
+
+def start_times(logs: LogReader) -> dict[str, float]:
+    return {event["part"]: event["after_s"] for _, event in logs.events() if event["event"] == MEASURED}
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(f"  {text}", style=style, no_wrap=True, overflow="ellipsis")
+
+
+def waiting_for(progress: Progress | None) -> str:
+    """Say what the run has settled so far, so that a long wait explains itself."""
+    if progress is None:
+        return "the engines start"
+    trained = sum(ends.trained for ends in progress.outcomes.values())
+    dropped = sum((Counter(ends.dropped) for ends in progress.outcomes.values()), Counter())
+    reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))
+    void = sum(ends.void for ends in progress.outcomes.values())
+    evaluated = sum(ends.evaluated for ends in progress.outcomes.values())
+    said = f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
+    return said + (f", {evaluated} evaluated" if evaluated else "")

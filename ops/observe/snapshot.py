@@ -1,0 +1,308 @@
+"""What a person wants to know of a run at a glance: is it learning, is it moving, what waits for what, what broke.
+
+A Snapshot is what files and broker say at one moment; everything shown is a pure function of it. Either half may be
+missing: a stopped run has no broker, a run of another machine has no files here.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.types import Kind, Outcomes, Phase
+from horizonrl.ops.observe.broker_status import Standing, counted, longer, waits
+from horizonrl.ops.observe.figures import (
+    RECENT,
+    Line,
+    duration,
+    interval,
+    mean_success,
+    number,
+    percent,
+    seconds_left,
+    sparkline,
+    time_left,
+)
+from horizonrl.ops.observe.troubles import Trouble
+from horizonrl.ops.report.facts import Files, books
+
+TREND = 24
+"""Most characters of a trend."""
+SILENT_S = 600.0
+"""A learner that has not spoken for so long may be in a long step, or gone."""
+FRESH_S = 60.0
+"""A checkpoint whose files have not grown for so long is not being written: its writer has died."""
+
+Rows = list[tuple[str, str]]
+"""What it is about, and what there is to say."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    name: str
+    config: RunConfig | None = None
+    """None: only the broker is known, and nobody gave the recipe."""
+    run_dir: Path | None = None
+    files: Files = field(default_factory=lambda: Files((), (), (), ()))
+    standing: Standing | None = None
+    """None: no broker answers."""
+    troubles: Sequence[Trouble] = ()
+    at: float = field(default_factory=time.time)
+
+    @property
+    def step(self) -> int:
+        told = self.standing.progress.step if self.standing and self.standing.progress else 0
+        return max(told, self.files.metrics[-1]["step"] if self.files.metrics else 0)
+
+    @property
+    def steps(self) -> int | None:
+        return self.config.total_steps if self.config else None
+
+    @property
+    def share(self) -> float | None:
+        return self.step / self.steps if self.steps else None
+
+    @property
+    def state(self) -> str:
+        """finished, running, silent for 3 h, stopped, or no learner yet."""
+        progress = self.standing.progress if self.standing else None
+        if progress is not None and not progress.finished:
+            return f"silent for {duration(self.silent_s)}" if self.silent_s > SILENT_S else "running"
+        if progress is not None and longer(progress, self.config):
+            return "no learner yet"
+        if progress is not None or self._complete():
+            return "finished"
+        return "stopped" if self.standing is None else "no learner yet"
+
+    @property
+    def silent_s(self) -> float:
+        """How long the learner has said nothing."""
+        return self.standing.silent_s if self.standing else 0.0
+
+    def _complete(self) -> bool:
+        evaluated = self.config is None or len(self.files.evals) >= self.config.eval_rounds
+        return bool(self.files.metrics) and self.step >= (self.steps or 0) and evaluated
+
+    def headline(self) -> str:
+        """Return run, step and time left in a line."""
+        of = "" if self.steps is None else f" of {self.steps}"
+        left = time_left(self.config, self.files.metrics, self.step) if self.config else ""
+        shown = f"{self.name}: {self.state}, step {self.step}{of}{self._phase()}"
+        return shown + (f", {left}" if left and self.state == "running" else "")
+
+    def _phase(self) -> str:
+        progress = self.standing.progress if self.standing else None
+        if progress is not None:
+            return f" ({progress.phase.value} {progress.phase_step})"
+        return f" ({self.files.metrics[-1]['phase']})" if self.files.metrics else ""
+
+    def learning(self) -> Rows:
+        """Return what the last steps and evaluations came to."""
+        if not self.files.metrics:
+            nothing = (
+                "no step yet" if self.run_dir else "only the learner's machine knows: `horizonrl status RUN_DIR` there"
+            )
+            return [("success", nothing), *self._horizons()]
+        rows = self._rl(self.files.rl) if self.files.rl else self._imitation(self.files.metrics)
+        return rows + self._evaluations(self.files.evals) + self._horizons()
+
+    def _rl(self, lines: Sequence[Line]) -> Rows:
+        last, early, late = lines[-1], lines[:RECENT], lines[-RECENT:]
+        success = [line["success_rate"] for line in lines]
+        told = f"{percent(last['success_rate']):>5}  {sparkline(success, TREND, 0.0, 1.0)}"
+        if len(lines) > RECENT:
+            told += f"  {percent(mean_success(late))} in {RECENT} steps, {percent(mean_success(early))} at first"
+        rewards = [line["reward_mean"] for line in lines]
+        return [("success", told), ("reward", f"{number(last['reward_mean']):>5}  {sparkline(rewards, TREND)}")]
+
+    def _imitation(self, lines: Sequence[Line]) -> Rows:
+        losses = [line["loss"] for line in lines]
+        return [("loss", f"{number(losses[-1], 3)}  {sparkline(losses, TREND)}  of the demonstrations")]
+
+    def _evaluations(self, lines: Sequence[Line]) -> Rows:
+        if not lines:
+            return []
+        first, last = lines[0], lines[-1]
+        trend = sparkline([line["success_rate"] for line in lines], TREND, 0.0, 1.0)
+        told = f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes"
+        if len(lines) > 1:
+            told += f"\n{trend}  version {first['version']}: {interval(first)}"
+        return [("eval", told)]
+
+    def _horizons(self) -> Rows:
+        turns = self.standing.horizons if self.standing else {}
+        turns = turns or (self.files.metrics[-1]["horizons"] if self.files.metrics else {})
+        told = ", ".join(f"{env} {count} turns" for env, count in turns.items())
+        if self.files.metrics:
+            last = self.files.metrics[-1]
+            told += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} cut"
+        rows = [("horizon", told)] if told else []
+        for growth in self.standing.progress.growths if self.standing and self.standing.progress else ():
+            why = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
+            rows.append(("", f"{growth.env_id} grew from {why}"))
+        return rows
+
+    def moving(self) -> Rows:
+        """Return how fast it goes, how old its data is, and what became of the tickets."""
+        rows: Rows = []
+        if self.files.metrics:
+            last = self.files.metrics[-1]
+            ended = duration(self.at - last["time"])
+            timed = f"{number(last['step_s'], 1)} s and {number(last['wait_s'], 1)} s of waiting"
+            rows += [("pace", f"step {last['step']} ended {ended} ago; it took {timed}")]
+            speeds = (number(last[f"{of}_tokens_per_s"], 0) for of in ("generated", "train"))
+            rows += [("tokens/s", "{} generated, {} trained in a step".format(*speeds))]
+            if last["phase"] == Phase.RL.value:
+                bound = f" (at most {self.config.rl.max_staleness})" if self.config else ""
+                stale = f"mean {number(last['staleness_mean'], 1)}, max {last['staleness_max']}{bound}"
+                rows += [("stale by", f"{stale} versions; ESS {percent(last['ess'])}")]
+        return rows + self._versions() + self._tickets()
+
+    def _versions(self) -> Rows:
+        standing = self.standing
+        if standing is None or standing.progress is None:
+            return []
+        progress, told = standing.progress, ""
+        if standing.weights is not None:
+            told = f"; weights of version {standing.weights.policy.version} are out, "
+            told += f"{standing.weights.weights_bytes / 1e6:.0f} MB"
+        spoken = duration(self.silent_s)
+        again = f", lineage {progress.policy.lineage}" if progress.policy.lineage else ""
+        return [("learner", f"version {progress.policy.version}{again}, last heard {spoken} ago{told}")]
+
+    def _tickets(self) -> Rows:
+        return [(f"{kind} tickets", told) for kind, told in self._accounts()]
+
+    def _accounts(self) -> Iterator[tuple[str, str]]:
+        """Yield each kind's conservation: from the broker while there is one, else from the ledger."""
+        if self.standing is not None:
+            for kind, ends in self.standing.outcomes.items():
+                if issued := self.standing.issued[kind]:
+                    yield kind.value, f"{issued} issued = {_ends(kind, ends)} + {issued - ends.settled} outstanding"
+            return
+        for name, ends in books(self.files)["kinds"].items():
+            if ends:
+                dropped = {reason: count for reason, count in ends.items() if reason not in KEPT}
+                kept = Outcomes(**{end: ends[end] for end in KEPT}, dropped=dropped)
+                yield name, _ends(Kind(name), kept)
+
+    def waiting(self) -> list[str]:
+        """Say who waits for what, and which long work is being done."""
+        if self.standing is None:
+            return []
+        told = waits(self.standing, self.config, self.files.metrics if self.run_dir else None)
+        return [*told, *([saving] if (saving := self.checkpoint()) else [])]
+
+    def checkpoint(self) -> str | None:
+        """Say which checkpoint is being written, and how far it is compared with the one before."""
+        return None if self.run_dir is None else checkpoint_in_writing(self.run_dir / "checkpoints", self.at)
+
+    def broken(self) -> list[str]:
+        """Say what broke, the latest first, and where to read of it."""
+        told = [f"{of.told(self.at)}{f': {of.detail}' if of.detail else ''}" for of in self.troubles]
+        if (share := self.error_share()) > 0:
+            told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
+        if self.standing is not None and self.standing.dead:
+            told.append(f"{counted(self.standing.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
+        if self.standing is not None and self.standing.log.full and self.state != "finished":
+            log = self.standing.log
+            told.append(f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}")
+        if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
+            told.append(f"the learner has resumed {counted(resumes, 'time')}")
+        return told
+
+    def error_share(self) -> float:
+        lines = self.files.metrics[-RECENT:]
+        episodes = sum(line["episodes"] for line in lines)
+        return sum((line["error_share"] or 0.0) * line["episodes"] for line in lines) / episodes if episodes else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for programs: numbers rather than sentences, and the sentences of waits and troubles."""
+        last = self.files.metrics[-1] if self.files.metrics else None
+        rl = self.files.rl
+        told = self.standing
+        return {
+            "run": self.name,
+            "state": self.state,
+            "step": self.step,
+            "steps": self.steps,
+            "phase": told.progress.phase.value if told and told.progress else last["phase"] if last else None,
+            "seconds_left": seconds_left(self.config, self.files.metrics, self.step) if self.config else None,
+            "success_recent": mean_success(rl[-RECENT:]),
+            "success_first": mean_success(rl[:RECENT]),
+            "last_step": last,
+            "last_eval": {key: self.files.evals[-1][key] for key in EVAL_KEYS} if self.files.evals else None,
+            "broker": _broker_json(told) if told else None,
+            "waits": self.waiting(),
+            "broke": self.broken(),
+            "troubles": [
+                {"part": of.part, "event": of.event, "count": of.count, "last": of.last, "log": str(of.log_file)}
+                for of in self.troubles
+            ],
+            "time": self.at,
+        }
+
+
+KEPT = ("trained", "evaluated", "void")
+EVAL_KEYS = ("version", "success_rate", "low", "high", "episodes")
+
+
+def _ends(kind: Kind, ends: Outcomes) -> str:
+    reasons = ", ".join(f"{reason.value} {count}" for reason, count in ends.dropped.items() if count)
+    settled = f"{ends.evaluated} evaluated" if kind is Kind.EVAL else f"{ends.trained} trained"
+    dropped = f"{sum(ends.dropped.values())} dropped{f' ({reasons})' if reasons else ''}"
+    return f"{settled} + {dropped} + {ends.void} void"
+
+
+def _broker_json(told: Standing) -> dict[str, Any]:
+    progress = told.progress
+    return {
+        "version": progress.policy.version if progress else None,
+        "lineage": progress.policy.lineage if progress else None,
+        "learner_heard_at": told.spoken_at,
+        "weights_version": told.weights.policy.version if told.weights else None,
+        "horizons": told.horizons,
+        "tickets": {
+            kind.value: {"issued": issued, "outstanding": told.outstanding(kind)} | _outcome_json(told.outcomes, kind)
+            for kind, issued in told.issued.items()
+        },
+        "tickets_queued": told.queue.waiting,
+        "tickets_leased": told.queue.leased,
+        "actors_idle": told.queue.idle,
+        "groups_last_sequence": told.log.last_sequence,
+        "groups_unread": told.unread,
+        "groups_bytes": told.log.stored_bytes,
+        "batch": told.batch,
+        "dead_letters": told.dead,
+    }
+
+
+def _outcome_json(outcomes: Mapping[Kind, Outcomes], kind: Kind) -> dict[str, Any]:
+    return outcomes.get(kind, Outcomes()).model_dump(mode="json")
+
+
+def checkpoint_in_writing(root: Path, now: float) -> str | None:
+    """Say which checkpoint of a folder is being written: its size, beside that of the newest complete one."""
+    for incoming in root.glob(".incoming-step-*"):
+        sizes = list(_sizes(incoming))
+        if sizes and now - max(changed for _, changed in sizes) < FRESH_S:
+            complete = sorted(path for path in root.glob("step-*"))
+            size = sum(size for size, _ in sizes) / 1e6
+            before = sum(size for size, _ in _sizes(complete[-1])) / 1e6 if complete else None
+            of = f"of about {before:.0f} MB" if before is not None else "MB so far"
+            step = int(incoming.name.rpartition("-")[2])
+            return f"the checkpoint of step {step} is being written: {size:.0f} {of}"
+    return None
+
+
+def _sizes(directory: Path) -> Iterator[tuple[int, float]]:
+    """Yield size and time of change of a directory's files, as far as they stay while they are looked at."""
+    for path in directory.rglob("*"):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        if path.is_file():
+            yield found.st_size, found.st_mtime

@@ -1,0 +1,209 @@
+"""`horizonrl status`: where a run stands, from its directory, its broker, or both; once, live, or as JSON."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import BrokerUnreachable, ConfigError
+from horizonrl.common.logs import configure_logs
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.observe.broker_status import Observer, Standing
+from horizonrl.ops.observe.figures import percent
+from horizonrl.ops.observe.snapshot import Rows, Snapshot
+from horizonrl.ops.observe.troubles import LogReader, Trouble, collect
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.run.directory import in_training, read_address, read_config
+
+REFRESH_S = 2.0
+PATIENCE_S = 2.0
+"""How long the broker of a run directory may take to answer: it is gone when the run is over."""
+LOOK_S = 10.0
+"""And how long, once it has answered, to tell where the run is: it may die meanwhile."""
+MOST_TROUBLES = 5
+TITLE = "bold cyan"
+WIDEST = 110
+"""Columns beyond which a line is no longer read at a glance."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line."""
+
+    places: Sequence[Path] = ()
+    """A run directory, or the recipes of a run on the broker that is named."""
+    run: str | None = None
+    overrides: Sequence[str] = ()
+    watch: bool = False
+    as_json: bool = False
+
+
+@dataclass
+class Source:
+    """Where a run is read from: its broker, and its directory if that is here."""
+
+    config: RunConfig
+    run_dir: Path | None
+    described: bool
+    """The config is the run's own, and not one of defaults."""
+    overrides: Sequence[str] = ()
+    _troubles: list[Trouble] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._logs = LogReader(self.run_dir / "logs") if self.run_dir else None
+
+    @classmethod
+    def find(cls, request: Request) -> "Source":
+        """Raises ConfigError when nothing says which run is meant."""
+        if len(request.places) == 1 and not request.places[0].is_file():
+            run_dir = request.places[0]
+            return cls(_config_of(run_dir, request.overrides), run_dir, described=True, overrides=request.overrides)
+        named = [f"--run.name={request.run}"] if request.run else []
+        config = RunConfig.load(request.places, [*named, *request.overrides])
+        known = request.run or request.places or any(of.startswith("--run.name") for of in request.overrides)
+        if not known or config.broker.url is None:
+            raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
+        return cls(config, None, described=bool(request.places))
+
+    async def look(self) -> Snapshot:
+        """Return where the run stands. Raises BrokerUnreachable where there is only a broker, which is silent.
+
+        Whenever `train` is started its embedded broker may have another port, and the run other steps.
+        """
+        if self.run_dir is not None:
+            self.config = _config_of(self.run_dir, self.overrides)
+        try:
+            standing = await self._standing()
+        except BrokerUnreachable:
+            if self.run_dir is None:
+                raise
+            standing = None
+        known = Snapshot(self.config.run.name, self.config if self.described else None, standing=standing)
+        if self.run_dir is None or self._logs is None:
+            return known
+        self._troubles = collect(self._logs.events(), self._troubles)
+        return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
+
+    async def _standing(self) -> Standing | None:
+        """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
+        if self.config.broker.url is None or self._broker_is_gone():
+            return None
+        from horizonrl.broker.nats.access import Role  # the client takes half a second to import
+        from horizonrl.broker.nats.connect import connected
+
+        patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
+        settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
+        async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
+            try:
+                async with asyncio.timeout(LOOK_S if self.run_dir else None):
+                    return await Observer(transport).look()
+            except TimeoutError:
+                raise BrokerUnreachable(f"{settings.url} has not answered for {LOOK_S:.0f} s") from None
+
+    def _broker_is_gone(self) -> bool:
+        """Return whether the directory's own broker has ended with its `train`: there is nobody to wait for."""
+        if self.run_dir is None or self.config.broker.url != read_address(self.run_dir) or in_training(self.run_dir):
+            return False
+        port = urlsplit(self.config.broker.url or "").port
+        with socket.socket() as probe:
+            return port is not None and probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return a run directory's config with its broker's address."""
+    config = read_config(run_dir, overrides)
+    if config.broker.url is None:
+        broker = config.broker.model_copy(update={"url": read_address(run_dir)})
+        return config.model_copy(update={"broker": broker})
+    return config
+
+
+def show_status(request: Request) -> int:
+    """Print where a run stands: once, or again and again until Ctrl-C."""
+    source = Source.find(request)
+    with Path(os.devnull).open("w") as nowhere:  # what fails is raised; a log would be drawn over
+        configure_logs(run=source.config.run.name, role="status", stream=nowhere)
+        if not request.watch:
+            _print(asyncio.run(source.look()), request.as_json)
+            return 0
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(source, request.as_json)
+    return 0
+
+
+def _print(snapshot: Snapshot, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(snapshot.as_json()), flush=True)
+    else:
+        plain_console().print(screen(snapshot), highlight=False)
+
+
+def _watch(source: Source, as_json: bool) -> None:
+    """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
+    if sys.stdout.isatty() and not as_json:
+        with Live(console=plain_console(), auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(screen(asyncio.run(source.look())), refresh=True)
+                time.sleep(REFRESH_S)
+    told = ""
+    while True:
+        snapshot = asyncio.run(source.look())
+        if as_json:
+            _print(snapshot, as_json)
+        elif (line := plain_line(snapshot)) != told:
+            print(line, flush=True)
+            told = line
+        time.sleep(REFRESH_S)
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """Return the headline and what is waited for in a line, for a log."""
+    return "; ".join([snapshot.headline(), *snapshot.waiting()])
+
+
+def screen(snapshot: Snapshot) -> RenderableType:
+    """Return one screen of a terminal of 80 columns and 24 lines, as long as little breaks."""
+    parts: list[RenderableType] = [Text(snapshot.headline(), style="bold")]
+    if snapshot.steps:
+        bar = Table.grid(padding=(0, 1, 0, 0))
+        bar.add_row(ProgressBar(total=snapshot.steps, completed=snapshot.step, width=60), percent(snapshot.share))
+        parts.append(bar)
+    parts.append(_section("is it learning", snapshot.learning()))
+    if moving := snapshot.moving():
+        parts.append(_section("is it moving", moving))
+    if waiting := snapshot.waiting():
+        parts.append(_list("what waits for what", waiting))
+    broken = snapshot.broken()
+    more = [f"and {len(broken) - MOST_TROUBLES} more"] if len(broken) > MOST_TROUBLES else []
+    shown = [*broken[:MOST_TROUBLES], *more]
+    parts.append(_list("what broke", shown, "yellow") if shown else _list("what broke", ["nothing"]))
+    return Group(*parts)
+
+
+def _section(title: str, rows: Rows) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(max_width=WIDEST, overflow="fold")
+    for what, told in rows:
+        table.add_row(f"  {what}", Text(told))
+    return Group(Text(title, style=TITLE), table)
+
+
+def _list(title: str, lines: Sequence[str], style: str = "") -> RenderableType:
+    return Group(Text(title, style=TITLE), *(Padding(Text(line, style=style), (0, 0, 0, 2)) for line in lines))

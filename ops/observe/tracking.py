@@ -1,0 +1,265 @@
+"""`horizonrl track`: hand a run's journal to a tracker, every point once.
+
+Place: journal → **tracking** → tracker. It is a reader in a process of its own: whatever a tracker does, the learner
+neither waits for it nor ends with it. It reads only as far as the newest checkpoint: steps that a resumed learner will
+not take back. So nothing is ever tracked that is rolled back, and a resumed run goes on where it was.
+"""
+
+import asyncio
+import fcntl
+import heapq
+import json
+import math
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.children import bound
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
+from horizonrl.ops.run.directory import EVALS, METRICS, public_config, read_config
+
+log = get_logger()
+
+POLL_S = 2.0
+"""Between two looks for a new checkpoint."""
+END_S = 10.0
+"""What a tracker may take to end with the learner; what it leaves, the next start or `horizonrl track` takes up."""
+_NOT_TRACKED = ("version", "step", "phase_step", "time", "oldest_version", "newest_version", "settled_step")
+"""Numbers of a line that are no measurements."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What has been tracked: with it on disk, no later process tracks it again."""
+
+    identity: str = field(default_factory=lambda: secrets.token_hex(4))
+    points: int = 0
+    step: int = 0
+    """All metrics up to this step."""
+    evaluations: list[str] = field(default_factory=list)
+    """The first ticket of each evaluation."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Tracked":
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+    def write(self, path: Path) -> None:
+        beside = path.with_suffix(".incoming")
+        beside.write_text(json.dumps(asdict(self)))
+        os.replace(beside, path)
+
+
+class Tail:
+    """The complete lines of a journal file, each once. What a resumed learner cuts is never among them: see `take`."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self._path, self._key, self._offset = path, key, 0
+
+    def take(self, upto: float) -> Iterator[dict[str, Any]]:
+        """Yield the lines that have not been taken, up to the step `upto`."""
+        if not self._path.exists():
+            return
+        if self._path.stat().st_size < self._offset:  # a checkpoint was removed by hand, and lines with it
+            self._offset = 0
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n") or (record := json.loads(line))[self._key] > upto:
+                    return
+                self._offset += len(line)
+                yield record
+
+
+class Tracking:
+    """One run's way into one tracker."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._config = config
+        self._file = run_dir / "tracker" / f"{config.tracker.kind}.json"
+        self.tracked = Tracked.read(self._file)
+        self.tracked.write(self._file)  # the identity, before anything is tracked under it
+        self._metrics = Tail(run_dir / METRICS, "step")
+        self._evaluations = Tail(run_dir / EVALS, "settled_step")
+        self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=1)
+
+    def catch_up(self, tracker: Tracker) -> int:
+        """Track what has become safe since the last call; return how many points."""
+        newest = self._checkpoints.newest()
+        step = 0 if newest is None else newest.step
+        upto = math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
+        earlier = self.tracked.points
+        metrics = ((line["step"], line) for line in self._metrics.take(upto))
+        evaluations = ((line["settled_step"], line) for line in self._evaluations.take(upto))
+        for _, line in heapq.merge(evaluations, metrics, key=lambda found: found[0]):
+            if "settled_step" in line:
+                self._track_evaluation(tracker, line)
+            else:
+                self._track_step(tracker, line)
+        return self.tracked.points - earlier
+
+    def _track_step(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        if line["step"] > self.tracked.step:
+            tracker.track(Point(self.tracked.points, line["step"], metrics_values(line)))
+            self._note(step=line["step"])
+
+    def _track_evaluation(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        first_ticket = line["ends"][0][1]
+        if first_ticket not in self.tracked.evaluations:
+            tracker.track(Point(self.tracked.points, line["version"], evaluation_values(line)))
+            self._note(evaluations=[*self.tracked.evaluations, first_ticket])
+
+    def _note(self, **changed: Any) -> None:
+        self.tracked = replace(self.tracked, points=self.tracked.points + 1, **changed)
+        self.tracked.write(self._file)
+
+
+def metrics_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is tracked of a step: `train/loss`, `train/success_rate`, `horizon/ENV`, `env/ENV/success_rate`."""
+    values = numbers(line, "train") | numbers(line["horizons"], "horizon")
+    for env, outcome in line["environments"].items():
+        values |= numbers(outcome, f"env/{env}")
+    return values
+
+
+def evaluation_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what is tracked of an evaluation: `eval/success_rate`, its interval, pass@k, each environment's."""
+    values = {"eval/version": float(line["version"])} | _measured(line, "eval")
+    for env, measured in line["environments"].items():
+        values |= _measured(measured, f"eval/{env}")
+        for category, part in measured["categories"].items():
+            values |= numbers(part, f"eval/{env}/{category}")
+    return values
+
+
+def _measured(measured: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    return numbers(measured, prefix) | numbers(measured["pass_at"], f"{prefix}/pass_at")
+
+
+def numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the measurements among some values; what was not measured, and what is no number, is left out."""
+    return {
+        f"{prefix}/{name}": float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and name not in _NOT_TRACKED
+    }
+
+
+def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
+    """Track what a run has written; with `follow`, go on until SIGTERM. Returns 0."""
+    config = read_config(run_dir, overrides)
+    if config.tracker.kind is None:
+        raise ConfigError("tracker.kind is none: give one, such as --tracker.kind tensorboard")
+    require(config.tracker.kind)
+    stopping = threading.Event()
+    if follow:
+        configure_logs(run=config.run.name, role="tracker")
+        os.nice(10)  # the learner beside it comes first
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopping.set())
+    directory = run_dir / "tracker"
+    with _only_tracker(directory, wait=follow):
+        tracking = Tracking(config, run_dir)
+        tracker = TRACKERS[config.tracker.kind](_tracked_run(config, directory, tracking.tracked))
+        count = 0
+        while True:
+            ending = stopping.is_set() or not follow
+            count += tracking.catch_up(tracker)
+            if ending:
+                break
+            stopping.wait(POLL_S)
+        tracker.close()
+    print(f"{config.tracker.kind}: {count} points of {config.run.name} tracked, in all to step {tracking.tracked.step}")
+    return 0
+
+
+def _tracked_run(config: RunConfig, directory: Path, tracked: Tracked) -> TrackedRun:
+    own = directory / str(config.tracker.kind)
+    own.mkdir(exist_ok=True)
+    return TrackedRun(
+        identity=tracked.identity,
+        name=config.run.name,
+        project=config.tracker.project,
+        online=config.tracker.online,
+        directory=own,
+        config=public_config(config),
+        next_step=tracked.step + 1,
+    )
+
+
+@contextmanager
+def _only_tracker(directory: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a run's tracker directory; a second tracker waits, or raises RunFailed, while another one holds it."""
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFailed(f"{directory} is being tracked by the run's learner: nothing need be done") from None
+        yield
+
+
+@asynccontextmanager
+async def tracked(config: RunConfig, metrics: Metrics) -> AsyncIterator[None]:
+    """Have the run tracked by a process beside the body. Its failure is logged and counted, and changes nothing here.
+
+    It is not started again: what it left, the learner's next start takes up, or `horizonrl track`.
+    """
+    if config.tracker.kind is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    async with asyncio.TaskGroup() as group:
+        stop = asyncio.Event()
+        group.create_task(_beside(config, metrics, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> None:
+    """Start the tracker's process, wait for its end or for `stop`, and see to it that it ends."""
+    log_file = config.run_dir / "logs" / "tracker.log"
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with log_file.open("ab") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "horizonrl.ops.cli.main", "track", str(config.run_dir), "--follow"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+                preexec_fn=bound(),
+            )
+    except OSError as error:
+        _failed(metrics, str(error), log_file)
+        return
+    ended, stopped = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((ended, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            process.terminate()
+            await asyncio.wait((ended,), timeout=END_S)
+    finally:
+        stopped.cancel()
+        if process.returncode is None:
+            process.kill()
+        code = await ended
+    if code != 0:
+        _failed(metrics, f"it ended with code {code}", log_file)
+
+
+def _failed(metrics: Metrics, reason: str, log_file: Path) -> None:
+    metrics.count("tracker_failures_total")
+    log.error("tracker_failed", reason=reason, log=str(log_file), mend="horizonrl track RUN_DIR tracks what is missing")

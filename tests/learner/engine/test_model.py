@@ -1,0 +1,156 @@
+"""The scorer against Hugging Face's own forward pass, one unpadded row at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from torch.nn import functional
+
+from horizonrl.learner.engine.model import CHUNK_ROWS, TokenScorer, load_language_model, token_scores
+from horizonrl.learner.engine.packing import pack
+from tests.learner.traces import make_batch, make_groups
+
+NO_PREFIX = torch.empty(0, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model: Path) -> Any:
+    return load_language_model(tiny_model).float().eval()
+
+
+def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
+    batch = make_batch(traces=5)
+    (micro_batch,) = pack(batch.traces, 1, 1000)[0]
+    scorer = TokenScorer(lm)
+    logprobs_N, entropies_N, _ = scorer(
+        NO_PREFIX, torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N)
+    )
+    alone: list[float] = []
+    entropies: list[float] = []
+    for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
+        ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
+        scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
+        asked = np.flatnonzero(trace.mask_L)
+        alone += [scores_LV[at - 1, ids_L[at]].item() for at in asked]
+        entropies += [-(scores_LV[at - 1].exp() * scores_LV[at - 1]).sum().item() for at in asked]
+    assert_allclose(logprobs_N.detach(), alone, atol=2e-5)
+    assert_allclose(entropies_N.detach(), entropies, atol=2e-5)
+
+
+def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, seen = TokenScorer(lm), list[tuple[Any, bool]]()
+    sdpa = functional.scaled_dot_product_attention
+
+    def spy(*args: Any, attn_mask: Any = None, is_causal: bool = False, **kwargs: Any) -> Any:
+        seen.append((attn_mask, is_causal))
+        return sdpa(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    scorer(NO_PREFIX, torch.randint(512, (3, 20)), torch.tensor([5, 25]))
+    assert seen == [(None, True)] * 2
+
+
+def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
+    scorer, batch = TokenScorer(lm), make_groups(0, groups=1, group_size=4, prompt=60)
+    outcomes = []
+    for share in (False, True):
+        (mb,) = pack(batch.traces, 1, 1000, share=share)[0]
+        assert (mb.prefix_P.size > 0) is share
+        logprobs_N, entropies_N, _ = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
+        lm.zero_grad()
+        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.places_B])
+        (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
+        outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
+    for alone, shared in zip(*outcomes, strict=True):
+        assert_allclose(shared, alone, atol=2e-4, rtol=1e-3)
+
+
+def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
+    ids_BT = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(0))
+    asked_N = torch.tensor([5, 25, 29])
+    other_BT = ids_BT.clone()
+    other_BT[1, 10:] = 7
+    scorer = TokenScorer(lm)
+    assert torch.equal(scorer(NO_PREFIX, ids_BT, asked_N)[0], scorer(NO_PREFIX, other_BT, asked_N)[0])
+
+
+def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
+    ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
+    logits_V = lm(input_ids=ids_BT).logits[0, 4]
+    oracle = [(logits_V / T).log_softmax(-1)[ids_BT[0, 5]].item() for T in (0.7, 1.0)]
+    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, ids_BT, torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
+    assert logprobs_N.tolist() == pytest.approx(oracle, abs=1e-5)
+
+
+def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
+    lm.zero_grad()
+    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
+    logprobs_N.sum().backward()
+    assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("tokens", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 1])
+def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    logits_NV = torch.randn(tokens, 50, dtype=torch.float64, generator=generator).mul_(5).requires_grad_()
+    ids_N = torch.randint(50, (tokens,), generator=generator)
+    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
+    weights_N = torch.randn(tokens, dtype=torch.float64, generator=generator)
+    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
+    (gradient_NV,) = torch.autograd.grad(logprobs_N @ weights_N, logits_NV)
+    (oracle_gradient_NV,) = torch.autograd.grad(
+        oracle_NV.gather(1, ids_N[:, None])[:, 0] @ weights_N, logits_NV, retain_graph=True
+    )
+    assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
+    assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
+    assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_the_gradient_of_the_entropy_equals_autograds(tokens: int) -> None:
+    torch.manual_seed(1)
+    logits_NV = torch.randn(tokens, 7, dtype=torch.float64, requires_grad=True)
+    ids_N, pull_N = torch.randint(0, 7, (tokens,)), torch.randn(tokens, dtype=torch.float64)
+    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
+    (gradient,) = torch.autograd.grad((logprobs_N * pull_N + 0.5 * entropies_N).sum(), logits_NV)
+    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
+    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (oracle_NV.exp() * oracle_NV).sum()
+    assert_allclose(gradient, torch.autograd.grad(oracle, logits_NV)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_extreme_logits_stay_finite() -> None:
+    logits_NV = torch.tensor([[3e4, -3e4, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([1]))
+    logprobs_N.sum().backward()
+    assert logits_NV.grad is not None
+    assert torch.isfinite(torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])).all()
+
+
+def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite() -> None:
+    torch.manual_seed(0)
+    logits_NV = torch.randn(3, 7, dtype=torch.float64)
+    kept_V = torch.arange(7) != 4
+    logits_NV[:, 4] = -torch.inf
+    logits_NV.requires_grad_()
+    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([0, 1, 2]), 0.7)
+    (gradient_NV,) = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), logits_NV)
+    few_NV = logits_NV.detach()[:, kept_V].requires_grad_()  # the same model without the token
+    oracle_NV = (few_NV / 0.7).log_softmax(-1)
+    oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
+    oracle = oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
+    assert_allclose(entropies_N.detach(), oracle_entropies_N.detach(), rtol=1e-9)
+    assert_allclose(gradient_NV[:, kept_V], torch.autograd.grad(oracle, few_NV)[0], rtol=1e-9, atol=1e-12)
+    assert not gradient_NV[:, 4].any()
+
+
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "logit_scale"])
+def test_a_model_that_transforms_its_logits_in_another_way_is_refused(
+    lm: Any, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(lm.config, key, 30.0, raising=False)  # which a Llama does not heed
+    with pytest.raises(ValueError, match="transform their logits"):
+        TokenScorer(lm)

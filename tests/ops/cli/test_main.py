@@ -1,0 +1,230 @@
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.ops.cli.main import main, split_overrides
+from horizonrl.ops.cli.recipe_names import purpose, recipes
+from horizonrl.ops.run.directory import write_config
+
+REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
+
+
+def test_overrides_are_parted_from_the_commands_own_words() -> None:
+    words, overrides = split_overrides(["train", "a.toml", "--rl.lr", "1e-5", "--watch", "--run.seed=3", "b.toml"])
+    assert words == ["train", "a.toml", "--watch", "b.toml"]
+    assert overrides == ["--rl.lr", "1e-5", "--run.seed=3"]
+
+
+def test_the_environments_are_set_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--envs", '[{"id": "parity", "weight": 2}]']) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert [(env["id"], env["weight"]) for env in shown["envs"]] == [("parity", 2)]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for command in ("train", "broker", "controller", "learner", "actor", "status", "export", "envs", "doctor"):
+        assert command in shown
+
+
+@pytest.mark.parametrize("command", [["train"], ["learner"], ["config"], ["demos"], ["eval"], ["bench", "chaos"]])
+def test_the_help_of_what_takes_keys_lists_them_with_their_defaults(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for section, field in RunConfig.model_fields.items():
+        assert f"--{section}" in shown
+        for key in getattr(field.annotation, "model_fields", ()):
+            assert f"{key}=" in shown
+    assert "--section.key VALUE" in shown
+
+
+def test_a_recipe_of_the_package_is_known_by_its_name_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "laptop", "lora", "--rl.steps", "5"]) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert (shown["run"]["name"], shown["lora"]["rank"] > 0, shown["rl"]["steps"]) == ("laptop", True, 5)
+    (tmp_path / "laptop").write_text('[run]\nname = "mine"\n')
+    assert main(["config", "laptop"]) == 0
+    assert 'name = "mine"' in capsys.readouterr().out
+
+
+def test_the_recipes_are_listed_with_what_they_train_and_shown_to_begin_ones_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["recipes"]) == 0
+    shown = capsys.readouterr().out
+    for name, file in recipes().items():
+        assert f" {name} " in shown
+        assert purpose(file)[:40] in shown
+        assert len(purpose(file)) > 20
+    assert main(["recipes", "pocket"]) == 0
+    assert capsys.readouterr().out == recipes()["pocket"].read_text()
+
+
+def test_what_is_not_installed_is_named_with_its_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A light install exports nothing: `huggingface_hub` comes with the engines."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for name in [
+        name for name in sys.modules if name == "horizonrl.ops.publish.card" or name == "horizonrl.ops.publish.dataset"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    for command in (["export", str(tmp_path), "out"], ["dataset", str(tmp_path), "out"]):
+        assert main(command) == 2
+        told = capsys.readouterr().err
+        assert f"`horizonrl {command[0]}` needs the package huggingface_hub" in told
+        assert "pip install 'horizonrl[cpu]'" in told
+
+
+def test_a_run_that_lies_in_runs_is_meant_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(RunConfig.load([], ["--run.name=mine"]))
+    assert main(["report", "mine"]) == 2
+    assert "did you mean runs/mine?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["train", "--rl.learning_rate", "1"], "rl.learning_rate: no such key"),
+        (["train", "gone.toml"], "no recipe at gone.toml"),
+        (["trian", "laptop"], "no command 'trian'; did you mean train?"),
+        (["train", "laptpo"], "no recipe 'laptpo': neither a file nor one of agentevol"),
+        (["train", "laptpo"], "did you mean laptop?"),
+        (["train", "--rl.max_stalenes", "3"], "did you mean rl.max_staleness? Known keys: demos_per_step, "),
+        (["train", "--rl.threads", "3"], "rl.threads: no such key; did you mean learner.threads or actor.threads?"),
+        (["train", "--rll.steps", "3"], "rll: no such key; did you mean rl?"),
+        (["train", "--envs", '[{"id": "parity", "categorys": []}]'], "did you mean envs.0.categories?"),
+        (["train", "laptop", "--lr", "1"], "--lr: no such option of `horizonrl train`; did you mean --imitation.lr or"),
+        (["status", "runs", "--wathc"], "--wathc: no such option of `horizonrl status`"),
+        (["report", "laptop", "pocket"], "'pocket' is one word too many for `horizonrl report`"),
+        (["envs", "list", "textcarft"], "no environment 'textcarft'; did you mean textcraft"),
+        (["train", "--horizon.horizons", "[0]"], "greater than or equal to 1"),
+        (["learner"], "broker.url is not set"),
+        (["learner", "--broker.url", "127.0.0.1"], "write it as nats://HOST:PORT"),
+        (["actor", "--broker.url", "nats://h:99999"], "write it as nats://HOST:PORT"),
+        (["train", "--envs", '[{"id": "babyai", "categories": ["gone"]}]'], "gone"),
+        (["train", "--envs", '[{"id": "textcraft", "options": {"styl": "compact"}}]'], "styl"),
+        (["train", "--rl.steps", "4", "--rl.steps.x", "4"], "has set as a whole"),
+        (["train", "--horizon.horizons", "[6, 3]"], "do not grow from stage to stage: give [3, 6]"),
+        (["train", "--horizon.horizons", "3,6"], "'[1, 2]' in quotes on the command line"),
+        (["doctor", "--rl.lr", "1"], "`horizonrl doctor` takes no keys"),
+        (["envs", "list", "--rl.lr", "1"], "`horizonrl envs` takes no keys"),
+        (["envs", "list", "gone"], "no environment 'gone'"),
+        (["status"], "which run?"),
+        (["status", "nowhere"], "is no run directory"),
+        (["export", "nowhere", "out"], "is no run directory"),
+        (["export", "nowhere", "out", "--best"], "is no run directory"),
+        (["envs", "check"], "which environment?"),
+        (["envs", "check", "transcripts"], "transcripts need a file"),
+        (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),
+        (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
+        (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
+        (["demos", "--out", "x", "--count", "0"], "--count is 0"),
+        (["eval"], "which model?"),
+        (["eval", "gone", "--env", "parity"], "neither a directory nor"),
+        (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
+        (["eval", "pocket", "--endpoint", "http://h/v1", "--model-name", "m"], "were both given"),
+        (["eval", "--endpoint", "http://me:pw@h/v1", "--model-name", "m"], "would be written down"),
+        ([*REMOTE], "on what?"),
+        ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
+        ([*REMOTE, "--env", "parity", "--categories", "hard"], "has no category 'hard'"),
+        ([*REMOTE, "--env", "parity", "--options.x", "1"], "has no option 'x'"),
+        ([*REMOTE, "--env", "transcripts", "--options.path", "x"], "only replays what others did"),
+        ([*REMOTE, "--env", "parity", "--turns", "0"], "--turns is 0"),
+        ([*REMOTE, "--env", "parity", "--tasks", "0"], "--tasks is 0"),
+        ([*REMOTE, "--env", "parity", "--samples", "1", "999"], "--samples is 999"),
+        ([*REMOTE, "--env", "parity", "--samples", "2", "--eval.temperature", "0"], "at eval.temperature 0"),
+        ([*REMOTE, "--env", "parity", "--turns", "1", "2", "--horizon.announce", "true"], "one value of --turns"),
+        ([*REMOTE, "--table", "--env", "parity"], "--table has no environment 'parity'"),
+        ([*REMOTE, "--table", "--categories", "depth1"], "--table has its own categories"),
+    ],
+)
+def test_asking_wrongly_is_one_clear_message(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: ")
+    assert message in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "chaos", "--kills", "0"], "0: give 1 or more"),
+        (["envs", "serve", "parity", "--port", "99999"], "give 0 or more, 65535 at most"),
+        (["bench", "learning", "losses", "--directory", "d", "--seeds", "a"], "such as 0,1,2"),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused_with_them(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nowhere" / "demos.jsonl"
+    assert main(["demos", "--out", str(out), "--count", "1", "--envs", '[{"id": "parity"}]']) == 1
+    assert capsys.readouterr().err == f"error: {out}: No such file or directory: give another path, or mend this one\n"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("horizonrl ")
+
+
+def test_environments_are_listed_in_short_and_those_that_are_named_in_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["envs", "list", "textcraft"]) == 0
+    named = capsys.readouterr().out
+    assert "depth1" in named and "babyai" not in named
+
+
+def test_a_url_that_does_not_answer_is_one_clear_message(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "controller", "--broker.url", "nats://127.0.0.1:9"]
+    answer = subprocess.run(
+        [*command, "--broker.connect_timeout_s", "1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert "nats://127.0.0.1:9" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_run_without_evaluations_has_no_best_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}"])
+    write_config(config)
+    assert main(["export", str(config.run_dir), str(tmp_path / "out"), "--best"]) == 1
+    assert "holds no evaluated version: set eval.every" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.ops.publish.card import base_model, model_card, recipe
+from horizonrl.ops.report.facts import Files
+from horizonrl.ops.run.directory import public_config
+from tests.ops.report.runs import run_config, write_run
+
+
+def made(root: Path, step: int, *overrides: str) -> ModelCard:
+    config = run_config(root, *overrides)
+    files = Files.read(write_run(config))
+    return ModelCard(model_card(config, files, Path(config.model.name), {"step": step, "digest": "d1", "run": "small"}))
+
+
+def test_a_card_has_the_exported_versions_results_with_their_intervals(tmp_path: Path) -> None:
+    card = made(tmp_path, step=6)
+    (result,) = card.data.eval_results
+    assert (result.dataset_name, result.metric_type, result.metric_value) == ("textcraft", "success_rate", 30 / 64)
+    assert result.metric_name == "success, 95 %: 0.352 to 0.589"
+    assert "| **6** | textcraft | 47 % (35.2 to 58.9) | 64 |" in card.text
+    assert "| 3 | textcraft |" in card.text
+
+
+def test_a_version_that_was_not_evaluated_claims_no_result(tmp_path: Path) -> None:
+    card = made(tmp_path, step=5)
+    assert not card.data.eval_results
+    assert "**6**" not in card.text
+
+
+def test_a_card_names_environments_lineage_and_facts(tmp_path: Path) -> None:
+    card = made(tmp_path, step=6)
+    assert "| textcraft | 1 | train | all | staged: 4, 8 |" in card.text
+    assert "| 0 | 0 |" in card.text
+    assert "| digest | `d1` |" in card.text
+    assert card.data.library_name == "transformers" and "horizonrl" in card.data.tags
+
+
+def test_the_recipe_of_a_card_makes_the_same_config(tmp_path: Path) -> None:
+    config = run_config(tmp_path, "--rl.lr=3e-6", "--rollout.group_size=4")
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe(config))
+    assert public_config(RunConfig.load([file])) == public_config(config)
+    assert "[actor]" not in recipe(config), "defaults need no line"
+
+
+def test_nothing_of_the_machine_or_the_broker_is_in_a_card(tmp_path: Path) -> None:
+    options = json.dumps([{"id": "transcripts", "options": {"path": str(tmp_path / "private" / "talks.jsonl")}}])
+    card = made(tmp_path, 6, "--broker.url=nats://inner.example:4222", f"--envs={options}")
+    assert str(tmp_path) not in card.content
+    assert "inner.example" not in card.content
+    assert "talks.jsonl" in card.content
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "known"),
+    [
+        ("smollm2-135m-instruct", None, ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0")),
+        ("pocket-0123456789ab", None, (None, "apache-2.0")),
+        ("other", "---\ntags: [a]\nlicense: mit\n---\n", (None, "mit")),
+        ("other", "# A model\n\nlicense: mit\n", (None, "unknown")),
+        ("other", None, (None, "unknown")),
+    ],
+)
+def test_the_licence_is_the_base_models_or_unknown(
+    tmp_path: Path, name: str, text: str | None, known: tuple[str | None, str]
+) -> None:
+    (tmp_path / name).mkdir()
+    if text is not None:
+        (tmp_path / name / "README.md").write_text(text)
+    assert base_model(tmp_path / name) == known
