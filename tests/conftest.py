@@ -1,6 +1,7 @@
 """One real nats-server for the whole session."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,15 @@ __all__ = ["tiny_models", "vllm_engine"]
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def logs_end_with_their_test() -> Iterator[None]:
+    """Remove the handler that a command has configured: its stream is the test's, and closed after it."""
+    yield
+    for handler in logging.getLogger().handlers[:]:
+        if type(handler) is logging.StreamHandler:
+            logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
 from horizonrl.common.types import Kind, PolicyVersion, Progress, Void, WeightsManifest
 from horizonrl.learner.intake.batch import Trace
@@ -110,6 +111,7 @@ def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
     async def scenario() -> None:
         transport = MortalTransport(world.server, None)
         lost = make_group(0, rewards=(0.0, 0.0))
+        await TicketQueue(transport).issue(lost.ticket)
         await GroupLog(transport).publish(lost)
         await transport.publish("groups.part", b"x", message_id=f"{lost.ticket.end_id}.0123456789abcdef.0")
         learning = asyncio.create_task(world.learner(transport).run())

@@ -8,7 +8,7 @@ import pytest
 from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.folder import Keys
 from horizonrl.ops.cli.main import main
-from tests.broker.test_connect import free_port
+from tests.broker.nats.test_connect import free_port
 from tests.process.conftest import Workplace
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from horizonrl.broker.nats.connect import connect
-from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed

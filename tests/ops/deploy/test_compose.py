@@ -11,7 +11,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli import main as cli
 from horizonrl.ops.run.roles import stop_within_s
 
-OPS = Path(__file__).parents[3] / "ops"
+OPS = Path(__file__).parents[3] / "ops/deploy"
 COMPOSE = yaml.safe_load((OPS / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ROLES = {name: service for name, service in SERVICES.items() if service.get("command", [""])[0] == "horizonrl"}

@@ -27,7 +27,7 @@ from horizonrl.learner.intake.collector import Draft, Drop
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line
 from horizonrl.ops.run.directory import write_config
-from tests.learner.test_journal import STATS
+from tests.learner.records.test_journal import STATS
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!-- {{facts}}"
 THOUGHT = "Thought: I need wood, naïvely 🪵.\nAction: get 2 logs"
