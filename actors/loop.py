@@ -147,7 +147,7 @@ class ActorLoop:
         try:
             async with lease.held():
                 if ticket.kind is not Kind.DEMO:  # an expert needs no weights
-                    await self.follower.reached(ticket.issued, WEIGHTS_WAIT_S)
+                    await self.follower.reached(ticket.issued_at_version, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
             if len(group.valid_episodes) >= min(2, ticket.group_size):
                 self._unfit_in_a_row = 0

@@ -187,7 +187,7 @@ class Rollout:
         sampling = ticket.sampling
         if ticket.kind is Kind.DEMO:
             expert, encode = expert_of(environment), self.chat.encode_turn
-            return ExpertAgent(expert, encode, ticket.issued, sampling.max_turn_tokens, self.step_timeout_s)
+            return ExpertAgent(expert, encode, ticket.issued_at_version, sampling.max_turn_tokens, self.step_timeout_s)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 
     async def _generate(

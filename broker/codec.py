@@ -1,6 +1,6 @@
 """The records on the wire: MessagePack maps with packed arrays (PROTOCOL.md, "Records").
 
-A record is the map {"schema": 1, "type": "group", "body": {field: value}}. The arrays of a turn would dominate its
+A record is the map {"schema": 2, "type": "group", "body": {field: value}}. The arrays of a turn would dominate its
 size, so they travel as binary: token ids as little-endian int32, log-probabilities as little-endian float32.
 Whatever the bytes are, decoding them yields a valid record or raises a RecordError.
 """
@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import ValidationError
 
+from horizonrl.broker import schema1
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
 from horizonrl.common.types import Group, HorizonState, Progress, Record, RunSettings, Ticket, Void, WeightsManifest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_RECORD_BYTES = 64 << 20
 MAX_COLLECTION = 4_096
 """Most elements of an array or a map on the wire: above every bound in `common/types.py`, below a memory bomb."""
@@ -40,9 +41,8 @@ C = TypeVar("C")
 
 def encode(record: Record) -> bytes:
     """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that the wire cannot hold."""
-    envelope = {"schema": SCHEMA_VERSION, "type": TYPES[type(record)], "body": record}
     try:
-        data: bytes = msgpack.packb(envelope, default=_fields)
+        data: bytes = _pack(TYPES[type(record)], SCHEMA_VERSION, record)
     except (OverflowError, struct.error) as error:
         raise MalformedRecord(f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}") from None
     if len(data) > MAX_RECORD_BYTES:
@@ -61,14 +61,29 @@ def decode(data: bytes, record_type: type[R]) -> R:
     envelope = _unpack(data)
     if not isinstance(envelope, dict) or type(envelope.get("schema")) is not int:
         raise MalformedRecord(f"not a {name}: no map with a schema version")
-    if envelope["schema"] != SCHEMA_VERSION:
-        raise UnknownSchema(f"schema {envelope['schema']}: this program reads {SCHEMA_VERSION}; upgrade the older side")
+    if envelope["schema"] not in (1, SCHEMA_VERSION):
+        raise UnknownSchema(
+            f"schema {envelope['schema']}: this program reads 1 and {SCHEMA_VERSION}; upgrade the older side"
+        )
     if envelope.get("type") != name:
         raise MalformedRecord(f"not a {name}: type is {envelope.get('type')!r:.80}")
+    body = envelope.get("body")
+    if envelope["schema"] == 1:
+        body = schema1.upgraded(name, body)
     try:
-        return record_type.model_validate(envelope.get("body"))
+        return record_type.model_validate(body)
     except ValidationError as error:
         raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
+
+
+def encode_schema1(ticket: Ticket) -> bytes:
+    """Return a ticket's bytes in schema 1: what the signatures in a log of that schema were made of."""
+    return _pack("ticket", 1, schema1.downgraded("ticket", _fields(ticket)))
+
+
+def _pack(name: str, schema: int, body: object) -> bytes:
+    packed: bytes = msgpack.packb({"schema": schema, "type": name, "body": body}, default=_fields)
+    return packed
 
 
 def _fields(record: object) -> dict[str, Any]:

@@ -12,7 +12,9 @@ OFFSET = "Horizon-Offset"
 MAX_REASON = 512
 
 
-async def bury(transport: Transport, stream: Stream, message: Message, reason: str, data: bytes | None = None) -> None:
+async def store_dead_letter(
+    transport: Transport, stream: Stream, message: Message, reason: str, data: bytes | None = None
+) -> None:
     """Store an undecodable message in DEAD, once however often it is read; `data` are its bytes if it came in parts."""
     kept = message.data if data is None else data
     room = transport.max_payload_bytes

@@ -16,10 +16,10 @@ import xxhash
 
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
-from horizonrl.broker.dead_letters import bury
+from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.marks import check_same, mark_of
 from horizonrl.broker.reading import AT_ONCE, read_stored
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import (
     ConfigError,
@@ -85,9 +85,9 @@ class Entry:
 
 
 class GroupLog:
-    def __init__(self, transport: Transport, seals: Seals | None = None) -> None:
+    def __init__(self, transport: Transport, signer: TicketSigner | None = None) -> None:
         self._transport = transport
-        self._seals = seals or Seals(transport.run)
+        self._signer = signer or TicketSigner(transport.run)
         """What a reader checks the tickets of the log with."""
         self._room: int | None = None
         """Bytes that the log may hold; None before the first publish."""
@@ -171,7 +171,7 @@ class GroupLog:
 
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
-        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._seals)
+        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer)
 
     async def end(self) -> int:
         """Return the sequence of the last entry, 0 when there is none."""
@@ -184,7 +184,7 @@ class GroupLog:
         async with aclosing(read_stored(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
             async for message in joined:
                 first = _first_part(message)
-                if self._seals.ended_by(_end_id(message)) and first < floor and await self._holds(first):
+                if self._signer.ended_by(_end_id(message)) and first < floor and await self._holds(first):
                     floor = first
         await self._transport.purge(Stream.GROUPS, below=floor)
 
@@ -192,10 +192,10 @@ class GroupLog:
 class LogReader:
     """The entries of the log in order. Remember the `sequence` of the last one settled: it is the cursor."""
 
-    def __init__(self, transport: Transport, reader: Reader, seals: Seals) -> None:
+    def __init__(self, transport: Transport, reader: Reader, signer: TicketSigner) -> None:
         self._transport = transport
         self._reader = reader
-        self._seals = seals
+        self._signer = signer
         self._ahead: deque[Message] = deque()
         self._last: Message | None = None
         """The last message that was taken."""
@@ -240,10 +240,10 @@ class LogReader:
             if message.subject == JOINED:
                 data = await self._join(message)
             record = decode(data, Void) if message.subject == VOID else decode(data, Group)
-            self._seals.check(record.ticket)
+            self._signer.verify(record.ticket)
         except RecordError as error:
-            await bury(self._transport, Stream.GROUPS, message, str(error), data)
-            ended = None if isinstance(error, PartsPurged) else self._seals.ended_by(_end_id(message))
+            await store_dead_letter(self._transport, Stream.GROUPS, message, str(error), data)
+            ended = None if isinstance(error, PartsPurged) else self._signer.ended_by(_end_id(message))
             return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), mark)
         return Entry(message.sequence, record, mark)
 
@@ -254,7 +254,7 @@ class LogReader:
         Raises MalformedRecord when they are otherwise not all there, or not the same.
         """
         end_id = _end_id(message)
-        if self._seals.ended_by(end_id) is None:
+        if self._signer.ended_by(end_id) is None:
             raise ForgedRecord("joins parts under the id of no ticket that its sender was given")
         first, count = _first_part(message), _number(message, PARTS)
         if not 0 < first < message.sequence or not 0 < count <= MAX_RECORD_BYTES // 1024:

@@ -1,9 +1,10 @@
-"""Seals: how the learner knows that a group answers a ticket which its controller issued, and to this actor.
+"""Ticket signatures: how the learner knows that a group answers a ticket of its controller, and that actor's own.
 
-Controller and learner share a key that no actor has. A ticket's seal has two halves of 32 hexadecimal digits. The first
-is of its id: it is part of the message id under which the ticket ends, so that nobody who was not given the ticket can
-take that id. The second is of all that the ticket says. Both are pure functions, so that a resumed learner judges the
-same log the same way. Without a key nothing is sealed and everyone who reaches the broker is believed.
+Controller and learner share a key that no actor has. A ticket's signature has two halves of 32 hexadecimal digits, both
+HMAC-SHA256 cut to 128 bits. The first signs the ticket's id; it is part of the message id under which the ticket ends,
+so nobody who was not given the ticket can take that id. The second signs everything the ticket says. Both are pure
+functions, so a resumed learner judges the same log the same way. Without a key nothing is signed, and everyone who
+reaches the broker is believed.
 """
 
 import hashlib
@@ -13,44 +14,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from horizonrl.broker.codec import encode
+from horizonrl.broker.codec import encode, encode_schema1
 from horizonrl.common.errors import ConfigError, ForgedRecord
-from horizonrl.common.types import SEAL_HALF, Ticket
+from horizonrl.common.types import SIGNATURE_HALF, Ticket
 
 TICKET_ID = re.compile(r"(?:train|demo|eval)-(?:\d{8}|[1-9]\d{8,14})", re.ASCII)
 """A ticket's id as it is written, the number below 2^53."""
 LEAST_KEY = 32
+"""Fewest bytes of a key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seals:
+class TicketSigner:
     run: str
     key: bytes | None = None
 
     @classmethod
     def load(cls, run: str, path: Path | None) -> Self:
-        """Read the key. Raises ConfigError, without what the file holds, when it is none."""
+        """Read the key. Raises ConfigError if it is missing or too short; the message never contains the file."""
         if path is None:
             return cls(run)
         if not path.is_file():
             raise ConfigError(f"broker.ticket_key is {path}: there is no such file")
         key = path.read_bytes().strip()
         if len(key) < LEAST_KEY:
-            raise ConfigError(f"broker.ticket_key is {path}: {len(key)} bytes, at least {LEAST_KEY} are a key")
+            raise ConfigError(f"broker.ticket_key is {path}: {len(key)} bytes, a key has at least {LEAST_KEY}")
         return cls(run, key)
 
     @property
-    def sealing(self) -> bool:
+    def signs(self) -> bool:
         """Whether a ticket's id proves that the controller issued it."""
         return self.key is not None
 
-    def seal(self, ticket: Ticket) -> Ticket:
-        """Return the ticket with its seal."""
-        return ticket.model_copy(update={"seal": self._seal(ticket)}) if self.key else ticket
+    def sign(self, ticket: Ticket) -> Ticket:
+        """Return the ticket with its signature."""
+        return ticket.model_copy(update={"signature": self._signature(ticket)}) if self.key else ticket
 
-    def check(self, ticket: Ticket) -> None:
-        """Raise ForgedRecord unless the ticket was sealed with this key and not altered since."""
-        if self.key and not hmac.compare_digest(ticket.seal, self._seal(ticket)):
+    def verify(self, ticket: Ticket) -> None:
+        """Raise ForgedRecord unless the ticket was signed with this key and not altered since."""
+        if self.key and not self._genuine(ticket):
             raise ForgedRecord(f"{ticket.ticket_id} was not issued by this run's controller, or was altered")
 
     def ended_by(self, message_id: str) -> str | None:
@@ -61,10 +63,19 @@ class Seals:
         genuine = hmac.compare_digest(half.encode(), self._half(ticket_id.encode()).encode()) if self.key else not dot
         return ticket_id if genuine else None
 
-    def _seal(self, ticket: Ticket) -> str:
-        unsealed = encode(ticket.model_copy(update={"seal": ""}))
-        return self._half(ticket.ticket_id.encode()) + self._half(unsealed)
+    def _genuine(self, ticket: Ticket) -> bool:
+        return hmac.compare_digest(ticket.signature, self._signature(ticket)) or hmac.compare_digest(
+            ticket.signature, self._signature_schema1(ticket)
+        )
 
-    def _half(self, said: bytes) -> str:
+    def _signature(self, ticket: Ticket) -> str:
+        unsigned = encode(ticket.model_copy(update={"signature": ""}))
+        return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
+
+    def _signature_schema1(self, ticket: Ticket) -> str:
+        unsigned = encode_schema1(ticket.model_copy(update={"signature": ""}))
+        return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
+
+    def _half(self, signed: bytes) -> str:
         """Return the tag of some bytes; the run's name keeps the tickets of runs with one key apart."""
-        return hmac.digest(self.key or b"", self.run.encode() + b"\n" + said, hashlib.sha256).hex()[:SEAL_HALF]
+        return hmac.digest(self.key or b"", self.run.encode() + b"\n" + signed, hashlib.sha256).hex()[:SIGNATURE_HALF]

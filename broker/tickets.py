@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
-from horizonrl.broker.dead_letters import bury
+from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.reading import read_stored
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Kind, Ticket
@@ -100,9 +100,9 @@ class Lease:
 
 
 class TicketQueue:
-    def __init__(self, transport: Transport, seals: Seals | None = None) -> None:
+    def __init__(self, transport: Transport, signer: TicketSigner | None = None) -> None:
         self._transport = transport
-        self._seals = seals or Seals(transport.run)
+        self._signer = signer or TicketSigner(transport.run)
         self._issued: dict[Kind, int] = {}
         """Per kind, the most that were seen to be issued."""
         self._purged: dict[Kind, int] = {}
@@ -110,20 +110,20 @@ class TicketQueue:
 
     async def issue(self, ticket: Ticket) -> bool:
         """Publish a ticket; return False when it had been issued before."""
-        data = encode(self._seals.seal(ticket))
+        data = encode(self._signer.sign(ticket))
         stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
         return not stored.duplicate
 
     async def issue_again(self, ticket: Ticket, earlier: int) -> None:
         """Publish a vanished ticket under its own id; `earlier` is the sequence of its newest copy, 0 without one."""
-        data = encode(self._seals.seal(ticket))
+        data = encode(self._signer.sign(ticket))
         await self._transport.publish(AGAIN, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
 
-    async def standing(self) -> dict[str, tuple[int, Ticket]]:
+    async def stored_tickets(self) -> dict[str, tuple[int, Ticket]]:
         """Return the newest copy of each ticket that the stream holds and its sequence, by ticket id."""
         return {ticket.ticket_id: (sequence, ticket) for sequence, ticket in await self._scan("tickets.>")}
 
-    async def issued(self, kind: Kind) -> int:
+    async def count_issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one.
 
         The last message tells; the first time all of them do, in case an older ticket was stored a second time.
@@ -139,7 +139,7 @@ class TicketQueue:
 
     async def was_issued(self, kind: Kind, number: int) -> bool:
         """Return whether a ticket has been issued; asks the broker only for a number beyond those known to be."""
-        return self._seals.sealing or number < self._issued.get(kind, 0) or number < await self.issued(kind)
+        return self._signer.signs or number < self._issued.get(kind, 0) or number < await self.count_issued(kind)
 
     async def lease(self, timeout_s: float) -> Lease | None:
         """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""
@@ -149,7 +149,7 @@ class TicketQueue:
             try:
                 ticket = decode(delivery.message.data, Ticket)
             except RecordError as error:
-                await bury(self._transport, Stream.TICKETS, delivery.message, str(error))
+                await store_dead_letter(self._transport, Stream.TICKETS, delivery.message, str(error))
                 await delivery.acknowledge()
                 continue
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
@@ -158,7 +158,7 @@ class TicketQueue:
     async def purge_below(self, lowest_unsettled: Mapping[Kind, int]) -> None:
         """Remove each kind's tickets below its number, but never the last one issued: `issued` reads it."""
         for kind, number in lowest_unsettled.items():
-            keep = min(number, await self.issued(kind) - 1)
+            keep = min(number, await self.count_issued(kind) - 1)
             if keep > self._purged.get(kind, 0):
                 await self._purge(_subject(kind), {kind: keep})
                 self._purged[kind] = keep

@@ -18,8 +18,8 @@ MAX_TOKENS = 1 << 20
 """Most tokens of one array: far above any context in use, far below what could exhaust memory."""
 MAX_SPANS = 1_024
 """Most versions that sample one turn."""
-SEAL_HALF = 32
-"""Hexadecimal digits of half a ticket's seal: 128 bits."""
+SIGNATURE_HALF = 32
+"""Hexadecimal digits of half a signature: 128 bits."""
 MAX_ENTRIES = 16
 """Most entries of a map that has one a kind or a reason."""
 MAX_ENVIRONMENTS = 1_024
@@ -176,9 +176,9 @@ class Ticket(Record):
     announce_horizon: bool = False
     """Tell the agent how many turns remain."""
     sampling: Sampling = Sampling()
-    issued: PolicyVersion = PolicyVersion()
+    issued_at_version: PolicyVersion = PolicyVersion()
     """The learner's version when the ticket was issued: actors begin with this one or a later one."""
-    seal: Annotated[str, Field(max_length=2 * SEAL_HALF, pattern=r"^[0-9a-f]*$")] = ""
+    signature: Annotated[str, Field(max_length=2 * SIGNATURE_HALF, pattern=r"^[0-9a-f]*$")] = ""
     """The controller's proof that it issued this ticket (`broker/signing.py`); empty in a run without a ticket key."""
 
     @property
@@ -187,8 +187,8 @@ class Ticket(Record):
 
     @property
     def end_id(self) -> str:
-        """The message id under which the ticket ends: nobody can guess that of a sealed one."""
-        return f"{self.ticket_id}.{self.seal[:SEAL_HALF]}" if self.seal else self.ticket_id
+        """The message id under which the ticket ends: nobody can guess that of a signed one."""
+        return f"{self.ticket_id}.{self.signature[:SIGNATURE_HALF]}" if self.signature else self.ticket_id
 
 
 class Turn(Record):
@@ -311,11 +311,11 @@ class Group(Record):
     @property
     def oldest_version(self) -> int:
         """The oldest version that sampled a token of a valid episode; the ticket's own when there is none."""
-        return min((span.version for span in self.spans()), default=self.ticket.issued.version)
+        return min((span.version for span in self.spans()), default=self.ticket.issued_at_version.version)
 
     @property
     def newest_version(self) -> int:
-        return max((span.version for span in self.spans()), default=self.ticket.issued.version)
+        return max((span.version for span in self.spans()), default=self.ticket.issued_at_version.version)
 
 
 class Void(Record):
@@ -369,7 +369,7 @@ class Progress(Record):
     outcomes: Annotated[dict[Kind, Outcomes], Few] = {}
     lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
-    met: Annotated[dict[Kind, Ranges], Few] = {}
+    ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
     """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; one that has not grown is left out."""
@@ -381,12 +381,12 @@ class Progress(Record):
     def ended(self, kind: Kind, number: int) -> bool:
         """Say whether the learner has met the end of a ticket."""
         return number < self.lowest_unsettled.get(kind, 0) or any(
-            first <= number <= last for first, last in self.met.get(kind, ())
+            first <= number <= last for first, last in self.ended_ranges.get(kind, ())
         )
 
     def reached(self, kind: Kind) -> int:
         """Return the number after the highest one of a kind whose end is known."""
-        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.met.get(kind, ())), 0)
+        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.ended_ranges.get(kind, ())), 0)
 
 
 class WeightsManifest(Record):
@@ -411,7 +411,7 @@ class HorizonState(Record):
     phase_step: Count = 0
     horizons: dict[Name, HorizonTurns] = {}
     """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
-    issued: Annotated[dict[Kind, Count], Few] = {}
+    tickets_issued: Annotated[dict[Kind, Count], Few] = {}
 
 
 class EnvironmentSettings(Record):

@@ -12,6 +12,6 @@ _THREAD = ThreadPoolExecutor(1, "envs")
 """One for all environments: several would keep the event loop from the interpreter for longer than they take."""
 
 
-async def aside(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+async def in_thread(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Return what the call returns, made in the thread."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: call(*arguments, **options))

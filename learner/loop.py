@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
 from horizonrl.broker.marks import place_of
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointMismatch, LogGap, NothingToLearn, RunFailed
@@ -32,9 +32,9 @@ from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.engine.api import Engine, StepStats
 from horizonrl.learner.engine.weights_file import WEIGHTS_FILE
 from horizonrl.learner.fence import Fence
-from horizonrl.learner.intake.accounts import Books
+from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.batch import Batch
-from horizonrl.learner.intake.collector import Collector, Draft, Rules, Standing
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
@@ -66,7 +66,7 @@ class Commit:
 
     step: int
     cursor: int
-    books: dict[str, Any]
+    accounts: dict[str, Any]
     horizons: dict[str, Any] = field(default_factory=dict)
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
@@ -117,10 +117,10 @@ class LearnerLoop:
 
     def __post_init__(self) -> None:
         run_dir = self.config.run_dir
-        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
+        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
         self._fence = Fence(self.transport)
-        self._tickets = TicketQueue(self.transport, seals)
-        self._log = GroupLog(self.transport, seals)
+        self._tickets = TicketQueue(self.transport, signer)
+        self._log = GroupLog(self.transport, signer)
         self._journal = Journal(run_dir)
         self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=self.config.learner.keep_checkpoints)
         self._room = LogRoom(self.config, self.transport, self._fence, self._checkpoints)
@@ -132,10 +132,10 @@ class LearnerLoop:
         if self.config.lora.rank:
             self.identity = self.identity | {"lora.rank": str(self.config.lora.rank)}
         self._best = Best(run_dir / "best")
-        self._collector = Collector(self.rules, Books())
+        self._collector = Collector(self.rules, TicketAccounts())
         self._horizons = Histories(adaptive_rules(self.config))
         self._rounds = Rounds(self.eval_tasks)
-        self._commit = Commit(step=0, cursor=0, books=Books().dump(), horizons=self._horizons.dump())
+        self._commit = Commit(step=0, cursor=0, accounts=TicketAccounts().dump(), horizons=self._horizons.dump())
         self._lineage = 0
         self._issued = 0
         """Tickets that had been issued when the batch was full."""
@@ -237,7 +237,7 @@ class LearnerLoop:
         state = checkpoint.state
         self._commit = Commit(**{of.name: state[of.name] for of in fields(Commit) if of.name in state})
         self._horizons = Histories.restore(adaptive_rules(self.config), self._commit.horizons)
-        self._collector = Collector(self.rules, Books.restore(self._commit.books), self._commit.cursor)
+        self._collector = Collector(self.rules, TicketAccounts.restore(self._commit.accounts), self._commit.cursor)
         self._rounds = Rounds(self.eval_tasks, self._commit.rounds)
         self._saved_step = self._commit.step
 
@@ -253,9 +253,9 @@ class LearnerLoop:
 
         Returns before that when the log is short of room, and a checkpoint would free some.
         """
-        standing = Standing(version=self._commit.step, phase=self._phase())
-        wanted = self.config.groups_per_step(standing.phase)
-        draft = self._collector.draft
+        position = LearnerPosition(version=self._commit.step, phase=self._phase())
+        wanted = self.config.groups_per_step(position.phase)
+        pending = self._collector.pending
         starved, heard = STARVED_AFTER * wanted, time.monotonic()
         while missing := self._missing():
             entry = await reader.next(min(LOOK_S, QUIET_S))
@@ -269,18 +269,18 @@ class LearnerLoop:
                     heard = time.monotonic()
                 continue
             heard = time.monotonic()
-            await self._consume(entry, standing)
-            if len(draft.dropped) == starved:
-                self._tell_of_starvation(draft, wanted)
+            await self._consume(entry, position)
+            if len(pending.dropped) == starved:
+                self._tell_of_starvation(pending, wanted)
                 starved *= 2
             if not reader.ahead or not self._missing():
                 await self._announce_progress()
-        self._issued = sum([await self._tickets.issued(kind) for kind in Kind])
+        self._issued = sum([await self._tickets.count_issued(kind) for kind in Kind])
 
     def _missing(self) -> int:
         """Return how many groups the next step still wants."""
         phase = self._phase()
-        return max(0, self.config.groups_per_step(phase) - self._collector.draft.count(phase))
+        return max(0, self.config.groups_per_step(phase) - self._collector.pending.count(phase))
 
     async def _make_room(self, background: asyncio.TaskGroup) -> None:
         """Free the log behind the last commit, with a checkpoint ahead of its time if need be."""
@@ -289,20 +289,20 @@ class LearnerLoop:
         await self._sealing
         await until_stopped(self._room.free(short=True), self.stopping)
 
-    def _tell_of_starvation(self, draft: Draft, wanted: int) -> None:
+    def _tell_of_starvation(self, pending: PendingBatch, wanted: int) -> None:
         """Say that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.
 
         A policy that solves every task, or none, would be sampled for ever.
         """
-        episodes = [episode for group in draft.consumed for episode in group.valid_episodes]
+        episodes = [episode for group in pending.consumed for episode in group.valid_episodes]
         told = {
             "step": self._commit.step,
-            "missing": wanted - draft.count(self._phase()),
-            "dropped": dict(Counter(drop.reason.value for drop in draft.dropped)),
+            "missing": wanted - pending.count(self._phase()),
+            "dropped": dict(Counter(drop.reason.value for drop in pending.dropped)),
             "success_rate": round(sum(episode.success for episode in episodes) / max(1, len(episodes)), 3),
         }
         log.warning("batch_starved", **told)
-        if len(draft.dropped) >= GIVE_UP_AFTER * wanted:
+        if len(pending.dropped) >= GIVE_UP_AFTER * wanted:
             raise NothingToLearn(
                 f"hardly any group can be trained on ({told}): the policy solves all of these tasks, or it has "
                 "collapsed and solves none. Give harder or easier tasks, a larger rollout.group_size or a lower "
@@ -314,10 +314,10 @@ class LearnerLoop:
 
         Without an entry for `learner.step_timeout_s` nobody plays them any more: then the run ends as it is.
         """
-        standing = Standing(version=self._commit.step, phase=self._phase())
-        due = max(await self._tickets.issued(Kind.EVAL), self.config.eval_rounds * len(self.eval_tasks))
+        position = LearnerPosition(version=self._commit.step, phase=self._phase())
+        due = max(await self._tickets.count_issued(Kind.EVAL), self.config.eval_rounds * len(self.eval_tasks))
         patience_s, heard = self.config.learner.step_timeout_s, time.monotonic()
-        while (ended := self._collector.books.outcomes()[Kind.EVAL].settled) < due:
+        while (ended := self._collector.accounts.outcomes()[Kind.EVAL].settled) < due:
             entry = await reader.next(min(LOOK_S, QUIET_S, patience_s))
             if entry is None:
                 if await self._room.is_short(self._commit.cursor):
@@ -329,11 +329,11 @@ class LearnerLoop:
                     return
                 continue
             heard = time.monotonic()
-            await self._consume(entry, standing)
+            await self._consume(entry, position)
             if not reader.ahead:
                 await self._announce_progress()
 
-    async def _consume(self, entry: Entry, standing: Standing) -> None:
+    async def _consume(self, entry: Entry, position: LearnerPosition) -> None:
         """Consume an entry; write an evaluation down when it was the last one of its round."""
         if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
             kind, number = entry.ends
@@ -341,11 +341,11 @@ class LearnerLoop:
             self.metrics.count("log_entries_refused_total", reason="never_issued")
             self._collector.pass_over(entry)
             return
-        repeats = self._collector.draft.repeats
-        end = self._collector.consume(entry, standing)
+        repeats = self._collector.pending.repeats
+        end = self._collector.consume(entry, position)
         if isinstance(entry.record, DeadLetter):
             self.metrics.count("log_entries_refused_total", reason=entry.record.cause)
-        elif self._collector.draft.repeats > repeats:
+        elif self._collector.pending.repeats > repeats:
             self.metrics.count("log_entries_refused_total", reason="repeat")
         if end is None:
             return
@@ -364,33 +364,33 @@ class LearnerLoop:
 
     def _versions_awaited(self) -> set[int]:
         """Return the versions whose evaluation is not in: their weights may turn out to be the best."""
-        ended = self._collector.books.lowest_unsettled()[Kind.EVAL]
+        ended = self._collector.accounts.lowest_unsettled()[Kind.EVAL]
         return self._rounds.awaited(self.config, ended, self._commit.step)
 
     async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
-        """Take one optimizer step on the draft and commit it: weights, ledger, announcement, checkpoint, report."""
+        """Take one optimizer step on the pending batch; commit weights, ledger, announcement, checkpoint, report."""
         started = time.monotonic()
         phase = self._phase()
         batch = self._collector.batch(self._commit.step)
         stats = await self._train(batch, phase)
-        draft = self._collector.commit()
+        pending = self._collector.commit()
         step = self._commit.step + 1
         if phase is Phase.RL:
-            self._horizons.observe(draft.consumed, step - self.config.imitation.steps)
-        books, cursor, mark = self._collector.books.dump(), self._collector.cursor, self._collector.mark
-        self._commit = Commit(step, cursor, books, self._horizons.dump(), self._rounds.dump(), mark)
+            self._horizons.observe(pending.consumed, step - self.config.imitation.steps)
+        accounts, cursor, mark = self._collector.accounts.dump(), self._collector.cursor, self._collector.mark
+        self._commit = Commit(step, cursor, accounts, self._horizons.dump(), self._rounds.dump(), mark)
         file = self._weights.path_for(self.policy)
         digest = await self.engine.call(self.engine.engine.write_weights, file)
         weights_bytes = file.stat().st_size
-        self._journal.write_ledger(self._ledger_line(draft, batch, digest))
-        self._journal.write_episodes(self._commit.step, draft.consumed)
+        self._journal.write_ledger(self._ledger_line(pending, batch, digest))
+        self._journal.write_episodes(self._commit.step, pending.consumed)
         self._journal.free_episodes(self.config.learner.keep_episodes_bytes)
         announced = time.monotonic()
         await until_stopped(self._announce(digest), self.stopping)
         publish_s = time.monotonic() - announced
         if self._checkpoint_is_due(phase):
             await self._save(background)
-        self._report(phase, draft, stats, StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes))
+        self._report(phase, pending, stats, StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes))
 
     async def _announce(self, weights_digest: str) -> None:
         """Tell the actors of new weights, if they sample with them, and the controller of the step."""
@@ -415,7 +415,7 @@ class LearnerLoop:
 
         Returns None where the step's own comparison is that of the newest version, and NaN where neither can be had.
         """
-        sampled = self._collector.draft.sampled()
+        sampled = self._collector.pending.sampled()
         newest = max(chain.from_iterable(sampled), key=lambda policy: (policy.lineage, policy.version), default=None)
         if newest is None or newest == self.policy:
             return None
@@ -425,7 +425,7 @@ class LearnerLoop:
         best = max(places, key=lambda at: sampled[at][newest], default=None)
         if weights is None or best is None or not sampled[best][newest]:
             return math.nan
-        return await self.engine.call(self.engine.engine.gap_at, batch.traces[best], newest.version, weights)
+        return await self.engine.call(self.engine.engine.logprob_gap_at, batch.traces[best], newest.version, weights)
 
     def _checkpoint_is_due(self, phase: Phase) -> bool:
         phase_ended = self._phase() is not phase or self._commit.step == self.config.total_steps
@@ -464,45 +464,45 @@ class LearnerLoop:
 
     def _progress(self, finished: bool = False) -> Progress:
         phase, phase_step = self.config.phase(self._commit.step)
-        books = self._collector.books
+        accounts = self._collector.accounts
         return Progress(
             step=self._commit.step,
             phase=phase,
             phase_step=phase_step,
             policy=self.policy,
             cursor=self._collector.cursor,
-            outcomes=books.outcomes(),
-            lowest_unsettled=books.lowest_unsettled(),
-            met=self._collector.met(),
+            outcomes=accounts.outcomes(),
+            lowest_unsettled=accounts.lowest_unsettled(),
+            ended_ranges=self._collector.ended_ranges(),
             growths=self._horizons.growths(),
             finished=finished,
         )
 
-    def _ledger_line(self, draft: Draft, batch: Batch, weights_digest: str) -> dict[str, Any]:
+    def _ledger_line(self, pending: PendingBatch, batch: Batch, weights_digest: str) -> dict[str, Any]:
         return {
             "step": self._commit.step,
             "version": self.policy.version,
             "lineage": self.policy.lineage,
             "cursor": self._commit.cursor,
-            "trained": [[sequence, group.ticket.ticket_id] for sequence, group in draft.admitted],
-            "dropped": [[drop.sequence, drop.ticket_id, drop.reason.value] for drop in draft.dropped],
-            "voids": [[sequence, ticket_id] for sequence, ticket_id in draft.voids],
-            "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in draft.admitted},
-            "repeats": draft.repeats,
-            "never_issued": draft.unissued,
+            "trained": [[sequence, group.ticket.ticket_id] for sequence, group in pending.admitted],
+            "dropped": [[drop.sequence, drop.ticket_id, drop.reason.value] for drop in pending.dropped],
+            "voids": [[sequence, ticket_id] for sequence, ticket_id in pending.voids],
+            "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in pending.admitted},
+            "repeats": pending.repeats,
+            "never_issued": pending.unissued,
             "data_digest": batch.digest(),
             "weights_digest": weights_digest,
         }
 
-    def _report(self, phase: Phase, draft: Draft, stats: StepStats, times: StepTimes) -> None:
-        settled = sum(ends.settled for ends in self._collector.books.outcomes().values())
+    def _report(self, phase: Phase, pending: PendingBatch, stats: StepStats, times: StepTimes) -> None:
+        settled = sum(ends.settled for ends in self._collector.accounts.outcomes().values())
         rl_step = self._commit.step - self.config.imitation.steps
         grown = [growth for growth in self._horizons.growths() if growth.phase_step == rl_step]
-        line = metrics_line(phase, self.policy, draft, stats, times)
+        line = metrics_line(phase, self.policy, pending, stats, times)
         line |= {"tickets_issued": self._issued, "tickets_outstanding": self._issued - settled}
         line["growths"] = [growth.model_dump() for growth in grown]
         self._journal.write_metrics(line)
-        mirror_metrics(self.metrics, line, draft)
+        mirror_metrics(self.metrics, line, pending)
         for growth in grown:
             self.metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())

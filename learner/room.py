@@ -10,7 +10,7 @@ from contextlib import suppress
 from horizonrl.broker.api import Extent, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.marks import place_of
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
@@ -27,7 +27,7 @@ SHORT_SHARE = 0.5
 class LogRoom:
     def __init__(self, config: RunConfig, transport: Transport, fence: Fence, checkpoints: CheckpointStore) -> None:
         self._transport = transport
-        self._groups = GroupLog(transport, Seals.load(config.run.name, config.broker.ticket_key))
+        self._groups = GroupLog(transport, TicketSigner.load(config.run.name, config.broker.ticket_key))
         self._fence = fence
         self._checkpoints = checkpoints
         self._keep = config.learner.keep_log

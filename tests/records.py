@@ -25,7 +25,7 @@ def make_ticket(
         task=Task(env_id="textcraft", task_id="stick"),
         group_size=group_size,
         horizon_turns=horizon_turns,
-        issued=PolicyVersion(version=version),
+        issued_at_version=PolicyVersion(version=version),
     )
 
 

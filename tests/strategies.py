@@ -56,7 +56,7 @@ def tickets(group_size: SearchStrategy[int] = group_sizes) -> SearchStrategy[Tic
         horizon_turns=st.integers(3, 1024),
         announce_horizon=st.booleans(),
         sampling=samplings,
-        issued=policies,
+        issued_at_version=policies,
     )
 
 
@@ -152,7 +152,7 @@ horizon_states = st.builds(
     HorizonState,
     phase_step=counts,
     horizons=st.dictionaries(names, st.integers(1, 1024), max_size=3),
-    issued=st.dictionaries(kinds, counts),
+    tickets_issued=st.dictionaries(kinds, counts),
 )
 values = st.none() | st.integers(-5, 5) | texts | st.lists(st.booleans(), max_size=3)
 environments = st.builds(

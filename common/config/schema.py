@@ -63,7 +63,7 @@ class BrokerSection(Section):
     ca_file: Path | None = None
     """Certificate authority of a TLS server; a server without TLS is then refused."""
     ticket_key: Path | None = None
-    """A file with the key that seals tickets, for controller and learner alone: groups that answer no ticket of theirs
+    """A file with the key that signs tickets, for controller and learner alone: groups that answer no ticket of theirs
     are then refused. None believes every actor."""
     keys: Path | None = None
     """The folder of `horizonrl broker keys` that `horizonrl broker` serves with; no other role reads it."""

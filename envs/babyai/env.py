@@ -18,7 +18,7 @@ from horizonrl.envs.babyai.prompt import Style, first_observation, observation
 from horizonrl.envs.babyai.world import COMMANDS, GridWorld
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
-from horizonrl.envs.in_thread import aside
+from horizonrl.envs.in_thread import in_thread
 
 
 class BabyAI:
@@ -58,7 +58,7 @@ class BabyAI:
         """Begin a mission: any of AgentGym's, whether it is listed or not."""
         if not is_number(task_id):
             raise ConfigError(f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'")
-        world = await aside(AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld, task_id)
+        world = await in_thread(AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld, task_id)
         text = whole(first_observation(world, self._style, self._format), task_id, self._max_chars)
         self._world = world
         return Observation(text)

@@ -14,7 +14,7 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
-from horizonrl.envs.in_thread import aside
+from horizonrl.envs.in_thread import in_thread
 from horizonrl.envs.webnav.actions import COMMANDS, read_command
 from horizonrl.envs.webnav.browser import HOME, Browser, Refused
 from horizonrl.envs.webnav.community import Code, Forum
@@ -81,7 +81,7 @@ class WebNav:
 
     async def reset(self, task_id: str) -> Observation:
         """Begin a task on sites that nobody has touched."""
-        drawn = await aside(draw_task, task_id, self._style)
+        drawn = await in_thread(draw_task, task_id, self._style)
         sites = [site(drawn.world) for site in SITES]
         episode = _Episode(drawn, Browser(SiteWeb(sites, self._style), drawn.start, self._style))
         text = whole(self._first(episode), task_id, self._max_chars)

@@ -118,7 +118,7 @@ export class Actor {
 
   async play(ticket, deliveries, run, signal) {
     const started_at_ms = Date.now();
-    if (ticket.kind !== "demo") await this.follow(ticket.issued, signal);
+    if (ticket.kind !== "demo") await this.follow(ticket.issued_at_version, signal);
     const places = [...Array(ticket.group_size).keys()];
     const episodes = await Promise.all(places.map((index) => this.episode(ticket, index, run, signal)));
     return { ticket, episodes, provenance: this.provenance, deliveries, started_at_ms, finished_at_ms: Date.now() };
@@ -146,7 +146,7 @@ export class Actor {
       await sleep(this.turnMs, undefined, { signal });
       const random = parity.dice(seed == null ? seed : (seed + index) * 4096 + turns.length);
       const reply = ticket.kind === "demo" ? parity.demonstrate() : parity.sample(max_turn_tokens, random);
-      const by = ticket.kind === "demo" ? ticket.issued : this.version;
+      const by = ticket.kind === "demo" ? ticket.issued_at_version : this.version;
       const step = world.step(reply.text);
       success = step.success;
       if (step.terminated) stop = "terminated";

@@ -122,7 +122,7 @@ export class Broker {
   async #isPassedOver({ kind, number }, sequence) {
     const progress = await this.state("progress");
     if (!progress || progress.cursor < sequence) return false;
-    const ended = [[0, (progress.lowest_unsettled?.[kind] ?? 0) - 1], ...(progress.met?.[kind] ?? [])];
+    const ended = [[0, (progress.lowest_unsettled?.[kind] ?? 0) - 1], ...(progress.ended_ranges?.[kind] ?? [])];
     return !ended.some(([first, last]) => first <= number && number <= last);
   }
 

@@ -5,13 +5,13 @@ import { join } from "node:path";
 import { decode, encode } from "@msgpack/msgpack";
 import { createXXHash128 } from "hash-wasm";
 
-export const pack = (type, body) => encode({ schema: 1, type, body });
+export const pack = (type, body) => encode({ schema: 2, type, body });
 
 /** Returns the body of a record, or throws when the bytes are not a record of this type. */
 export function unpack(bytes, type) {
   const record = decode(bytes);
-  if (record?.schema !== 1 || record.type !== type || typeof record.body !== "object") {
-    throw new Error(`schema ${record?.schema}, type ${record?.type}: wanted a ${type} of schema 1`);
+  if (record?.schema !== 2 || record.type !== type || typeof record.body !== "object") {
+    throw new Error(`schema ${record?.schema}, type ${record?.type}: wanted a ${type} of schema 2`);
   }
   return record.body;
 }
@@ -19,7 +19,7 @@ export function unpack(bytes, type) {
 export const ticketId = (ticket) => `${ticket.kind}-${String(ticket.number).padStart(8, "0")}`;
 
 /** The message id under which a ticket ends: its group or its void, whichever is stored first. */
-export const endId = (ticket) => ticketId(ticket) + (ticket.seal ? `.${ticket.seal.slice(0, 32)}` : "");
+export const endId = (ticket) => ticketId(ticket) + (ticket.signature ? `.${ticket.signature.slice(0, 32)}` : "");
 
 // Typed arrays have the machine's byte order, which is little-endian wherever Node runs today.
 export const int32 = (ids) => new Uint8Array(Int32Array.from(ids).buffer);

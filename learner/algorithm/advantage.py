@@ -25,7 +25,7 @@ STD_FLOOR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the models said of a trace's N generated tokens before the step; zeros where a model was not asked."""
+    """What the models output of a trace's N generated tokens before the step; zeros where a model was not asked."""
 
     logprobs_N: Floats
     """log π at the start of the step."""
@@ -112,7 +112,7 @@ def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: Adva
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ScoredTrace:
     """One episode of a batch, seen by its N generated tokens and its K turns."""
 
     place: int
@@ -137,7 +137,7 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
 
     Demonstrations are cloned: they stand in no comparison, and their advantages are 0.
     """
-    groups: defaultdict[int, list[Played]] = defaultdict(list)
+    groups: defaultdict[int, list[ScoredTrace]] = defaultdict(list)
     for place, trace in enumerate(traces):
         if not trace.demo:
             groups[trace.group].append(_played(place, trace, scores[place] if scores else None, objective))
@@ -152,7 +152,7 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
     return [made.get(place) or _untargeted(np.zeros(trace.trained_tokens)) for place, trace in enumerate(traces)]
 
 
-def teaches(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
+def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
     """Return whether a group of these rewards, per episode and turn, has an advantage that is not zero."""
     values = [value for rewards in returns for value in _credits(np.asarray(rewards), settings)]
     if settings.kind == "return":
@@ -165,14 +165,14 @@ WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
 """Kinds whose advantages get mean 0 and variance 1 over the trained tokens of the batch."""
 
 
-def _played(place: int, trace: Trace, scores: Scores | None, objective: Objective) -> Played:
+def _played(place: int, trace: Trace, scores: Scores | None, objective: Objective) -> ScoredTrace:
     mask_L = trace.mask_L
     turns_N, mu_N = trace.turns_L[mask_L], trace.logprobs_L[mask_L].astype(np.float64)
     begins_N = np.diff(turns_N, prepend=-1) != 0
     nothing_N = np.zeros(len(mu_N))
     scores = scores or Scores(nothing_N, nothing_N, nothing_N)
     penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else nothing_N
-    return Played(
+    return ScoredTrace(
         place=place,
         rewards_N=trace.rewards_L[mask_L].astype(np.float64),
         penalties_N=penalties_N,
@@ -183,7 +183,7 @@ def _played(place: int, trace: Trace, scores: Scores | None, objective: Objectiv
     )
 
 
-def _estimated(group: Sequence[Played], settings: AdvantageSection) -> list[Estimate]:
+def _estimated(group: Sequence[ScoredTrace], settings: AdvantageSection) -> list[Estimate]:
     match settings.kind:
         case "gae":
             return [_gae(episode, settings) for episode in group]
@@ -198,7 +198,7 @@ def _estimated(group: Sequence[Played], settings: AdvantageSection) -> list[Esti
 
 
 def _compared(
-    group: Sequence[Played], compare: Callable[[Floats], Floats], settings: AdvantageSection
+    group: Sequence[ScoredTrace], compare: Callable[[Floats], Floats], settings: AdvantageSection
 ) -> list[Estimate]:
     """Compare the episodes' returns, or by turn all returns from a turn on, those of one group with one another.
 
@@ -221,7 +221,7 @@ def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
     return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
 
 
-def _ahead(episode: Played, values_N: Floats, discount: float) -> Floats:
+def _ahead(episode: ScoredTrace, values_N: Floats, discount: float) -> Floats:
     """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
     later_K = np.append(to_go(episode.by_turn(values_N), discount)[1:], 0.0) * discount
     last_K = np.append(episode.first_K[1:], len(values_N)) - 1
@@ -230,7 +230,7 @@ def _ahead(episode: Played, values_N: Floats, discount: float) -> Floats:
     return np.asarray(suffixes_N - after_K[episode.turns_N] + later_K[episode.turns_N])
 
 
-def _gae(episode: Played, settings: AdvantageSection) -> Estimate:
+def _gae(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
     rewards_N, values_N = episode.rewards_N + episode.penalties_N, episode.scores.values_N
     if settings.level == "token":
         advantages_N = gae(rewards_N, values_N, settings.discount, settings.trace_decay)
@@ -240,7 +240,7 @@ def _gae(episode: Played, settings: AdvantageSection) -> Estimate:
     return _by_turn(episode, advantages_K, advantages_K + values_K)
 
 
-def _vtrace(episode: Played, settings: AdvantageSection) -> Estimate:
+def _vtrace(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
     """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
     tokens_K = np.diff(np.append(episode.first_K, len(episode.mu_N)))
     ratios_K = np.exp(np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0))
@@ -248,14 +248,14 @@ def _vtrace(episode: Played, settings: AdvantageSection) -> Estimate:
     return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_K], ratios_K, settings))
 
 
-def _by_turn(episode: Played, advantages_K: Floats, targets_K: Floats) -> Estimate:
+def _by_turn(episode: ScoredTrace, advantages_K: Floats, targets_K: Floats) -> Estimate:
     """Spread a turn's advantage over its tokens; its value is the critic's word at its first."""
     targets_N = np.full(len(episode.mu_N), np.nan)
     targets_N[episode.first_K] = targets_K
     return Estimate(advantages_K[episode.turns_N], targets_N)
 
 
-def _dpo(group: Sequence[Played], beta: float) -> list[Estimate]:
+def _dpo(group: Sequence[ScoredTrace], beta: float) -> list[Estimate]:
     """Return ± β σ(−m) of each pair's tokens: with loss −A log π that is the gradient of DPO's −log σ(m).
 
     m = β (log π/π_ref of the better − log π/π_ref of the worse episode), arXiv 2305.18290, eq. 7. The best is paired

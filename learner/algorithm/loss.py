@@ -20,7 +20,7 @@ from horizonrl.learner.algorithm.correction import LOG_RATIO_BOUND, episode_mean
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LossInputs:
     """What is known of each trained token before the update."""
 
     logprobs_N: Tensor
@@ -47,92 +47,92 @@ def imitation_loss(logprobs_N: Tensor) -> Tensor:
     return -logprobs_N
 
 
-def ppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −min(r A, clip(r, 1 − low, 1 + high) A) of each token, and no more than −`dual_clip` A where A < 0.
 
     PPO (arXiv 1707.06347) anchored on μ, with clip-higher (DAPO, arXiv 2503.14476) and the dual clip
     (arXiv 1912.09729). With `importance_cap`, a token above it weighs as much as the cap, in value and in gradient.
     """
-    ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
+    ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N * (objective.loss.importance_cap / ratio_N.detach()).clamp(max=1.0)
-    surrogate_N = _clipped(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
+    surrogate_N = _clipped(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
     if objective.loss.dual_clip is not None:
         bounded_N = torch.maximum(surrogate_N, objective.loss.dual_clip * advantages_N)
         surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
     return -surrogate_N
 
 
-def ppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def ppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return which tokens the trust region leaves without gradient: A pushes r further out of it."""
-    ratio_N, advantages_N = importance(logprobs_N, known), known.advantages_N
+    ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N.clamp(max=objective.loss.importance_cap)
-    beyond_N = _beyond(ratio_N, known, objective.loss.clip_low, objective.loss.clip_high)
+    beyond_N = _beyond(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
     if objective.loss.dual_clip is None:
         return beyond_N
     return beyond_N | ((advantages_N < 0) & (ratio_N > objective.loss.dual_clip))
 
 
-def dppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def dppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −r A where the trust region in probability leaves it, plus τ log² r of every token.
 
     DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws stopped tokens back to μ.
     """
-    log_ratio_N = logprobs_N - known.logprobs_N
-    surrogate_N = importance(logprobs_N, known) * known.advantages_N
-    going_N = ~dppo_stopped(logprobs_N, known, objective)
+    log_ratio_N = logprobs_N - inputs.logprobs_N
+    surrogate_N = importance(logprobs_N, inputs) * inputs.advantages_N
+    going_N = ~dppo_stopped(logprobs_N, inputs, objective)
     return objective.loss.dppo_penalty * log_ratio_N.square() - torch.where(going_N, surrogate_N, 0.0)
 
 
-def dppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def dppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the tokens whose probability A has moved by more than δ: A > 0 and π − μ > δ, or A ≤ 0 and π − μ < −δ."""
-    moved_N = logprobs_N.detach().exp() - known.logprobs_N.exp()
-    good_N = known.advantages_N > 0
+    moved_N = logprobs_N.detach().exp() - inputs.logprobs_N.exp()
+    good_N = inputs.advantages_N > 0
     return (good_N & (moved_N > objective.loss.dppo_delta)) | (~good_N & (moved_N < -objective.loss.dppo_delta))
 
 
-def cispo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def cispo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −sg(min(r, cap)) A log π: every token keeps a gradient (CISPO, arXiv 2506.13585)."""
-    weight_N = importance(logprobs_N, known).detach().clamp(max=objective.loss.cispo_cap)
-    return -weight_N * known.advantages_N * logprobs_N
+    weight_N = importance(logprobs_N, inputs).detach().clamp(max=objective.loss.cispo_cap)
+    return -weight_N * inputs.advantages_N * logprobs_N
 
 
-def reinforce_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def reinforce_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −sg(w) A log π, w the correction of π/μ; by default min(r, 2)."""
-    log_ratio_N = logprobs_N.detach() - known.logprobs_N
-    weight_N = weights(log_ratio_N, known.episodes_N, objective)
-    return -weight_N * known.advantages_N * logprobs_N
+    log_ratio_N = logprobs_N.detach() - inputs.logprobs_N
+    weight_N = weights(log_ratio_N, inputs.episodes_N, objective)
+    return -weight_N * inputs.advantages_N * logprobs_N
 
 
-def gspo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def gspo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −min(s A, clip(s) A), s the geometric mean of r over the token's episode (GSPO, arXiv 2507.18071).
 
     In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
     advantage, the gradient of the sum is that of the sequence form.
     """
-    return -_clipped(_sequence(logprobs_N, known), known, objective.loss.gspo_low, objective.loss.gspo_high)
+    return -_clipped(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
 
 
-def gspo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
-    return _beyond(_sequence(logprobs_N, known), known, objective.loss.gspo_low, objective.loss.gspo_high)
+def gspo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+    return _beyond(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
 
 
-def decoupled_ppo_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def decoupled_ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
-    proximal_N = _proximal(logprobs_N, known, objective)
-    weight_N = weights(proximal_N - known.logprobs_N, known.episodes_N, objective)
+    proximal_N = _proximal(logprobs_N, inputs, objective)
+    weight_N = weights(proximal_N - inputs.logprobs_N, inputs.episodes_N, objective)
     return -weight_N * _clipped(
-        ratio(logprobs_N - proximal_N), known, objective.loss.clip_low, objective.loss.clip_high
+        ratio(logprobs_N - proximal_N), inputs, objective.loss.clip_low, objective.loss.clip_high
     )
 
 
-def decoupled_ppo_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
-    rho_N = ratio(logprobs_N - _proximal(logprobs_N, known, objective))
-    return _beyond(rho_N, known, objective.loss.clip_low, objective.loss.clip_high)
+def decoupled_ppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+    rho_N = ratio(logprobs_N - _proximal(logprobs_N, inputs, objective))
+    return _beyond(rho_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
 
 
-def never_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def never_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return that no token is stopped: the kind has no trust region."""
     return torch.zeros_like(logprobs_N, dtype=torch.bool)
 
@@ -159,7 +159,7 @@ def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
-TokenRule = Callable[[Tensor, Known, Objective], Tensor]
+TokenRule = Callable[[Tensor, LossInputs, Objective], Tensor]
 LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
     "ppo": (ppo_loss, ppo_stopped),
     "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_stopped),
@@ -171,52 +171,52 @@ LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
 """Of each kind the loss, and which tokens its trust region leaves without the gradient of A."""
 
 
-def policy_loss(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the loss of each token: that of the objective's kind, 0 where a mask drops the token."""
-    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, known, objective)
-    kept_N = _kept(logprobs_N, known, objective)
+    loss_N = LOSSES[objective.loss.kind][0](logprobs_N, inputs, objective)
+    kept_N = _kept(logprobs_N, inputs, objective)
     return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
 
 
-def policy_stopped(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return which tokens the trust region stops or a mask drops."""
-    stopped_N = LOSSES[objective.loss.kind][1](logprobs_N, known, objective)
-    kept_N = _kept(logprobs_N, known, objective)
-    return stopped_N if kept_N is None else stopped_N | ~kept_N
+    clipped_N = LOSSES[objective.loss.kind][1](logprobs_N, inputs, objective)
+    kept_N = _kept(logprobs_N, inputs, objective)
+    return clipped_N if kept_N is None else clipped_N | ~kept_N
 
 
-def importance(logprobs_N: Tensor, known: Known) -> Tensor:
+def importance(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
     """Return r = π/μ of each token."""
-    return ratio(logprobs_N - known.logprobs_N)
+    return ratio(logprobs_N - inputs.logprobs_N)
 
 
-def _kept(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor | None:
-    log_ratio_N = logprobs_N.detach() - known.logprobs_N
-    return kept(log_ratio_N, known.advantages_N, known.episodes_N, objective.correction)
+def _kept(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor | None:
+    log_ratio_N = logprobs_N.detach() - inputs.logprobs_N
+    return kept(log_ratio_N, inputs.advantages_N, inputs.episodes_N, objective.correction)
 
 
-def _sequence(logprobs_N: Tensor, known: Known) -> Tensor:
+def _sequence(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
     still_N = logprobs_N.detach()
-    return ratio(episode_mean(still_N - known.logprobs_N, known.episodes_N)) * (logprobs_N - still_N).exp()
+    return ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N)) * (logprobs_N - still_N).exp()
 
 
-def _proximal(logprobs_N: Tensor, known: Known, objective: Objective) -> Tensor:
+def _proximal(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return log π_prox: π at the start of the step, which with one update is π itself, or the version before.
 
     The latter lies on the line from log μ to log π at α = (v_prox − v_t) / (v − v_t), which saves a second forward
     pass (AReaL). For a fresh token it is μ, which sampled it with the policy that the step begins with.
     """
     if objective.correction.proximal == "exact":
-        return logprobs_N.detach() if objective.loss.updates == 1 else known.proximal_N
-    behind_N = known.lags_N.clamp(min=1).to(logprobs_N.dtype)
-    return torch.lerp(known.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
+        return logprobs_N.detach() if objective.loss.updates == 1 else inputs.proximal_N
+    behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)
+    return torch.lerp(inputs.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 
-def _clipped(ratio_N: Tensor, known: Known, low: float, high: float) -> Tensor:
-    advantages_N = known.advantages_N
+def _clipped(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
+    advantages_N = inputs.advantages_N
     return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(1.0 - low, 1.0 + high) * advantages_N)
 
 
-def _beyond(ratio_N: Tensor, known: Known, low: float, high: float) -> Tensor:
-    above_N = (known.advantages_N > 0) & (ratio_N > 1.0 + high)
-    return above_N | ((known.advantages_N < 0) & (ratio_N < 1.0 - low))
+def _beyond(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
+    above_N = (inputs.advantages_N > 0) & (ratio_N > 1.0 + high)
+    return above_N | ((inputs.advantages_N < 0) & (ratio_N < 1.0 - low))

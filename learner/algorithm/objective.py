@@ -1,7 +1,7 @@
 """The objective on one page: what a batch teaches, update by update, and what each of its tokens costs.
 
-Place in the flow: Batch → **lessons** → micro-batches → **token loss** → gradient. The parts are pure functions of
-their own: `advantage.py` (NumPy), `loss.py` and `correction.py` (torch). `lessons` is the half before the forward
+Place in the flow: Batch → **samples** → micro-batches → **token loss** → gradient. The parts are pure functions of
+their own: `advantage.py` (NumPy), `loss.py` and `correction.py` (torch). `build_updates` is the half before the forward
 pass, `token_loss` the half after it. Each token's loss is scaled so that the objective is their plain sum over all
 micro-batches: neither the split into them nor the number of ranks changes the gradient.
 
@@ -23,14 +23,14 @@ from horizonrl.common.config.objective import LossSection, Objective
 from horizonrl.learner.algorithm.advantage import Estimate, Scores, estimates
 from horizonrl.learner.algorithm.loss import (
     KL_ESTIMATORS,
-    Known,
+    LossInputs,
     imitation_loss,
     importance,
     k3,
+    policy_clipped,
     policy_loss,
-    policy_stopped,
 )
-from horizonrl.learner.engine.model import Said
+from horizonrl.learner.engine.model import ScorerOutput
 from horizonrl.learner.engine.packing import MicroBatch
 from horizonrl.learner.intake.batch import Batch, Trace
 
@@ -41,7 +41,7 @@ CRITIC_SHARE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TrainingSample:
     """One trace, ready to be trained on."""
 
     trace: Trace
@@ -51,10 +51,10 @@ class Lesson:
     """What each of its tokens counts in the update."""
 
 
-def lessons(
+def build_updates(
     batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int
-) -> list[list[Lesson]]:
-    """Return the updates of a batch, each the lessons of whole groups, in the order of the log."""
+) -> list[list[TrainingSample]]:
+    """Return the updates of a batch, each the samples of whole groups, in the order of the log."""
     made = estimates(batch.traces, scores, objective)
     groups = list(dict.fromkeys(trace.group for trace in batch.traces))
     cuts = [set(cut) for cut in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
@@ -66,7 +66,7 @@ def lessons(
         scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
         updates.append(
             [
-                Lesson(batch.traces[at], made[at], scores[at] if scores else None, scale)
+                TrainingSample(batch.traces[at], made[at], scores[at] if scores else None, scale)
                 for at, scale in zip(places, scales, strict=True)
             ]
         )
@@ -96,9 +96,9 @@ def token_scales(
     return [0.0 if left_out else 1.0 / shares(trace) for trace, left_out in zip(traces, masked, strict=True)]
 
 
-def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, device: Any) -> Known:
+def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: Any) -> LossInputs:
     """Return what is known of a micro-batch's tokens, in its order; `version` is the one in training."""
-    rows = [lessons[place] for place in micro_batch.places_B]
+    rows = [samples[place] for place in micro_batch.indices_B]
 
     def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
         joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
@@ -106,7 +106,7 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
 
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
     scored = [row.scores for row in rows if row.scores is not None]
-    return Known(
+    return LossInputs(
         logprobs_N=column([row.trace.logprobs_L[row.trace.mask_L] for row in rows]),
         advantages_N=column([row.estimate.advantages_N for row in rows]),
         lags_N=column([version - row.trace.versions_L[row.trace.mask_L] for row in rows], np.int32),
@@ -119,27 +119,27 @@ def known_of(lessons: Sequence[Lesson], micro_batch: MicroBatch, version: int, d
     )
 
 
-def token_loss(said: Said, known: Known, objective: Objective) -> Tensor:
+def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return each token's share of the objective, to minimise."""
-    loss_N = policy_loss(said.logprobs_N, known, objective)
+    loss_N = policy_loss(output.logprobs_N, inputs, objective)
     if objective.loss.entropy > 0:
-        loss_N = loss_N - objective.loss.entropy * said.entropies_N
+        loss_N = loss_N - objective.loss.entropy * output.entropies_N
     if objective.reference.kl > 0 and objective.reference.place == "loss":
         estimator = KL_ESTIMATORS[objective.reference.estimator]
-        loss_N = loss_N + objective.reference.kl * estimator(said.logprobs_N, known.reference_N)
-    loss_N = torch.where(known.demo_N, imitation_loss(said.logprobs_N), loss_N)
+        loss_N = loss_N + objective.reference.kl * estimator(output.logprobs_N, inputs.reference_N)
+    loss_N = torch.where(inputs.demo_N, imitation_loss(output.logprobs_N), loss_N)
     if objective.advantage.needs_critic:
-        loss_N = loss_N + CRITIC_SHARE * critic_error(said, known).square() / 2.0
-    return loss_N * known.scales_N
+        loss_N = loss_N + CRITIC_SHARE * critic_error(output, inputs).square() / 2.0
+    return loss_N * inputs.scales_N
 
 
-def critic_error(said: Said, known: Known) -> Tensor:
+def critic_error(output: ScorerOutput, inputs: LossInputs) -> Tensor:
     """Return V − target; 0 where there is no target."""
-    return torch.where(known.targets_N.isnan(), 0.0, said.values_N - known.targets_N.nan_to_num())
+    return torch.where(inputs.targets_N.isnan(), 0.0, output.values_N - inputs.targets_N.nan_to_num())
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class LossStats:
     """Sums over trained tokens. Tallies add up over micro-batches, ranks and updates."""
 
     tokens: float = 0.0
@@ -152,7 +152,7 @@ class Tally:
     gap: float = 0.0
     fresh: float = 0.0
     gap_fresh: float = 0.0
-    stopped: float = 0.0
+    clipped: float = 0.0
     importance: float = 0.0
     importance_squared: float = 0.0
     reference_kl: float = 0.0
@@ -167,8 +167,8 @@ class Tally:
     importance_max: float = 0.0
     """Not a sum: the largest."""
 
-    def __add__(self, other: "Tally") -> "Tally":
-        added = Tally(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "LossStats") -> "LossStats":
+        added = LossStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
         return replace(added, importance_max=max(self.importance_max, other.importance_max))
 
     @property
@@ -188,33 +188,33 @@ def mean(total: float, count: float) -> float:
 
 
 @torch.no_grad()
-def tally_of(loss_N: Tensor, said: Said, known: Known, objective: Objective) -> Tally:
+def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective) -> LossStats:
     """Sum up one micro-batch.
 
     `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, unbiased as the tokens are samples of μ; `reference_kl` that
     of KL(π ‖ π_ref), 0 without a reference.
     """
-    compared_N = (~known.demo_N).to(loss_N.dtype)
-    ratio_N = importance(said.logprobs_N, known) * compared_N
-    log_ratio_N = torch.where(known.demo_N, 0.0, ratio_N.log())
-    fresh_N = (known.lags_N == 0) * compared_N
-    gap_N = (said.logprobs_N - known.logprobs_N).abs()
-    stopped_N = policy_stopped(said.logprobs_N, known, objective) * compared_N
-    reference_N = k3(said.logprobs_N, known.reference_N) if objective.needs_reference else torch.zeros_like(loss_N)
-    columns = [torch.ones_like(loss_N), loss_N, said.entropies_N, compared_N]
-    columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, stopped_N]
+    compared_N = (~inputs.demo_N).to(loss_N.dtype)
+    ratio_N = importance(output.logprobs_N, inputs) * compared_N
+    log_ratio_N = torch.where(inputs.demo_N, 0.0, ratio_N.log())
+    fresh_N = (inputs.lags_N == 0) * compared_N
+    gap_N = (output.logprobs_N - inputs.logprobs_N).abs()
+    clipped_N = policy_clipped(output.logprobs_N, inputs, objective) * compared_N
+    reference_N = k3(output.logprobs_N, inputs.reference_N) if objective.needs_reference else torch.zeros_like(loss_N)
+    columns = [torch.ones_like(loss_N), loss_N, output.entropies_N, compared_N]
+    columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, clipped_N]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
-    product_E = episode_products(said.logprobs_N - known.logprobs_N, known)
+    product_E = episode_products(output.logprobs_N - inputs.logprobs_N, inputs)
     columns += [torch.ones_like(product_E), product_E, product_E.square()]
-    columns += [(~known.targets_N.isnan()).to(loss_N.dtype), critic_error(said, known).square()]
+    columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
-    return Tally(*_sums(*columns, largest))
+    return LossStats(*_sums(*columns, largest))
 
 
-def episode_products(log_ratio_N: Tensor, known: Known) -> Tensor:
+def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
     """Return Π r of each episode that is trained and no demonstration, in float64 and cut where a square overflows."""
-    counted_N = ~known.demo_N & (known.scales_N > 0)
-    episodes_N, log_ratio_N = known.episodes_N[counted_N], log_ratio_N[counted_N].double()
+    counted_N = ~inputs.demo_N & (inputs.scales_N > 0)
+    episodes_N, log_ratio_N = inputs.episodes_N[counted_N], log_ratio_N[counted_N].double()
     tokens_E = episodes_N.bincount()
     log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
     return log_product_E[tokens_E > 0].clamp(-LOG_PRODUCT_BOUND, LOG_PRODUCT_BOUND).exp()

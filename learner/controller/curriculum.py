@@ -28,7 +28,7 @@ ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TaskSource:
     """The tasks of one environment and their share of the tickets of some kinds."""
 
     env_id: str
@@ -46,7 +46,7 @@ class EvalTask:
 
 
 class Curriculum:
-    def __init__(self, seed: int, sources: Sequence[Source]) -> None:
+    def __init__(self, seed: int, sources: Sequence[TaskSource]) -> None:
         self._seed = seed
         self._sources = {kind: [source for source in sources if kind in source.kinds] for kind in Kind}
         self._quotas = {kind: quotas([each.weight for each in of]) for kind, of in self._sources.items() if of}

@@ -55,7 +55,7 @@ def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
     }
 
 
-class Outcome(NamedTuple):
+class HorizonOutcome(NamedTuple):
     """How a group's valid episodes went."""
 
     episodes: int
@@ -68,13 +68,13 @@ class History(Record):
     """All that an environment's adaptive horizon depends on."""
 
     turns: HorizonTurns
-    window: tuple[tuple[Outcome, ...], ...] = ()
+    window: tuple[tuple[HorizonOutcome, ...], ...] = ()
     """The outcomes under a horizon of `turns`, by RL step, the newest last; steps without any are left out."""
     growth: HorizonGrowth | None = None
     """The last one."""
 
 
-def decide(window: Sequence[Sequence[Outcome]], turns: int, rule: AdaptiveRule) -> tuple[int, str] | None:
+def decide(window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: AdaptiveRule) -> tuple[int, str] | None:
     """Return the next horizon and why, or None to stay.
 
     The window must be full, more than `truncated_above` of its episodes cut, and success in its later half not above
@@ -118,9 +118,9 @@ def observe(history: History, env_id: str, groups: Sequence[Group], rule: Adapti
     return History(turns=to_turns, growth=growth)
 
 
-def outcome_of(group: Group) -> Outcome:
+def outcome_of(group: Group) -> HorizonOutcome:
     valid = group.valid_episodes
-    return Outcome(
+    return HorizonOutcome(
         episodes=len(valid),
         successes=sum(episode.success for episode in valid),
         cut=sum(episode.stop is StopReason.HORIZON for episode in valid),

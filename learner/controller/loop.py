@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig, kind_of
@@ -20,7 +20,7 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit, open_tickets
-from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, Source
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import horizon_turns
 
 log = get_logger()
@@ -30,16 +30,16 @@ log = get_logger()
 class Controller:
     config: RunConfig
     transport: Transport
-    sources: Sequence[Source]
+    sources: Sequence[TaskSource]
     metrics: Metrics = field(default_factory=Metrics)
     eval_tasks: Sequence[EvalTask] = ()
     """Of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
-        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
-        self._queue = TicketQueue(self.transport, seals)
+        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
+        self._queue = TicketQueue(self.transport, signer)
         self._state = StateStore(self.transport)
-        self._log = GroupLog(self.transport, seals)
+        self._log = GroupLog(self.transport, signer)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
         self._audit = Audit()
         self._said = HorizonState()
@@ -88,18 +88,18 @@ class Controller:
     async def _issue_vanished(self, progress: Progress) -> None:
         unmet = open_tickets(progress, with_ended(await self._issued(), progress))
         floor = (await self.transport.queue()).floor
-        standing = await self._queue.standing() if unmet else {}
-        gone = {name for name in unmet if name not in standing or standing[name][0] <= floor}
+        position = await self._queue.stored_tickets() if unmet else {}
+        gone = {name for name in unmet if name not in position or position[name][0] <= floor}
         log_end = await self._log.end() if gone else 0
         for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
             kind, number = unmet[ticket_id]
-            earlier, ticket = standing.get(ticket_id) or (0, self._ticket(kind, number, progress))
+            earlier, ticket = position.get(ticket_id) or (0, self._ticket(kind, number, progress))
             await self._queue.issue_again(ticket, earlier)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
 
     async def _issued(self) -> dict[Kind, int]:
-        return {kind: await self._queue.issued(kind) for kind in Kind}
+        return {kind: await self._queue.count_issued(kind) for kind in Kind}
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
         """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
@@ -159,7 +159,7 @@ class Controller:
                 temperature=exam.temperature if evaluation else rollout.temperature,
                 max_turn_tokens=rollout.max_turn_tokens,
             ),
-            issued=progress.policy,
+            issued_at_version=progress.policy,
         )
 
     def _eval_task(self, number: int) -> Task:
@@ -197,7 +197,7 @@ class Controller:
             self.metrics.set("horizon_turns", turns, env=env_id)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
-        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, issued=issued)
+        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, tickets_issued=issued)
         await self._state.put(Key.HORIZON, self._said)
 
     async def _measure(self, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.common.types import Kind
 from horizonrl.envs import registry
-from horizonrl.learner.controller.curriculum import Source, eval_tasks
+from horizonrl.learner.controller.curriculum import TaskSource, eval_tasks
 from horizonrl.learner.controller.loop import Controller
 
 
@@ -22,7 +22,7 @@ async def run_controller(config: RunConfig, service: Service) -> None:
             await until_stopped(controller.run(), service.stopping)
 
 
-def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> list[Source]:
+def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> list[TaskSource]:
     """List the tasks of each environment. Raises ConfigError where it has none, or cannot do what it is drawn for.
 
     `demonstrations` says that the run wants some.
@@ -40,5 +40,5 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> l
                 '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
             )
         specs = registry.select(env.id, env.split, env.categories, env.options)
-        sources.append(Source(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
+        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
     return sources

@@ -30,7 +30,7 @@ class StepStats:
     """Mean absolute difference of the learner's and the behaviour policy's logprobs, before the step."""
     logprob_gap_fresh: float
     """The same for tokens and weights of one version: what is left is the difference of two engines. Over the tokens
-    that the trained version sampled; NaN when the batch holds none (see `Engine.gap_at`)."""
+    that the trained version sampled; NaN when the batch holds none (see `Engine.logprob_gap_at`)."""
     clip_share: float
     """Share of tokens whose gradient the trust region stopped."""
     importance_mean: float
@@ -49,7 +49,7 @@ class Engine(Protocol):
     def train_step(self, batch: Batch, lr: float) -> StepStats:
         """Make the next version of the policy from the batch: one optimizer step, or as many as the objective says."""
 
-    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         """Return the mean |log π − log μ| over the trace's tokens of `version`, π taken from its weights file.
 
         The difference of two engines and nothing else, for a batch that holds no token of the version in training.

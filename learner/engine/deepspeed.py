@@ -34,10 +34,18 @@ from horizonrl.common.config.objective import Objective
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.algorithm.advantage import Scores
-from horizonrl.learner.algorithm.objective import Lesson, Tally, known_of, lessons, mean, tally_of, token_loss
+from horizonrl.learner.algorithm.objective import (
+    LossStats,
+    TrainingSample,
+    build_updates,
+    loss_inputs,
+    loss_stats,
+    mean,
+    token_loss,
+)
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
-from horizonrl.learner.engine.model import Said, TokenScorer, checkpoint_layers, load_language_model
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from horizonrl.learner.engine.partitions import MASTER, Partitions
 from horizonrl.learner.engine.shards import open_shards, write_shards
@@ -116,14 +124,14 @@ class DeepSpeedEngine:
         objective = self._settings.objective
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
         scores = self._scored(batch) if scored else None
-        updates = lessons(batch, scores, objective, self._settings.longest_episode_tokens)
-        tallies, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
-        tally = replace(sum(tallies, Tally()), loss=mean(sum(tally.loss for tally in tallies), len(updates)))
+        updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
+        all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
         lr = mean(sum(rates), len(rates))
-        return _stats(tally, max(norms), lr, time.perf_counter() - started, objective.needs_reference)
+        return _stats(stats, max(norms), lr, time.perf_counter() - started, objective.needs_reference)
 
     @torch.no_grad()
-    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         """Score one trace with an earlier version's weights, in a second model that is made when first asked for."""
         if self._earlier is None:
             self._earlier = self._frozen_model()
@@ -202,19 +210,19 @@ class DeepSpeedEngine:
             )
         return allowed and scorer.shares_prompts
 
-    def _update(self, update: list[Lesson], version: int, lr: float) -> tuple[Tally, float, float]:
+    def _update(self, update: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
-        objective, mine = self._settings.objective, Tally()
-        for micro_batch in self._packed([lesson.trace for lesson in update]):
-            said = self._said(micro_batch)
-            known = known_of(update, micro_batch, version, self._device)
-            loss_N = token_loss(said, known, objective)
+        objective, mine = self._settings.objective, LossStats()
+        for micro_batch in self._packed([sample.trace for sample in update]):
+            output = self._output(micro_batch)
+            inputs = loss_inputs(update, micro_batch, version, self._device)
+            loss_N = token_loss(output, inputs, objective)
             # DeepSpeed averages over ranks, the objective is a sum. The critic always takes part: ZeRO waits for it.
-            self._engine.backward((loss_N + 0.0 * said.values_N).sum() * self._ranks)
-            mine += tally_of(loss_N, said, known, objective)
-        tally = self._total(mine)
-        if objective.correction.ess_lr and tally.episodes:
-            lr *= math.sqrt(tally.ess_of_episodes)
+            self._engine.backward((loss_N + 0.0 * output.values_N).sum() * self._ranks)
+            mine += loss_stats(loss_N, output, inputs, objective)
+        stats = self._total(mine)
+        if objective.correction.ess_lr and stats.episodes:
+            lr *= math.sqrt(stats.ess_of_episodes)
         for group, rate in zip(self._adamw.param_groups, (lr, objective.critic.lr), strict=False):
             group["lr"] = rate
         self._engine.step()
@@ -224,7 +232,7 @@ class DeepSpeedEngine:
                 f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
                 "checkpoint with a lower learning rate"
             )
-        return tally, grad_norm, lr
+        return stats, grad_norm, lr
 
     @torch.no_grad()
     def _scored(self, batch: Batch) -> list[Scores]:
@@ -234,13 +242,13 @@ class DeepSpeedEngine:
         starts = np.cumsum([0, *tokens])
         table = torch.zeros(3, int(starts[-1]), dtype=torch.float64, device=self._device)
         for micro_batch in self._packed(batch.traces):
-            said = self._said(micro_batch)
-            reference_N = torch.zeros_like(said.logprobs_N)
+            output = self._output(micro_batch)
+            reference_N = torch.zeros_like(output.logprobs_N)
             if self._reference is not None:
                 reference_N = self._reference(*self._asked(micro_batch)).logprobs_N
-            rows = torch.stack([said.logprobs_N, reference_N, said.values_N]).double()
-            ends = np.cumsum([0, *(tokens[place] for place in micro_batch.places_B)])
-            for place, start, end in zip(micro_batch.places_B, ends, ends[1:], strict=False):
+            rows = torch.stack([output.logprobs_N, reference_N, output.values_N]).double()
+            ends = np.cumsum([0, *(tokens[place] for place in micro_batch.indices_B)])
+            for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
                 table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
         dist.all_reduce(table)  # the traces of other ranks are 0 here
         whole = table.cpu().numpy()
@@ -274,18 +282,18 @@ class DeepSpeedEngine:
         asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N, temperatures_N)
         return list(map(self._tensor, asked))
 
-    def _said(self, micro_batch: MicroBatch) -> Said:
-        return Said(*self._engine(*self._asked(micro_batch)))
+    def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
+        return ScorerOutput(*self._engine(*self._asked(micro_batch)))
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
-    def _total(self, tally: Tally) -> Tally:
-        """Add up the tallies of all ranks, in rank order."""
-        mine = torch.tensor(astuple(tally), dtype=torch.float64, device=self._device)
+    def _total(self, stats: LossStats) -> LossStats:
+        """Add up the all_stats of all ranks, in rank order."""
+        mine = torch.tensor(astuple(stats), dtype=torch.float64, device=self._device)
         rows = [torch.empty_like(mine) for _ in range(self._ranks)]
         dist.all_gather(rows, mine)
-        return sum((Tally(*row.tolist()) for row in rows), Tally())
+        return sum((LossStats(*row.tolist()) for row in rows), LossStats())
 
     def _gathered(self) -> dict[str, Tensor]:
         """Return the policy's weights under their Hugging Face names, on rank 0 only."""
@@ -321,22 +329,22 @@ def _check_same_model(saved: Mapping[str, list[int]], mine: Mapping[str, list[in
         )
 
 
-def _stats(tally: Tally, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:
+def _stats(stats: LossStats, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:
     return StepStats(
-        loss=tally.loss,
+        loss=stats.loss,
         grad_norm=grad_norm,
         lr=lr,
-        entropy=mean(tally.entropy, tally.tokens),
-        kl=mean(tally.kl, tally.compared),
-        logprob_gap=mean(tally.gap, tally.compared),
-        logprob_gap_fresh=mean(tally.gap_fresh, tally.fresh),
-        clip_share=mean(tally.stopped, tally.compared),
-        importance_mean=mean(tally.importance, tally.compared),
-        importance_max=mean(tally.importance_max, 1 if tally.compared else 0),
-        ess=tally.ess,
-        reference_kl=mean(tally.reference_kl, tally.compared) if has_reference else math.nan,
-        value_error=math.sqrt(mean(tally.value_squared, tally.valued)),
-        trained_tokens=int(tally.tokens),
+        entropy=mean(stats.entropy, stats.tokens),
+        kl=mean(stats.kl, stats.compared),
+        logprob_gap=mean(stats.gap, stats.compared),
+        logprob_gap_fresh=mean(stats.gap_fresh, stats.fresh),
+        clip_share=mean(stats.clipped, stats.compared),
+        importance_mean=mean(stats.importance, stats.compared),
+        importance_max=mean(stats.importance_max, 1 if stats.compared else 0),
+        ess=stats.ess,
+        reference_kl=mean(stats.reference_kl, stats.compared) if has_reference else math.nan,
+        value_error=math.sqrt(mean(stats.value_squared, stats.valued)),
+        trained_tokens=int(stats.tokens),
         compute_s=compute_s,
     )
 

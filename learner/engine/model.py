@@ -21,7 +21,7 @@ LOG_OF_ZERO = -1e30
 """Stands for the log-probability of a token that a model rules out (−inf), which would make 0 · ∞ = NaN."""
 
 
-class Said(NamedTuple):
+class ScorerOutput(NamedTuple):
     """What the model says of the asked tokens, float32 each."""
 
     logprobs_N: Tensor
@@ -43,7 +43,9 @@ class TokenScorer(nn.Module):
         """Whether a prefix may be given: the model's cache holds keys and values alone, which every row can continue.
         What a recurrent layer keeps (linear attention, Mamba, convolution) cannot be repeated."""
 
-    def forward(self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0) -> Said:
+    def forward(
+        self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0
+    ) -> ScorerOutput:
         """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
 
         Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The token at
@@ -55,8 +57,8 @@ class TokenScorer(nn.Module):
         ids_N = ids_BT.flatten().index_select(0, asked_N)
         scores = token_scores(logits_NV, ids_N, temperatures_N / self._logit_scale)
         if self.critic is None:
-            return Said(*scores, values_N=torch.zeros_like(scores[0]))
-        return Said(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
+            return ScorerOutput(*scores, values_N=torch.zeros_like(scores[0]))
+        return ScorerOutput(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
 
     def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
         """Return the last hidden states of the rows; a prefix is read once, and its gradient is the sum over rows."""
@@ -78,14 +80,17 @@ class TokenScorer(nn.Module):
 
         lm: Any = self.lm
         ids_BT = torch.arange(2, device=lm.device)[None]
-        said = lm.base_model(input_ids=ids_BT, use_cache=True)
-        ours, theirs = lm.get_output_embeddings()(said.last_hidden_state), lm(input_ids=ids_BT, use_cache=False).logits
+        output = lm.base_model(input_ids=ids_BT, use_cache=True)
+        ours, theirs = (
+            lm.get_output_embeddings()(output.last_hidden_state),
+            lm(input_ids=ids_BT, use_cache=False).logits,
+        )
         differs = (ours * self._logit_scale - theirs).abs().amax() > 0.02 * theirs.abs().amax()
         if differs or getattr(lm.config, "final_logit_softcapping", None) is not None:
             raise ValueError(
                 f"{lm.config.model_type} models transform their logits: not supported; choose another model"
             )
-        cache = getattr(said, "past_key_values", None)
+        cache = getattr(output, "past_key_values", None)
         return isinstance(cache, Cache) and all(
             isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
             for layer in cache.layers

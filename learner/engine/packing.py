@@ -35,7 +35,7 @@ class MicroBatch:
     """The row of each trained token."""
     demo_N: NDArray[np.bool_]
     """True where an expert wrote the trained token."""
-    places_B: tuple[int, ...]
+    indices_B: tuple[int, ...]
     """Which trace each row is; empty where there is only padding."""
 
 
@@ -140,5 +140,5 @@ def _rectangle(batch: Sequence[Trace], cut: Cut) -> MicroBatch:
         trained_N=np.flatnonzero(mask_BT),
         episodes_N=np.nonzero(mask_BT)[0],
         demo_N=np.repeat([trace.demo for trace in traces], [trace.trained_tokens for trace in traces]).astype(np.bool_),
-        places_B=cut.rows,
+        indices_B=cut.rows,
     )

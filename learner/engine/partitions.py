@@ -19,7 +19,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ParameterSlice:
     """What this rank steps of one parameter: `length` elements from `start`, which lie at `offset` in `master`."""
 
     master: Tensor
@@ -81,7 +81,7 @@ class Partitions:
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
 
-    def _gather(self, part: Part, kind: str, shape: list[int]) -> Tensor:
+    def _gather(self, part: ParameterSlice, kind: str, shape: list[int]) -> Tensor:
         held = self._held(part, kind)
         if self._whole_here:
             return held.view(shape)
@@ -90,28 +90,30 @@ class Partitions:
         dist.reduce(whole.view(torch.int32), dst=0)  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
         return whole.view(shape)
 
-    def _held(self, part: Part, kind: str) -> Tensor:
+    def _held(self, part: ParameterSlice, kind: str) -> Tensor:
         """Return this rank's elements themselves, flat: writing to them is writing to the state."""
         tensor: Tensor = part.master if kind == MASTER else self._adamw.state[part.master][kind]
         return tensor.detach().view(-1)[part.offset : part.offset + part.length]
 
 
-def _at_stage_0(zero: Any, group: int, at: int, parameter: Any) -> Part:
-    return Part(zero.fp32_groups[group][at], offset=0, start=0, length=parameter.numel())
+def _at_stage_0(zero: Any, group: int, at: int, parameter: Any) -> ParameterSlice:
+    return ParameterSlice(zero.fp32_groups[group][at], offset=0, start=0, length=parameter.numel())
 
 
-def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> Part:
+def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> ParameterSlice:
     """Stages 1 and 2 cut the sequence of a group's parameters into one partition a rank, wherever the cut falls."""
     (master,) = zero.optimizer.param_groups[group]["params"]
     mapping = parameter._hp_mapping
     if mapping is None:
-        return Part(master, offset=0, start=0, length=0)
+        return ParameterSlice(master, offset=0, start=0, length=0)
     in_master, in_parameter = mapping.hp_fragment_address, mapping.lp_fragment_address
-    return Part(master, in_master.start, in_parameter.start, in_master.numel)
+    return ParameterSlice(master, in_master.start, in_parameter.start, in_master.numel)
 
 
-def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> Part:
+def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> ParameterSlice:
     """Stage 3 cuts every parameter into equal parts, of which the last are filled up with padding."""
     group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
     start = min(dist.get_rank() * padded, parameter.ds_numel)
-    return Part(zero.fp32_partitioned_groups_flat[group], offset, start, min(padded, parameter.ds_numel - start))
+    return ParameterSlice(
+        zero.fp32_partitioned_groups_flat[group], offset, start, min(padded, parameter.ds_numel - start)
+    )

@@ -36,8 +36,8 @@ class Leader:
         self._order("train_step", batch=encode_batch(batch), lr=lr)
         return self._engine.train_step(batch, lr)
 
-    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return self._engine.gap_at(trace, version, weights)  # rank 0's own model: no other rank takes part
+    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        return self._engine.logprob_gap_at(trace, version, weights)  # rank 0's own model: no other rank takes part
 
     def write_weights(self, path: Path) -> str:
         self._order("write_weights", path=str(path))

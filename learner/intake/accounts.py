@@ -1,6 +1,6 @@
-"""The books of the run: which tickets have ended, and how (design.md, invariant 1).
+"""The accounts of the run: which tickets have ended, and how (design.md, invariant 1).
 
-A ticket ends once: a second end is a defect and raises. The books are part of every checkpoint, so that a resumed
+A ticket ends once: a second end is a defect and raises. The accounts are part of every checkpoint, so that a resumed
 learner knows a repeated group when it sees one.
 """
 
@@ -14,7 +14,7 @@ from horizonrl.common.types import DropReason, Kind, Outcomes
 
 
 @dataclass
-class KindBooks:
+class KindAccounts:
     """One kind's ends. `floor`: every number below has ended; `above`: those that ended at or beyond it."""
 
     trained: int = 0
@@ -36,9 +36,9 @@ class KindBooks:
             self.floor += 1
 
 
-class Books:
+class TicketAccounts:
     def __init__(self) -> None:
-        self._kinds = {kind: KindBooks() for kind in Kind}
+        self._kinds = {kind: KindAccounts() for kind in Kind}
 
     def ended(self, kind: Kind, number: int) -> bool:
         return self._kinds[kind].ended(number)
@@ -63,37 +63,40 @@ class Books:
     def outcomes(self) -> dict[Kind, Outcomes]:
         return {
             kind: Outcomes(
-                trained=books.trained, evaluated=books.evaluated, dropped=dict(books.dropped), void=books.void
+                trained=accounts.trained,
+                evaluated=accounts.evaluated,
+                dropped=dict(accounts.dropped),
+                void=accounts.void,
             )
-            for kind, books in self._kinds.items()
+            for kind, accounts in self._kinds.items()
         }
 
     def lowest_unsettled(self) -> dict[Kind, int]:
-        return {kind: books.floor for kind, books in self._kinds.items()}
+        return {kind: accounts.floor for kind, accounts in self._kinds.items()}
 
     def above(self) -> dict[Kind, set[int]]:
         """Return the numbers that have ended beyond the lowest unsettled one."""
-        return {kind: set(books.above) for kind, books in self._kinds.items()}
+        return {kind: set(accounts.above) for kind, accounts in self._kinds.items()}
 
     def dump(self) -> dict[str, Any]:
-        """Return the books as JSON-able values."""
+        """Return the accounts as JSON-able values."""
         return {
             kind.value: {
-                "trained": books.trained,
-                "evaluated": books.evaluated,
-                "void": books.void,
-                "dropped": {reason.value: count for reason, count in sorted(books.dropped.items())},
-                "floor": books.floor,
-                "above": sorted(books.above),
+                "trained": accounts.trained,
+                "evaluated": accounts.evaluated,
+                "void": accounts.void,
+                "dropped": {reason.value: count for reason, count in sorted(accounts.dropped.items())},
+                "floor": accounts.floor,
+                "above": sorted(accounts.above),
             }
-            for kind, books in self._kinds.items()
+            for kind, accounts in self._kinds.items()
         }
 
     @classmethod
-    def restore(cls, dumped: dict[str, Any]) -> "Books":
-        books = cls()
+    def restore(cls, dumped: dict[str, Any]) -> "TicketAccounts":
+        accounts = cls()
         for kind, values in dumped.items():
-            books._kinds[Kind(kind)] = KindBooks(
+            accounts._kinds[Kind(kind)] = KindAccounts(
                 trained=values["trained"],
                 evaluated=values.get("evaluated", 0),  # of a checkpoint from before there were evaluations
                 void=values["void"],
@@ -101,7 +104,7 @@ class Books:
                 floor=values["floor"],
                 above=set(values["above"]),
             )
-        return books
+        return accounts
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:

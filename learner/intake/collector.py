@@ -15,8 +15,8 @@ from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
 from horizonrl.common.config.schema import kind_of
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
-from horizonrl.learner.algorithm.advantage import teaches
-from horizonrl.learner.intake.accounts import Books, ranges
+from horizonrl.learner.algorithm.advantage import has_signal
+from horizonrl.learner.intake.accounts import TicketAccounts, ranges
 from horizonrl.learner.intake.batch import Batch, trace_of
 
 
@@ -43,7 +43,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LearnerPosition:
     """Where the learner is: the version it trains now and the phase it is in."""
 
     version: int
@@ -72,7 +72,7 @@ class EvalEnd:
 
 
 @dataclass
-class Draft:
+class PendingBatch:
     """What has been consumed for the step in the making."""
 
     admitted: list[tuple[int, Group]] = field(default_factory=list)
@@ -102,84 +102,84 @@ class Draft:
 
 
 class Collector:
-    def __init__(self, rules: Rules, books: Books, cursor: int = 0) -> None:
+    def __init__(self, rules: Rules, accounts: TicketAccounts, cursor: int = 0) -> None:
         self.rules = rules
-        self.books = books
+        self.accounts = accounts
         self.cursor = cursor
         """Sequence of the last entry consumed."""
         self.mark = ""
         """And its mark; empty before the first."""
-        self.draft = Draft()
+        self.pending = PendingBatch()
 
-    def consume(self, entry: Entry, standing: Standing) -> EvalEnd | None:
-        """Take the next entry of the log and settle it, or admit it into the draft; return what an eval ticket met."""
+    def consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
+        """Settle the next entry of the log, or admit it; return the outcome if it ended an eval ticket."""
         self.cursor, self.mark = entry.sequence, entry.mark
         match entry.record:
             case DeadLetter():
                 return self._consume_dead(entry)
             case Group(ticket=ticket) | Void(ticket=ticket) as record:
-                if self.books.ended(ticket.kind, ticket.number) or self._in_draft(ticket.kind, ticket.number):
-                    self.draft.repeats += 1
+                if self.accounts.ended(ticket.kind, ticket.number) or self._is_pending(ticket.kind, ticket.number):
+                    self.pending.repeats += 1
                 elif ticket.kind is Kind.EVAL:
-                    return self._evaluate(entry.sequence, record, standing)
+                    return self._evaluate(entry.sequence, record, position)
                 elif isinstance(record, Group):
-                    self._consume_group(entry.sequence, record, standing)
+                    self._consume_group(entry.sequence, record, position)
                 else:
-                    self.books.void(ticket.kind, ticket.number)
-                    self.draft.voids.append((entry.sequence, ticket.ticket_id))
+                    self.accounts.void(ticket.kind, ticket.number)
+                    self.pending.voids.append((entry.sequence, ticket.ticket_id))
         return None
 
     def pass_over(self, entry: Entry) -> None:
         """Leave an entry's ticket open: it has not been issued."""
         self.cursor, self.mark = entry.sequence, entry.mark
-        self.draft.unissued.append(entry.sequence)
+        self.pending.unissued.append(entry.sequence)
 
-    def met(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
+    def ended_ranges(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
         """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
-        met = self.books.above()
-        for _, group in self.draft.admitted:
+        met = self.accounts.above()
+        for _, group in self.pending.admitted:
             met[group.ticket.kind].add(group.ticket.number)
         return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in met.items()}
 
-    def commit(self) -> Draft:
-        """Settle the draft's groups as trained, and begin a new one."""
-        for _, group in self.draft.admitted:
-            self.books.train(group.ticket.kind, group.ticket.number)
-        done, self.draft = self.draft, Draft()
+    def commit(self) -> PendingBatch:
+        """Settle the pending batch's groups as trained, and begin a new batch."""
+        for _, group in self.pending.admitted:
+            self.accounts.train(group.ticket.kind, group.ticket.number)
+        done, self.pending = self.pending, PendingBatch()
         return done
 
     def batch(self, version: int) -> Batch:
-        """Return the draft as the batch that trains `version`."""
+        """Return the pending groups as the batch that trains `version`."""
         traces = [
             trace_of(episode, group=place, demo=group.ticket.kind is Kind.DEMO)
-            for place, (_, group) in enumerate(self.draft.admitted)
+            for place, (_, group) in enumerate(self.pending.admitted)
             for episode in group.valid_episodes  # the broken ones take no part in the baseline
         ]
         return Batch(traces=tuple(traces), version=version)
 
-    def _consume_group(self, sequence: int, group: Group, standing: Standing) -> None:
+    def _consume_group(self, sequence: int, group: Group, position: LearnerPosition) -> None:
         ticket = group.ticket
-        reason = self._refuse(group, standing)
+        reason = self._refuse(group, position)
         if reason is not DropReason.MALFORMED:
-            self.draft.consumed.append(group)
+            self.pending.consumed.append(group)
         if reason is None:
-            self.draft.admitted.append((sequence, group))
+            self.pending.admitted.append((sequence, group))
         else:
             self._drop(sequence, ticket.kind, ticket.number, reason)
 
-    def _evaluate(self, sequence: int, record: Group | Void, standing: Standing) -> EvalEnd:
+    def _evaluate(self, sequence: int, record: Group | Void, position: LearnerPosition) -> EvalEnd:
         """Settle an eval ticket: whatever its episodes earned, they are a result, unless the version is rolled back."""
         ticket = record.ticket
         if isinstance(record, Void):
-            self.books.void(Kind.EVAL, ticket.number)
+            self.accounts.void(Kind.EVAL, ticket.number)
             return EvalEnd(sequence, ticket.number, "void", ticket)
         reason = None if self.rules.same_model(record.provenance) else DropReason.MALFORMED
-        if record.newest_version > standing.version:
+        if record.newest_version > position.version:
             reason = DropReason.LINEAGE
         if reason is not None:
-            self.books.drop(Kind.EVAL, ticket.number, reason)
+            self.accounts.drop(Kind.EVAL, ticket.number, reason)
             return EvalEnd(sequence, ticket.number, reason.value, ticket)
-        self.books.evaluate(ticket.number)
+        self.accounts.evaluate(ticket.number)
         return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
 
     def _consume_dead(self, entry: Entry) -> EvalEnd | None:
@@ -187,39 +187,39 @@ class Collector:
         if entry.ends is None:
             return None
         kind, number = entry.ends
-        if self.books.ended(kind, number) or self._in_draft(kind, number):
+        if self.accounts.ended(kind, number) or self._is_pending(kind, number):
             return None
         if kind is Kind.EVAL:
-            self.books.drop(Kind.EVAL, number, DropReason.MALFORMED)
+            self.accounts.drop(Kind.EVAL, number, DropReason.MALFORMED)
             return EvalEnd(entry.sequence, number, DropReason.MALFORMED.value)
         self._drop(entry.sequence, kind, number, DropReason.MALFORMED)
         return None
 
     def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
-        self.books.drop(kind, number, reason)
-        self.draft.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
+        self.accounts.drop(kind, number, reason)
+        self.pending.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
 
-    def _in_draft(self, kind: Kind, number: int) -> bool:
-        tickets = (group.ticket for _, group in self.draft.admitted)
+    def _is_pending(self, kind: Kind, number: int) -> bool:
+        tickets = (group.ticket for _, group in self.pending.admitted)
         return any(ticket.kind is kind and ticket.number == number for ticket in tickets)
 
-    def _refuse(self, group: Group, standing: Standing) -> DropReason | None:
+    def _refuse(self, group: Group, position: LearnerPosition) -> DropReason | None:
         """Return why the group may not be trained on, or None."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
         if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
-        if group.ticket.kind is not kind_of(standing.phase) and not (demo and self.rules.demos_in_rl):
+        if group.ticket.kind is not kind_of(position.phase) and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID
         if demo:
             return None
-        if group.newest_version > standing.version:
+        if group.newest_version > position.version:
             return DropReason.LINEAGE
-        if standing.version - group.oldest_version > self.rules.max_staleness:
+        if position.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
-        if not teaches([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
+        if not has_signal([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
             return DropReason.ZERO_VARIANCE
         return None
 

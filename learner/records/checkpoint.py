@@ -145,7 +145,17 @@ def _opened(path: Path) -> Checkpoint | None:
     sizes = sealed["files"].items()
     if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes):
         return None
-    return Checkpoint(step=sealed["step"], path=path, state=sealed["state"])
+    return Checkpoint(step=sealed["step"], path=path, state=_upgraded(sealed["state"]))
+
+
+def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state under its present names; one from before 0.1.0 has others, and is read until 0.2.0."""
+    if "books" in state:
+        state["accounts"] = state.pop("books")
+    for result in state.get("rounds", ()):
+        if "issued" in result:
+            result["issued_at_version"] = result.pop("issued")
+    return state
 
 
 def _seal(directory: Path, facts: Mapping[str, Any]) -> None:

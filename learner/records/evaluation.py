@@ -8,7 +8,7 @@ written when its last ticket has ended. Results of open rounds are part of every
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import xxhash
@@ -49,7 +49,7 @@ class Result(Record):
     number: int
     how: str
     """`evaluated`, `void`, or the reason of a drop."""
-    issued: PolicyVersion | None = None
+    issued_at_version: PolicyVersion | None = None
     oldest_version: int | None = None
     newest_version: int | None = None
     broken: int = 0
@@ -65,7 +65,7 @@ class Result(Record):
             sequence=end.sequence,
             number=end.number,
             how=end.how,
-            issued=None if end.ticket is None else end.ticket.issued,
+            issued_at_version=None if end.ticket is None else end.ticket.issued_at_version,
             oldest_version=group.oldest_version if group is not None and valid else None,
             newest_version=group.newest_version if group is not None and valid else None,
             broken=lost,
@@ -111,7 +111,8 @@ class Rounds:
         if not self._tasks:
             return set()
         steps = map(config.eval_step, range(ended // len(self._tasks), config.eval_rounds))
-        issued = {of.issued.version for results in self._open.values() for of in results if of.issued is not None}
+        open_results = chain.from_iterable(self._open.values())
+        issued = {result.issued_at_version.version for result in open_results if result.issued_at_version is not None}
         return issued | set(takewhile(lambda due: due <= step, steps))
 
     def dump(self) -> list[dict[str, Any]]:
@@ -125,7 +126,7 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
     `step` and `version` are those that were judged: the version that the tickets were issued under; `oldest_version`
     and `newest_version` really sampled. `settled_step` is the step in whose making the round's last ticket ended.
     """
-    issued = [result.issued for _, result in results if result.issued is not None]
+    issued = [result.issued_at_version for _, result in results if result.issued_at_version is not None]
     policy = min(issued, key=lambda policy: (policy.version, policy.lineage), default=learner)
     phase, phase_step = config.phase(policy.version)
     by_env = _parted(results, lambda task: task.task.env_id)

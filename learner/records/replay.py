@@ -12,12 +12,12 @@ from typing import Any
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.marks import place_of
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.intake.accounts import Books
-from horizonrl.learner.intake.collector import Collector, Rules, Standing
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.learner.loop import EngineThread
 from horizonrl.learner.records.checkpoint import Checkpoint
 from horizonrl.learner.recovery import place_in_log
@@ -57,17 +57,17 @@ class Replay:
         Raises LogGap when the log has been freed below the start, RunFailed when it ends before the last step, or when
         the broker has lost what a step was trained on.
         """
-        collector = Collector(self.rules, Books())
+        collector = Collector(self.rules, TicketAccounts())
         if start is not None:
             await self.engine.call(self.engine.engine.load, start.path)
             place = await place_of(self.transport, *place_in_log(start))
-            collector = Collector(self.rules, Books.restore(start.state["books"]), place)
-        seals = Seals.load(self.config.run.name, self.config.broker.ticket_key)
-        reader = await GroupLog(self.transport, seals).read(after=collector.cursor)
+            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place)
+        signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
+        reader = await GroupLog(self.transport, signer).read(after=collector.cursor)
         for line in ledger:
             step = int(line["step"])
             phase, _ = self.config.phase(step - 1)
-            while collector.draft.count(phase) < self.config.groups_per_step(phase):
+            while collector.pending.count(phase) < self.config.groups_per_step(phase):
                 entry = await reader.next(ENTRY_WAIT_S)
                 if entry is None:
                     self._check_lost(step, equal=False)
@@ -78,7 +78,7 @@ class Replay:
                 if entry.sequence in line.get("never_issued", ()):
                     collector.pass_over(entry)
                     continue
-                collector.consume(entry, Standing(version=step - 1, phase=phase))
+                collector.consume(entry, LearnerPosition(version=step - 1, phase=phase))
             batch = collector.batch(step - 1)
             trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]
             self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])

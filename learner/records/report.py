@@ -18,7 +18,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.intake.collector import Draft
+from horizonrl.learner.intake.collector import PendingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class StepTimes:
 
 
 def metrics_line(
-    phase: Phase, policy: PolicyVersion, draft: Draft, stats: StepStats, times: StepTimes
+    phase: Phase, policy: PolicyVersion, pending: PendingBatch, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
     """Return the step's line: JSON-able, with every key that design.md names; what was not measured is None."""
-    consumed = [group for group in draft.consumed if group.ticket.kind is kind_of(phase)]
+    consumed = [group for group in pending.consumed if group.ticket.kind is kind_of(phase)]
     episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]
     by_env = _by_env(consumed)
     horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
-    trained = [group for _, group in draft.admitted]
+    trained = [group for _, group in pending.admitted]
     staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
     generated = sum(episode.generated_tokens for episode in valid)
     line = {
@@ -57,8 +57,8 @@ def metrics_line(
         "error_share": mean([float(episode.stop.broken) for episode in episodes]),
         "staleness_mean": mean(staleness),
         "staleness_max": max(staleness, default=None),
-        "groups_trained": len(draft.admitted),
-        "groups_dropped": len(draft.dropped),
+        "groups_trained": len(pending.admitted),
+        "groups_dropped": len(pending.dropped),
         "tokens_trained": stats.trained_tokens,
         "train_tokens_per_s": stats.trained_tokens / stats.compute_s,
         "generated_tokens_per_s": generated / (times.wait_s + times.step_s),
@@ -91,18 +91,18 @@ def _by_env(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return {env: [group for group in groups if group.ticket.task.env_id == env] for env in env_ids}
 
 
-def mirror_metrics(metrics: Metrics, line: dict[str, Any], draft: Draft) -> None:
+def mirror_metrics(metrics: Metrics, line: dict[str, Any], pending: PendingBatch) -> None:
     """Set the learner's Prometheus metrics from a step's line."""
-    for _, group in draft.admitted:
+    for _, group in pending.admitted:
         metrics.count("groups_trained_total", kind=group.ticket.kind.value)
         if group.ticket.kind is not Kind.DEMO:  # an expert is of no version
             trained, oldest, newest = line["step"] - 1, group.oldest_version, group.newest_version
             metrics.observe("staleness_versions", trained - oldest, group.ticket.ticket_id)
             metrics.observe("staleness_in_flight_versions", newest - oldest)
             metrics.observe("staleness_in_queue_versions", trained - newest)
-    for drop in draft.dropped:
+    for drop in pending.dropped:
         metrics.count("groups_dropped_total", reason=drop.reason.value)
-    metrics.count("groups_void_total", len(draft.voids))
+    metrics.count("groups_void_total", len(pending.voids))
     for env, outcome in line["environments"].items():
         metrics.count("environment_steps_total", outcome["environment_steps"], env=env)
     metrics.count("generated_tokens_total", line["generated_tokens"])

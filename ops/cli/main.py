@@ -333,10 +333,10 @@ def _recipes(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.observe.status import Request, show_status
+    from horizonrl.ops.observe.status import StatusRequest, show_status
 
     asked = (arguments.places, arguments.run, overrides)
-    return show_status(Request(*asked, watch=arguments.watch, as_json=arguments.as_json))
+    return show_status(StatusRequest(*asked, watch=arguments.watch, as_json=arguments.as_json))
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -373,9 +373,9 @@ def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.cli.replay import Request, replay_run
+    from horizonrl.ops.cli.replay import ReplayRequest, replay_run
 
-    return replay_run(Request(arguments.run_dir, arguments.first, arguments.last, arguments.json_file, overrides))
+    return replay_run(ReplayRequest(arguments.run_dir, arguments.first, arguments.last, arguments.json_file, overrides))
 
 
 def _lineage(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -463,7 +463,7 @@ def _bench(arguments: argparse.Namespace, overrides: list[str]) -> int:
         from horizonrl.ops.bench.learning import run as learning
 
         asked = (arguments.study, arguments.directory, arguments.seeds, arguments.only, arguments.report_only)
-        return learning.run(learning.Request(*asked, overrides))
+        return learning.run(learning.StudyRequest(*asked, overrides))
     from horizonrl.ops.bench.faults import chaos
 
     overrides = [f"--actor.engine={arguments.engine}", *overrides]

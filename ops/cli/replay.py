@@ -30,7 +30,7 @@ COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", 
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplayRequest:
     """What is to be replayed: the steps after `first`, up to and with `last`."""
 
     run_dir: Path
@@ -40,7 +40,7 @@ class Request:
     overrides: Sequence[str]
 
 
-def replay_run(request: Request) -> int:
+def replay_run(request: ReplayRequest) -> int:
     """Replay, print a line a step, and return 0 when every digest is the ledger's, or when the config was changed."""
     from horizonrl.learner.main import spawn_ranks
 
@@ -59,7 +59,7 @@ def replay_run(request: Request) -> int:
 
 
 async def _replay(
-    request: Request,
+    request: ReplayRequest,
     config: RunConfig,
     start: Checkpoint | None,
     ledger: Sequence[Mapping[str, Any]],
@@ -127,7 +127,7 @@ def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | Non
     return kept[step]
 
 
-def _ledger(request: Request) -> list[dict[str, Any]]:
+def _ledger(request: ReplayRequest) -> list[dict[str, Any]]:
     lines = read_lines(request.run_dir / LEDGER)
     last = request.last if request.last is not None else max((line["step"] for line in lines), default=0)
     wanted = [line for line in lines if request.first < line["step"] <= last]
@@ -139,7 +139,7 @@ def _ledger(request: Request) -> list[dict[str, Any]]:
     return wanted
 
 
-def _report(request: Request, rows: Sequence[Mapping[str, Any]]) -> None:
+def _report(request: ReplayRequest, rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table(*COLUMNS, title=f"replay of {request.run_dir.name}", title_justify="left")
     for row in rows:
         table.add_row(

@@ -21,7 +21,7 @@ Key = tuple[str, str, int]
 """Environment, task, sample."""
 
 
-class Said(Record):
+class TurnRecord(Record):
     """A turn."""
 
     text: str
@@ -43,7 +43,7 @@ class Line(Record):
     generate_s: float
     environment_s: float
     prompt: str
-    turns: tuple[Said, ...]
+    turns: tuple[TurnRecord, ...]
 
     @classmethod
     def of(cls, play: Play, episode: Episode) -> "Line":
@@ -59,7 +59,9 @@ class Line(Record):
             environment_s=episode.environment_s,
             prompt=episode.prompt,
             turns=tuple(
-                Said(text=turn.text, observation=turn.observation, reward=turn.reward, tokens=len(turn.output_ids))
+                TurnRecord(
+                    text=turn.text, observation=turn.observation, reward=turn.reward, tokens=len(turn.output_ids)
+                )
                 for turn in episode.turns
             ),
         )
@@ -91,7 +93,7 @@ class Line(Record):
         )
 
 
-class Journal:
+class EvaluationJournal:
     """The lines of an evaluation, the latest of each episode."""
 
     def __init__(self, file: BinaryIO, lines: Mapping[Key, Line]) -> None:
@@ -100,7 +102,7 @@ class Journal:
 
     @classmethod
     @contextmanager
-    def open(cls, directory: Path, settings: Mapping[str, Any]) -> Iterator["Journal"]:
+    def open(cls, directory: Path, settings: Mapping[str, Any]) -> Iterator["EvaluationJournal"]:
         """Open the file of a directory, or begin it. Raises ConfigError when it was made with other settings."""
         path = directory / FILE
         with path.open("ab+") as file:

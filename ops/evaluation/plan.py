@@ -105,7 +105,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EvalPart:
     """One environment's share of an evaluation."""
 
     scenario: str
@@ -134,7 +134,7 @@ class Play:
 @dataclass(frozen=True, slots=True)
 class Plan:
     split: str
-    parts: tuple[Part, ...]
+    parts: tuple[EvalPart, ...]
     samples: tuple[int, ...]
     """The k of pass@k, growing; the last is how often each task is played."""
     plays: tuple[Play, ...] = field(repr=False)
@@ -185,7 +185,7 @@ def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple
     return [(None, section(env_id)) for env_id in env_ids]
 
 
-def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: EnvSection, own_envs: bool) -> Part:
+def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: EnvSection, own_envs: bool) -> EvalPart:
     if registry.demonstrations_only(env.id):
         raise ConfigError(f"environment {env.id!r} only replays what others did: no policy can be evaluated in it")
     categories = () if scenario else choice.categories or env.categories
@@ -197,7 +197,7 @@ def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: Env
         for spec in spread([spec for spec in specs if spec.category == category], choice.tasks or len(specs))
     )
     rows: dict[str, str | None] = dict(scenario.rows) if scenario else {category: category for category in found}
-    return Part(
+    return EvalPart(
         scenario=scenario.name if scenario else env.id,
         env=env,
         tasks=tasks,
@@ -212,7 +212,7 @@ def _turns(config: RunConfig, env: EnvSection, from_config: bool) -> int:
     return config.eval.horizon or max(env.horizons or config.horizon.horizons)
 
 
-def _ticket(config: RunConfig, part: Part, task: EvalTask, sample: int) -> Ticket:
+def _ticket(config: RunConfig, part: EvalPart, task: EvalTask, sample: int) -> Ticket:
     name = f"{config.run.seed} {part.env.id} {task.task.task_id} {sample}"
     return Ticket(
         number=sample,

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from horizonrl.learner.records.evaluation import Result, measures
 from horizonrl.ops.evaluation.journal import Key, Line
-from horizonrl.ops.evaluation.plan import ALL, Part, Plan
+from horizonrl.ops.evaluation.plan import ALL, EvalPart, Plan
 from horizonrl.ops.observe.figures import interval, number, percent
 
 RESULTS, TABLE_MD = "results.json", "table.md"
@@ -28,7 +28,7 @@ def blocks_of(plan: Plan, lines: Mapping[Key, Line]) -> list[dict[str, Any]]:
     ]
 
 
-def _rows(part: Part, turns: int, samples: int, lines: Mapping[Key, Line]) -> Iterable[dict[str, Any]]:
+def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -> Iterable[dict[str, Any]]:
     for label, category in part.rows.items():
         tasks = [of for of in part.tasks if category is None or of.category == category]
         results = []

@@ -24,7 +24,7 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.envs import registry
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
-from horizonrl.ops.evaluation.journal import Journal, Key, Line
+from horizonrl.ops.evaluation.journal import EvaluationJournal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
@@ -49,7 +49,7 @@ def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
 
 def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path, terminal: Console) -> int:
     """Play, report into the directory, and print the table; `terminal` shows how far it is."""
-    with Journal.open(directory, settings) as journal:
+    with EvaluationJournal.open(directory, settings) as journal:
         try:
             uvloop.run(play_missing(plan, subject, journal, terminal))
         except KeyboardInterrupt:
@@ -97,7 +97,7 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
     }
 
 
-async def play_missing(plan: Plan, subject: Subject, journal: Journal, terminal: Console) -> None:
+async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
     left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
     if not left:
@@ -153,7 +153,7 @@ class Player:
     """Plays episodes and writes them down."""
 
     make_rollout: MakeRollout
-    journal: Journal
+    journal: EvaluationJournal
     advance: Callable[[], None]
     broken_in_a_row: Counter[str] = field(default_factory=Counter)
     """Per environment."""

@@ -21,7 +21,7 @@ LONG_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BrokerStatus:
     """One look at the broker."""
 
     progress: Progress | None
@@ -47,7 +47,7 @@ class Standing:
         if self.progress is None:
             return 0
         kind = kind_of(self.progress.phase)
-        ended = sum(last - first + 1 for first, last in self.progress.met.get(kind, ()))
+        ended = sum(last - first + 1 for first, last in self.progress.ended_ranges.get(kind, ()))
         return ended - (self.progress.settled(kind) - self.progress.lowest_unsettled.get(kind, 0))
 
     @property
@@ -72,14 +72,14 @@ class Observer:
         self._state = StateStore(transport)
         self._tickets = TicketQueue(transport)
 
-    async def look(self) -> Standing:
+    async def look(self) -> BrokerStatus:
         progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
-        return Standing(
+        return BrokerStatus(
             progress=progress if isinstance(progress, Progress) else None,
             spoken_at=await self._transport.set_at(Key.PROGRESS),
             weights=weights if isinstance(weights, WeightsManifest) else None,
             horizons=dict(horizons.horizons) if isinstance(horizons, HorizonState) else {},
-            issued={kind: await self._tickets.issued(kind) for kind in Kind},
+            issued={kind: await self._tickets.count_issued(kind) for kind in Kind},
             queue=await self._transport.queue(),
             log=await self._transport.extent(Stream.GROUPS),
             dead=(await self._transport.extent(Stream.DEAD)).messages,
@@ -88,7 +88,7 @@ class Observer:
 
 
 def waits(
-    standing: Standing | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
+    standing: BrokerStatus | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
     """Say who waits for what; `config`, where it is known, tells how many groups a step takes.
 
@@ -107,7 +107,7 @@ def longer(progress: Progress, config: RunConfig | None) -> bool:
 
 
 def _learner(
-    standing: Standing, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
+    standing: BrokerStatus, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
 ) -> str:
     """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
     if config is not None and progress.step >= config.total_steps:
@@ -128,7 +128,7 @@ def _dropped(progress: Progress) -> int:
     return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
 
 
-def _tickets(standing: Standing) -> Sequence[str]:
+def _tickets(standing: BrokerStatus) -> Sequence[str]:
     queue, told = standing.queue, list[str]()
     if queue.waiting and not queue.leased:
         told.append(f"no actor holds a ticket; queued: {queue.waiting}")
@@ -139,7 +139,7 @@ def _tickets(standing: Standing) -> Sequence[str]:
     return told
 
 
-def _actors(standing: Standing) -> Sequence[str]:
+def _actors(standing: BrokerStatus) -> Sequence[str]:
     told = []
     if standing.queue.idle and not standing.queue.waiting:
         told.append(f"{counted(standing.queue.idle, 'actor')} with free slots: no tickets until the learner steps")

@@ -23,10 +23,10 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Progress
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
-from horizonrl.ops.observe.broker_status import Standing, waits
+from horizonrl.ops.observe.broker_status import BrokerStatus, waits
 from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
 from horizonrl.ops.observe.snapshot import checkpoint_in_writing
-from horizonrl.ops.observe.troubles import LogReader, Trouble, collect, event_time
+from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
 from horizonrl.ops.run.directory import EVALS, METRICS, GrowingLines
 from horizonrl.ops.run.models import Tell
 
@@ -74,9 +74,9 @@ class Console:
         self._metrics = GrowingLines(config.run_dir / METRICS)
         self._evals = GrowingLines(config.run_dir / EVALS)
         logs = config.run_dir / "logs"
-        self._usual_s = start_times(LogReader(logs))
+        self._usual_s = start_times(TroubleReader(logs))
         """How long each part took to start when it last did."""
-        self._logs = LogReader.at_end(logs)
+        self._logs = TroubleReader.at_end(logs)
         self._told: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
         self._console = plain_console()
@@ -88,7 +88,7 @@ class Console:
         self._columns = fitting(self._console.width) if self.is_terminal else tuple(COLUMNS)
         self._since_header: int | None = None
         """Steps shown since the header; None before the first."""
-        self.standing: Standing | None = None
+        self.standing: BrokerStatus | None = None
         """The broker's latest account, set by whoever watches it."""
 
     @property
@@ -261,7 +261,7 @@ def fitting(width: int) -> tuple[str, ...]:
     return columns
 
 
-def start_times(logs: LogReader) -> dict[str, float]:
+def start_times(logs: TroubleReader) -> dict[str, float]:
     return {event["part"]: event["after_s"] for _, event in logs.events() if event["event"] == MEASURED}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Kind, Outcomes, Phase
-from horizonrl.ops.observe.broker_status import Standing, counted, longer, waits
+from horizonrl.ops.observe.broker_status import BrokerStatus, counted, longer, waits
 from horizonrl.ops.observe.figures import (
     RECENT,
     Line,
@@ -46,7 +46,7 @@ class Snapshot:
     """None: only the broker is known, and nobody gave the recipe."""
     run_dir: Path | None = None
     files: Files = field(default_factory=lambda: Files((), (), (), ()))
-    standing: Standing | None = None
+    standing: BrokerStatus | None = None
     """None: no broker answers."""
     troubles: Sequence[Trouble] = ()
     at: float = field(default_factory=time.time)
@@ -256,7 +256,7 @@ def _ends(kind: Kind, ends: Outcomes) -> str:
     return f"{settled} + {dropped} + {ends.void} void"
 
 
-def _broker_json(told: Standing) -> dict[str, Any]:
+def _broker_json(told: BrokerStatus) -> dict[str, Any]:
     progress = told.progress
     return {
         "version": progress.policy.version if progress else None,

@@ -24,10 +24,10 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.observe.broker_status import Observer, Standing
+from horizonrl.ops.observe.broker_status import BrokerStatus, Observer
 from horizonrl.ops.observe.figures import percent
 from horizonrl.ops.observe.snapshot import Rows, Snapshot
-from horizonrl.ops.observe.troubles import LogReader, Trouble, collect
+from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.run.directory import in_training, read_address, read_config
 
@@ -43,7 +43,7 @@ WIDEST = 110
 
 
 @dataclass(frozen=True)
-class Request:
+class StatusRequest:
     """The command line."""
 
     places: Sequence[Path] = ()
@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass
-class Source:
+class StatusSource:
     """Where a run is read from: its broker, and its directory if that is here."""
 
     config: RunConfig
@@ -66,10 +66,10 @@ class Source:
     _troubles: list[Trouble] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._logs = LogReader(self.run_dir / "logs") if self.run_dir else None
+        self._logs = TroubleReader(self.run_dir / "logs") if self.run_dir else None
 
     @classmethod
-    def find(cls, request: Request) -> "Source":
+    def find(cls, request: StatusRequest) -> "StatusSource":
         """Raises ConfigError when nothing says which run is meant."""
         if len(request.places) == 1 and not request.places[0].is_file():
             run_dir = request.places[0]
@@ -100,7 +100,7 @@ class Source:
         self._troubles = collect(self._logs.events(), self._troubles)
         return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
 
-    async def _standing(self) -> Standing | None:
+    async def _standing(self) -> BrokerStatus | None:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None or self._broker_is_gone():
             return None
@@ -134,9 +134,9 @@ def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     return config
 
 
-def show_status(request: Request) -> int:
+def show_status(request: StatusRequest) -> int:
     """Print where a run stands: once, or again and again until Ctrl-C."""
-    source = Source.find(request)
+    source = StatusSource.find(request)
     with Path(os.devnull).open("w") as nowhere:  # what fails is raised; a log would be drawn over
         configure_logs(run=source.config.run.name, role="status", stream=nowhere)
         if not request.watch:
@@ -154,7 +154,7 @@ def _print(snapshot: Snapshot, as_json: bool) -> None:
         plain_console().print(screen(snapshot), highlight=False)
 
 
-def _watch(source: Source, as_json: bool) -> None:
+def _watch(source: StatusSource, as_json: bool) -> None:
     """Redraw on a terminal; elsewhere print a JSON line each time, or a plain line whenever it says something new."""
     if sys.stdout.isatty() and not as_json:
         with Live(console=plain_console(), auto_refresh=False, screen=True) as live:

@@ -85,7 +85,7 @@ class Trouble:
 
 
 @dataclass
-class LogReader:
+class TroubleReader:
     """Reads what has been appended to the logs of a folder since it was last asked."""
 
     folder: Path
@@ -93,7 +93,7 @@ class LogReader:
     """Bytes of each file that have been read."""
 
     @classmethod
-    def at_end(cls, folder: Path) -> "LogReader":
+    def at_end(cls, folder: Path) -> "TroubleReader":
         return cls(folder, {path: path.stat().st_size for path in folder.glob("*.log")})
 
     def events(self) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -26,13 +26,13 @@ SHARD_BYTES = 250_000_000
 CARD = "README.md"
 
 
-class Row(BaseModel):
+class DatasetRow(BaseModel):
     """A field of the dataset is a column of the same name."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class TurnRow(Row):
+class TurnRow(DatasetRow):
     """One generation and the observation that answers it."""
 
     text: str
@@ -49,7 +49,7 @@ class TurnRow(Row):
     """Runs of tokens that one policy version sampled: [version, lineage, tokens]. A version is an optimizer step."""
 
 
-class EpisodeRow(Row):
+class EpisodeRow(DatasetRow):
     """One episode."""
 
     run: str

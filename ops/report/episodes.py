@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.types import Kind
-from horizonrl.ops.report.facts import End
+from horizonrl.ops.report.facts import TicketEnd
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.run.episodes import EpisodeFiles
 
@@ -55,7 +55,9 @@ class Episodes:
         return {"groups": self.groups, "rows": self.rows, "starts": self.starts}
 
 
-def collect(run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES) -> Episodes:
+def collect(
+    run_dir: Path, ends: Mapping[str, TicketEnd], tokens: TokenTexts | None, max_bytes: int = MAX_BYTES
+) -> Episodes:
     """Read a run's episodes, the held-out ones too; `ends` says of a ticket what became of it."""
     source = EpisodeFiles(run_dir, held_out=True)
     episodes = Episodes(stride=max(1, math.ceil(source.size_bytes / max_bytes)))
@@ -65,7 +67,7 @@ def collect(run_dir: Path, ends: Mapping[str, End], tokens: TokenTexts | None, m
             continue
         first = records[0]
         place = len(episodes.groups)
-        end = ends.get(ticket, End("not settled", step))
+        end = ends.get(ticket, TicketEnd("not settled", step))
         episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], end.step, end.told])
         if not bodies:
             episodes.starts.append(len(episodes.rows))

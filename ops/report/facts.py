@@ -61,7 +61,7 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
     }
 
 
-class End(NamedTuple):
+class TicketEnd(NamedTuple):
     """What became of a ticket."""
 
     told: str
@@ -69,16 +69,18 @@ class End(NamedTuple):
     """The step that consumed it; of a held-out one, the version that was evaluated."""
 
 
-def ends(files: Files) -> dict[str, End]:
+def ends(files: Files) -> dict[str, TicketEnd]:
     """Return what became of each ticket that steps and evaluations have settled."""
-    told: dict[str, End] = {}
+    told: dict[str, TicketEnd] = {}
     for line in files.ledger:
         step = line["step"]
-        told.update((ticket, End(f"trained into version {line['version']}", step)) for _, ticket in line["trained"])
-        told.update((ticket, End(f"dropped: {reason}", step)) for _, ticket, reason in line["dropped"])
+        told.update(
+            (ticket, TicketEnd(f"trained into version {line['version']}", step)) for _, ticket in line["trained"]
+        )
+        told.update((ticket, TicketEnd(f"dropped: {reason}", step)) for _, ticket, reason in line["dropped"])
     for line in files.evals:
         version = line["version"]
-        told.update((ticket, End(f"evaluation of version {version}", version)) for _, ticket, _ in line["ends"])
+        told.update((ticket, TicketEnd(f"evaluation of version {version}", version)) for _, ticket, _ in line["ends"])
     return told
 
 
@@ -217,7 +219,8 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
                         {"env_id": env.id, "phase_step": at, "from_turns": before, "to_turns": now, "reason": reason}
                     )
     return [
-        dict(decision) | {"step": decision["phase_step"] + config.imitation.steps, "met": _met(files, decision)}
+        dict(decision)
+        | {"step": decision["phase_step"] + config.imitation.steps, "ended_ranges": _met(files, decision)}
         for decision in made
     ]
 

@@ -111,7 +111,7 @@ class Restarts:
 
 
 @dataclass
-class Part:
+class SupervisedProcess:
     """One supervised process."""
 
     role: str
@@ -303,7 +303,7 @@ async def _listen(transport: Transport, course: Course, console: Console) -> Non
         await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 
 
-def _parts(config: RunConfig, recipe: Path) -> list[Part]:
+def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.password
@@ -315,7 +315,7 @@ def _parts(config: RunConfig, recipe: Path) -> list[Part]:
     for place, (role, name) in enumerate(names):
         own = {"HORIZONRL_METRICS__PORT": str(port + place)} if port else {}
         log_file = config.run_dir / "logs" / f"{name}.log"
-        parts.append(Part(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
+        parts.append(SupervisedProcess(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
     return parts
 
 

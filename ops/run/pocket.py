@@ -81,7 +81,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class PocketExample:
     """T tokens: `ids` [T] and their `weights` [T] in the loss."""
 
     ids: NDArray[np.int64]
@@ -181,7 +181,7 @@ async def expert_episodes(
     return [episode for episode in episodes if episode.success]
 
 
-async def make_lessons(chat: ChatTemplate) -> list[list[Lesson]]:
+async def make_lessons(chat: ChatTemplate) -> list[list[PocketExample]]:
     """Return the lessons of the train split by category."""
     rounds = [Random(number) for number in range(ROUNDS)]
     return [
@@ -190,13 +190,13 @@ async def make_lessons(chat: ChatTemplate) -> list[list[Lesson]]:
     ]
 
 
-def lesson(episode: Episode) -> Lesson:
+def lesson(episode: Episode) -> PocketExample:
     """Weigh an episode's tokens."""
     ids, weights = list(episode.prompt_ids), [PROMPT_WEIGHT] * len(episode.prompt_ids)
     for turn in episode.turns:
         ids += turn.output_ids + turn.observation_ids
         weights += [1.0] * len(turn.output_ids) + [OBSERVATION_WEIGHT] * len(turn.observation_ids)
-    return Lesson(np.array(ids), np.array(weights, np.float32))
+    return PocketExample(np.array(ids), np.array(weights, np.float32))
 
 
 def name_ids(tokenizer: Any) -> NDArray[np.int64]:
@@ -206,28 +206,28 @@ def name_ids(tokenizer: Any) -> NDArray[np.int64]:
     return np.array([at for at, token in enumerate(tokens) if _A_WORD.fullmatch(token) and at not in fixed])
 
 
-def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iterator[list[Lesson]]:
+def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iterator[list[PocketExample]]:
     """Yield rows of a few random items of three tokens that repeat in random order: the first tells the next two."""
     while True:
         yield [_repetitions(names, draw) for _ in range(COPYING_ROWS)]
 
 
-def _repetitions(names: NDArray[np.int64], draw: np.random.Generator) -> Lesson:
+def _repetitions(names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:
     items = draw.choice(names, (draw.integers(3, 10), 3))
     rounds = [items[draw.permutation(len(items))].ravel() for _ in range(math.ceil(COPYING_TOKENS / items.size))]
     weights = np.ones(COPYING_TOKENS, np.float32)
     weights[: items.size] = weights[::3] = 0.0
-    return Lesson(np.concatenate(rounds)[:COPYING_TOKENS], weights)
+    return PocketExample(np.concatenate(rounds)[:COPYING_TOKENS], weights)
 
 
 def lesson_batches(
-    lessons: Sequence[Sequence[Lesson]], names: NDArray[np.int64], draw: np.random.Generator
-) -> Iterator[list[Lesson]]:
+    lessons: Sequence[Sequence[PocketExample]], names: NDArray[np.int64], draw: np.random.Generator
+) -> Iterator[list[PocketExample]]:
     """Yield batches of at most BATCH_TOKENS, padding included, of lessons of similar length in random order."""
     while True:
         drawn = [lessons[int(of)] for of in draw.choice(len(lessons), POOL, p=SHARES)]
         pool = [renamed(among[int(draw.integers(len(among)))], names, draw) for among in drawn]
-        batches: list[list[Lesson]] = [[]]
+        batches: list[list[PocketExample]] = [[]]
         for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
             if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
                 batches.append([])
@@ -235,12 +235,12 @@ def lesson_batches(
         yield from (batches[at] for at in draw.permutation(len(batches)))
 
 
-def renamed(lesson: Lesson, names: NDArray[np.int64], draw: np.random.Generator) -> Lesson:
+def renamed(lesson: PocketExample, names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:
     """Exchange some of the items' words among each other: from none to all of them."""
     some = names[draw.random(len(names)) < draw.random()]
     exchange = np.arange(VOCABULARY)
     exchange[some] = draw.permutation(some)
-    return Lesson(exchange[lesson.ids], lesson.weights)
+    return PocketExample(exchange[lesson.ids], lesson.weights)
 
 
 def new_model(tokenizer: Any) -> Any:
@@ -291,7 +291,7 @@ def _look_back(decoder: Any) -> None:
     attention.k_proj.bias.copy_(LOOK_BACK * torch.cat([ones, zeros]).repeat(len(angles)))
 
 
-def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) -> None:
+def _train(model: Any, batches: Iterable[list[PocketExample]], steps: int, say: Say) -> None:
     """Take a step on each batch: Muon on the layers' matrices, AdamW on the rest, a cosine over both."""
     import torch
 
@@ -321,7 +321,7 @@ def _train(model: Any, batches: Iterable[list[Lesson]], steps: int, say: Say) ->
             say(f"pocket model: step {step} of {steps}, loss {loss.item():.2f}, {time.monotonic() - started:.0f} s")
 
 
-def _loss(model: Any, batch: Sequence[Lesson]) -> Any:
+def _loss(model: Any, batch: Sequence[PocketExample]) -> Any:
     """Return the weighted mean of the tokens' losses. Padding follows a lesson, so causal attention never sees it."""
     import torch
 

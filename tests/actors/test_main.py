@@ -14,7 +14,7 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
-from horizonrl.learner.controller.curriculum import Source
+from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.ops.bench.tiny_model import VOCABULARY
 
@@ -77,7 +77,7 @@ def test_an_actor_waits_until_the_controller_says_what_its_own_recipe_says() -> 
             waiting = group.create_task(agreed(transport, config.settings))
             await asyncio.sleep(0)
             assert not waiting.done()
-            source = Source("textcraft", ("stick",), 1.0)
+            source = TaskSource("textcraft", ("stick",), 1.0)
             controller = group.create_task(Controller(config, transport, [source]).run())
             await waiting
             controller.cancel()

@@ -86,7 +86,7 @@ def test_fields_with_a_default_may_be_missing() -> None:
     assert decode(envelope({}, "progress"), Progress) == Progress()
 
 
-@pytest.mark.parametrize("schema", [0, 2, 10**9])
+@pytest.mark.parametrize("schema", [0, 3, 10**9])
 def test_another_schema_version_is_named_as_such(schema: int) -> None:
     with pytest.raises(UnknownSchema, match=str(schema)):
         decode(envelope({}, schema=schema), Ticket)
@@ -209,9 +209,9 @@ def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> 
         (Group, {"episodes": [{"turns": [{"spans": [None] * 1024}] * 1024}]}),
         (Group, {"episodes": [{"prompt_ids": (-1,) * 100_000}]}),
         (Progress, {"outcomes": {f"kind {at}": {"dropped": dict.fromkeys("abcdefgh", -1)} for at in range(4096)}}),
-        (Progress, {"met": {"train": [None] * 1024}}),
+        (Progress, {"ended_ranges": {"train": [None] * 1024}}),
         (Progress, {"growths": [{}] * 4096}),
-        (HorizonState, {"issued": {str(at): -1 for at in range(4096)}}),
+        (HorizonState, {"tickets_issued": {str(at): -1 for at in range(4096)}}),
     ],
 )
 def test_a_record_in_which_all_is_wrong_costs_a_few_errors_and_not_one_a_mistake(

@@ -355,7 +355,7 @@ def test_when_the_sender_of_purged_parts_has_died_the_next_end_of_the_ticket_is_
         assert (await small.log.publish(make_group(0))).duplicate  # the learner may yet read it
         await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, lowest_unsettled={Kind.TRAIN: 1}))
         assert (await small.log.publish(make_group(0))).duplicate  # the ticket has ended
-        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, met={Kind.TRAIN: ((1, 3),)}))
+        await state.put(Key.PROGRESS, Progress(cursor=joined.sequence, ended_ranges={Kind.TRAIN: ((1, 3),)}))
         assert not (await small.log.publish(make_group(0))).duplicate
         assert (await small.log.publish_void(make_void(0))).duplicate
         _, entry = await entries(small.transport, 2, after=joined.sequence - 1)

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.nats.access import Role, hears, inbox, names, publishes
 from horizonrl.broker.nats.folder import public_key
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.types import HorizonState
@@ -169,10 +169,10 @@ def test_an_actor_hears_nothing_of_another(tmp_path: Path) -> None:
             for subject in (f"{own}.>", hears(RUN)):
                 await spy.subscribe(subject, cb=hear)
             await spy.flush()
-            await TicketQueue(controller, Seals(RUN, b"k" * 32)).issue(make_ticket(0))
+            await TicketQueue(controller, TicketSigner(RUN, b"k" * 32)).issue(make_ticket(0))
             lease = await TicketQueue(working).lease(10.0)
             assert lease is not None
-            assert lease.ticket.seal
+            assert lease.ticket.signature
             await lease.acknowledge()
             await spy.flush()
             assert heard == []

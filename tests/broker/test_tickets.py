@@ -38,12 +38,12 @@ def test_a_ticket_is_issued_once(broker: Broker) -> None:
 def test_how_many_were_issued_is_read_from_the_stream(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
-            assert await TicketQueue(transport).issued(Kind.TRAIN) == 0
+            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 0
             for number in range(3):
                 await TicketQueue(transport).issue(make_ticket(number))
             await TicketQueue(transport).issue(make_ticket(0, Kind.DEMO))
-            assert await TicketQueue(transport).issued(Kind.TRAIN) == 3
-            assert await TicketQueue(transport).issued(Kind.DEMO) == 1
+            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 3
+            assert await TicketQueue(transport).count_issued(Kind.DEMO) == 1
 
     asyncio.run(scenario())
 
@@ -52,10 +52,10 @@ def test_a_foreign_message_at_the_end_does_not_hide_what_was_issued(broker: Brok
     async def scenario() -> None:
         async with broker.open() as transport:
             await transport.publish("tickets.eval", b"junk")
-            assert await TicketQueue(transport).issued(Kind.EVAL) == 0
+            assert await TicketQueue(transport).count_issued(Kind.EVAL) == 0
             await TicketQueue(transport).issue(make_ticket(6))
             await transport.publish("tickets.train", b"junk")
-            assert await TicketQueue(transport).issued(Kind.TRAIN) == 7
+            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 7
 
     asyncio.run(scenario())
 
@@ -67,8 +67,8 @@ def test_an_old_ticket_that_is_stored_again_does_not_take_the_count_back(broker:
             for number in range(3):
                 await queue.issue(make_ticket(number))
             await transport.publish("tickets.train", encode(make_ticket(0)), message_id="repeat")
-            assert await queue.issued(Kind.TRAIN) == 3
-            assert await TicketQueue(transport).issued(Kind.TRAIN) == 3
+            assert await queue.count_issued(Kind.TRAIN) == 3
+            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 3
 
     asyncio.run(scenario())
 
@@ -83,16 +83,16 @@ def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> N
                 lease = await queue.lease(5.0)
                 assert lease is not None
                 await lease.acknowledge()
-            sequence, ticket = (await queue.standing())["train-00000000"]
+            sequence, ticket = (await queue.stored_tickets())["train-00000000"]
             for _ in range(2):  # the second time is a repeat of the first
                 await queue.issue_again(ticket, sequence)
-            assert (await queue.standing())["train-00000000"] == (sequence + 2, ticket)
-            assert await queue.issued(Kind.TRAIN) == 2
+            assert (await queue.stored_tickets())["train-00000000"] == (sequence + 2, ticket)
+            assert await queue.count_issued(Kind.TRAIN) == 2
             again = await queue.lease(5.0)
             assert again is not None and again.ticket == ticket
             assert await queue.lease(0.1) is None
             await queue.purge_below({Kind.TRAIN: 1})
-            assert list(await queue.standing()) == ["train-00000001"]
+            assert list(await queue.stored_tickets()) == ["train-00000001"]
 
     asyncio.run(scenario())
 
@@ -164,7 +164,7 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
             ]
             await queue.purge_below({Kind.TRAIN: 4, Kind.EVAL: 3})
             assert await numbers(transport) == [("tickets.train", 7), ("tickets.eval", 8)]
-            assert await queue.issued(Kind.TRAIN) == 4
+            assert await queue.count_issued(Kind.TRAIN) == 4
             assert not await queue.issue(make_ticket(0)), "a purged ticket cannot be issued again"
 
     asyncio.run(scenario())
@@ -296,7 +296,7 @@ def test_a_queue_that_is_purged_while_it_is_read_is_read_again() -> None:
         queue = TicketQueue(transport)
         for number in range(3):
             await queue.issue(make_ticket(number))
-        assert sorted(await queue.standing()) == ["train-00000001", "train-00000002"]
+        assert sorted(await queue.stored_tickets()) == ["train-00000001", "train-00000002"]
         assert transport.purged
 
     asyncio.run(scenario())
@@ -308,6 +308,6 @@ def test_a_queue_that_falls_silent_is_not_taken_for_a_shorter_one() -> None:
         for number in range(3):
             await TicketQueue(MemoryTransport(server)).issue(make_ticket(number))
         with pytest.raises(BrokerUnreachable, match=r"TICKETS holds .* up to 3"):
-            await TicketQueue(SilentTransport(server, told=2)).standing()
+            await TicketQueue(SilentTransport(server, told=2)).stored_tickets()
 
     asyncio.run(scenario())

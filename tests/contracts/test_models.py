@@ -116,9 +116,9 @@ def learned(lm: Any, batch: Batch, share: bool) -> tuple[np.ndarray[Any, Any], n
     for micro_batch in pack(batch.traces, 1, 1000, share=share)[0]:
         asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
         logprobs_N = scorer(*map(torch.from_numpy, asked)).logprobs_N
-        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in micro_batch.places_B])
+        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in micro_batch.indices_B])
         (logprobs_N * pulls_B[torch.from_numpy(micro_batch.episodes_N)]).sum().backward()
-        for row, place in enumerate(micro_batch.places_B):
+        for row, place in enumerate(micro_batch.indices_B):
             rows[place] = logprobs_N.detach().numpy()[micro_batch.episodes_N == row]
     gradient = torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
     return np.concatenate([rows[place] for place in sorted(rows)]), gradient.numpy()

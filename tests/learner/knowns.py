@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
-from horizonrl.learner.algorithm.loss import Known
+from horizonrl.learner.algorithm.loss import LossInputs
 
 
-def known(logprobs_N: Tensor, advantages_N: Tensor, lags_N: Tensor, episodes_N: Tensor, **columns: Tensor) -> Known:
+def known(
+    logprobs_N: Tensor, advantages_N: Tensor, lags_N: Tensor, episodes_N: Tensor, **columns: Tensor
+) -> LossInputs:
     """Tokens of no demonstration, each of which counts 1; without proximal policy, reference or targets."""
     nothing_N = torch.zeros_like(logprobs_N)
     filled = {
@@ -16,4 +18,4 @@ def known(logprobs_N: Tensor, advantages_N: Tensor, lags_N: Tensor, episodes_N: 
         "reference_N": nothing_N,
         "targets_N": nothing_N + torch.nan,
     }
-    return Known(logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns)
+    return LossInputs(logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns)

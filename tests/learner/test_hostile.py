@@ -1,6 +1,6 @@
 """Hostile actors: whatever they put between the groups of the log, the learner makes the same weights of it.
 
-A run is played with sealed tickets. Its log is then learned from twice in an empty place: as it is, and with hostile
+A run is played with signed tickets. Its log is then learned from twice in an empty place: as it is, and with hostile
 messages between its entries, as an actor could publish them who has leased some tickets of its own.
 """
 
@@ -20,7 +20,7 @@ from horizonrl.broker.api import Message, Stream
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import DIGEST, FIRST, JOINED, PARTS
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Void
 from horizonrl.learner.engine.api import Engine
@@ -30,7 +30,7 @@ from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, Wor
 from tests.records import make_ticket
 
 KEY = b"k" * 32
-SEALS = Seals("run", KEY)
+SIGNER = TicketSigner("run", KEY)
 OWN = 1_000
 """The number of the first ticket that the hostile actor was given."""
 
@@ -54,7 +54,7 @@ def attacks(honest: list[Message]) -> Iterator[Attack]:
     number = iter(range(OWN, OWN + 1_000))
 
     def own(**changes: Any) -> Ticket:
-        return SEALS.seal(make_ticket(next(number), version=2).model_copy(update=changes))
+        return SIGNER.sign(make_ticket(next(number), version=2).model_copy(update=changes))
 
     def group(ticket: Ticket) -> Group:
         return played(ticket, PolicyVersion(version=2), dice)
@@ -65,11 +65,13 @@ def attacks(honest: list[Message]) -> Iterator[Attack]:
     victim = make_ticket(3, version=2)
     names = [f"{kind.value}-{n:08d}" for kind in Kind for n in range(6)]
     yield attack("a forged ticket", encode(group(make_ticket(77))), "train-00000077", "forged")
-    yield attack("a forged seal", encode(group(victim.model_copy(update={"seal": "0" * 64}))), "x1", "forged")
-    yield attack("another key", encode(group(Seals("run", b"a" * 32).seal(victim))), "x2", "forged")
-    yield attack("another run", encode(group(Seals("other", KEY).seal(victim))), "x3", "forged")
+    yield attack("a forged signature", encode(group(victim.model_copy(update={"signature": "0" * 64}))), "x1", "forged")
+    yield attack("another key", encode(group(TicketSigner("run", b"a" * 32).sign(victim))), "x2", "forged")
+    yield attack("another run", encode(group(TicketSigner("other", KEY).sign(victim))), "x3", "forged")
     taken = own()
-    yield attack("another's ticket", encode(group(victim.model_copy(update={"seal": taken.seal}))), "x4", "forged")
+    yield attack(
+        "another's ticket", encode(group(victim.model_copy(update={"signature": taken.signature}))), "x4", "forged"
+    )
     altered = own().model_copy(update={"horizon_turns": 1_000})
     yield attack("an altered ticket", encode(group(altered)), "x5", "forged")
     void = Void(ticket=victim, reason="gone", actor="evil")

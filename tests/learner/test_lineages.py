@@ -5,7 +5,7 @@ from pathlib import Path
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import PolicyVersion, VersionSpan
 from horizonrl.learner.fence import Fence
-from horizonrl.learner.intake.collector import Draft
+from horizonrl.learner.intake.collector import PendingBatch
 from horizonrl.learner.weights import WeightsPublisher
 from tests.records import make_episode, make_group, make_turn
 
@@ -24,5 +24,5 @@ def test_a_draft_tells_the_tokens_of_two_lineages_apart() -> None:
         update={"spans": (VersionSpan(version=4, lineage=0, tokens=1), VersionSpan(version=4, lineage=1, tokens=2))}
     )
     group = make_group(version=4).model_copy(update={"episodes": (make_episode(0, turn),)})
-    (tokens,) = Draft(admitted=[(1, group)]).sampled()
+    (tokens,) = PendingBatch(admitted=[(1, group)]).sampled()
     assert tokens == {PolicyVersion(version=4, lineage=0): 1, PolicyVersion(version=4, lineage=1): 2}

@@ -91,7 +91,7 @@ def test_the_gap_of_the_engines_is_that_of_sampled_tokens(tmp_path: Path) -> Non
     asked: list[bool] = []
 
     class Asked(HashEngine):
-        def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
             asked.append(trace.demo)
             return 0.0
 

@@ -37,7 +37,7 @@ from horizonrl.common.types import (
     Void,
     WeightsManifest,
 )
-from horizonrl.learner.controller.curriculum import EvalTask, Source
+from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.batch import Batch, Trace
@@ -50,7 +50,7 @@ from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
 NAN = math.nan
-SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
+SOURCES = [TaskSource("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
 EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
 EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
@@ -69,7 +69,7 @@ class HashEngine:
         self.weights = xxhash.xxh3_128_hexdigest(told.encode())
         return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
 
-    def gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
         return 0.0
 
     def write_weights(self, path: Path) -> str:
@@ -229,7 +229,9 @@ class World:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
         while True:
             lease = await tickets.lease(0.2)
-            if lease is None or (self.idle_from is not None and lease.ticket.issued.version >= self.idle_from):
+            if lease is None or (
+                self.idle_from is not None and lease.ticket.issued_at_version.version >= self.idle_from
+            ):
                 continue
             manifest = await state.get(Key.POLICY)
             policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
@@ -251,7 +253,7 @@ class World:
 
         Not where groups are lost: those are found once every older ticket is done, and no version would come before.
         """
-        wanted = ticket.issued.version + 2 * (ticket.number % len(EVAL_TASKS))
+        wanted = ticket.issued_at_version.version + 2 * (ticket.number % len(EVAL_TASKS))
         return not self.faults and ticket.kind is Kind.EVAL and policy.version < min(wanted, self.config.total_steps)
 
     # ---- what must be true afterwards
@@ -276,7 +278,7 @@ class World:
         transport = MemoryTransport(self.server, "run")
         for kind in Kind:
             numbers = sorted(int(ticket.partition("-")[2]) for ticket in ends if ticket.startswith(kind.value))
-            issued = await TicketQueue(transport).issued(kind)
+            issued = await TicketQueue(transport).count_issued(kind)
             if kind is Kind.DEMO and self.rules.demos_in_rl:  # the last ones are not waited for
                 assert set(numbers) <= set(range(issued))
             else:
@@ -348,7 +350,7 @@ def played(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
     rewards = [1.0] if demo else dice.sample([0.0, -0.25, -0.5, -1.0], ticket.group_size)
     stop = StopReason.TERMINATED if demo else StopReason.HORIZON
     if ticket.kind is Kind.EVAL:
-        rewards = [1.0, 1.0] if ticket.issued.version == 2 else [0.0, dice.choice([0.0, 1.0])]
+        rewards = [1.0, 1.0] if ticket.issued_at_version.version == 2 else [0.0, dice.choice([0.0, 1.0])]
     return Group(
         ticket=ticket,
         episodes=tuple(

@@ -8,7 +8,7 @@ from typing import Any
 from horizonrl.broker.api import Extent, QueueState
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Kind, Progress
-from horizonrl.ops.observe.broker_status import Standing
+from horizonrl.ops.observe.broker_status import BrokerStatus
 
 LINE: dict[str, Any] = {
     "step": 3,
@@ -57,7 +57,7 @@ def write_log(config: RunConfig, name: str, event: str, at: float, **more: Any) 
         file.write("Loading weights: 100%|####|\r\n" + json.dumps(line) + "\n")
 
 
-def standing(config: RunConfig, progress: Progress | None, **changed: Any) -> Standing:
+def standing(config: RunConfig, progress: Progress | None, **changed: Any) -> BrokerStatus:
     """Return the broker's account of a run whose credit is out and leased."""
     credit = config.credit(progress.phase) if progress else 0
     told: dict[str, Any] = {
@@ -71,4 +71,4 @@ def standing(config: RunConfig, progress: Progress | None, **changed: Any) -> St
         "dead": 0,
         "looked_at": time.time(),
     }
-    return Standing(**(told | changed))
+    return BrokerStatus(**(told | changed))

@@ -20,7 +20,7 @@ from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
 from horizonrl.common.statistics import pass_at_k, wilson
 from horizonrl.common.types import StopReason
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.evaluation.journal import FILE, Journal, Line, Said
+from horizonrl.ops.evaluation.journal import FILE, EvaluationJournal, Line, TurnRecord
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
@@ -107,7 +107,7 @@ def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
 
 
 def line(stop: StopReason, turns: int, success: bool = False) -> Line:
-    said = tuple(Said(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
+    said = tuple(TurnRecord(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
     told: dict[str, Any] = {"env": "e", "task": "t", "category": "c", "sample": 0, "prompt": "p"}
     return Line(**told, stop=stop, success=success, error=None, generate_s=0.0, environment_s=0.0, turns=said)
 
@@ -177,7 +177,7 @@ def test_a_file_of_other_settings_is_refused_by_what_differs(server: Completions
 
 
 def test_two_evaluations_do_not_write_one_file(server: Completions, tmp_path: Path) -> None:
-    with Journal.open(tmp_path, {}), pytest.raises(ConfigError, match="another evaluation writes"):
+    with EvaluationJournal.open(tmp_path, {}), pytest.raises(ConfigError, match="another evaluation writes"):
         evaluate(server, tmp_path)
 
 
@@ -302,7 +302,7 @@ def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_
 
     config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])
     plan = make_plan(config, Choice(env_ids=("parity",), tasks=3, samples=(2,)), own_envs=False)
-    with Journal.open(tmp_path, {}) as journal:
+    with EvaluationJournal.open(tmp_path, {}) as journal:
         vllm_engine.run(play_missing(plan, Subject("tiny", {}, config, False, start), journal, TERMINAL))
         (block,) = blocks_of(plan, journal.lines)
     assert (block["rows"][0]["episodes"], block["rows"][0]["broken"]) == (6, 0)

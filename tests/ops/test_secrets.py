@@ -17,7 +17,7 @@ from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.folder import Keys
 from horizonrl.broker.nats.keys import make_keys
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs, get_logger
@@ -90,7 +90,7 @@ def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) 
     (tmp_path / "file").write_text(SECRET)
     broker = BrokerSection(url="nats://127.0.0.1:9", **{name: tmp_path / "file"})
     with pytest.raises(ConfigError, match=rf"broker\.{name} is .*file") as raised:
-        asyncio.run(connect("r", broker)) if name == "nkey_seed" else Seals.load("r", broker.ticket_key)
+        asyncio.run(connect("r", broker)) if name == "nkey_seed" else TicketSigner.load("r", broker.ticket_key)
     assert SECRET not in str(raised.value)
 
 

@@ -19,12 +19,12 @@ from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.reading import read_stored
-from horizonrl.broker.signing import Seals
+from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights import digest_file
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.types import Group, Kind, Void
-from horizonrl.learner.controller.curriculum import Source, eval_tasks
+from horizonrl.learner.controller.curriculum import TaskSource, eval_tasks
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import EngineThread, LearnerLoop
@@ -89,7 +89,7 @@ class Run:
             connected(name, self.brokers[Role.LEARNER], Role.LEARNER) as learning,
             asyncio.TaskGroup() as group,
         ):
-            source = Source("parity", tuple(f"round-{number:02d}" for number in range(8)), 1.0)
+            source = TaskSource("parity", tuple(f"round-{number:02d}" for number in range(8)), 1.0)
             controller = Controller(config, controlling, [source], eval_tasks=eval_tasks(config))
             learner = LearnerLoop(
                 *(config, learning, EngineThread(HeavyEngine(), InlineExecutor()), rules, {}, asyncio.Event()),
@@ -136,7 +136,7 @@ async def lease(queue: TicketQueue) -> Lease:
 
 async def stored(transport: Transport, key: Path) -> tuple[list[Group | Void | DeadLetter], int, list[Message]]:
     """Return what a run left on its broker: the entries of the log, the number of parts, the dead letters."""
-    log = GroupLog(transport, Seals.load(transport.run, key))
+    log = GroupLog(transport, TicketSigner.load(transport.run, key))
     end, reader, entries = await log.end(), await log.read(after=0), []
     while (entry := await reader.next(10)) is not None:
         entries.append(entry.record)

@@ -1,4 +1,4 @@
-"""A whole run on a broker with TLS, least permissions and sealed tickets, each role with its own files alone."""
+"""A whole run on a broker with TLS, least permissions and signed tickets, each role with its own files alone."""
 
 import subprocess
 from pathlib import Path

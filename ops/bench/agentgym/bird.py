@@ -16,7 +16,7 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.sql.problems import Problem, make_problem
-from horizonrl.ops.bench.agentgym.comparison import Compared
+from horizonrl.ops.bench.agentgym.comparison import GameComparison
 
 
 def write_bird(folder: Path, count: int) -> list[Problem]:
@@ -54,9 +54,9 @@ def _write_database(file: Path, problem: Problem) -> None:
     connection.close()
 
 
-async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> Compared:
+async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> GameComparison:
     """Play every question by our client; every second one is answered by the query of the next."""
-    found, slots = Compared("sql"), asyncio.Semaphore(parallel)
+    found, slots = GameComparison("sql"), asyncio.Semaphore(parallel)
     began = time.monotonic()
 
     async def play(number: int) -> None:
@@ -72,7 +72,7 @@ async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> Comp
     return found
 
 
-async def _play(url: str, problems: Sequence[Problem], number: int, found: Compared) -> None:
+async def _play(url: str, problems: Sequence[Problem], number: int, found: GameComparison) -> None:
     tasks = f"{number}-{number}"
     there = registry.make("agentgym-sqlgym", {"url": url, "instructions": "", "train": tasks, "test": tasks})
     own = number % 2 == 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Compared:
+class GameComparison:
     env: str
     episodes: int = 0
     turns: int = 0

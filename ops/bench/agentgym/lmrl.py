@@ -22,7 +22,7 @@ _TEXT = namedtuple("_TEXT", "text is_action")
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class LmrlComparison:
     game: str
     episodes: int
     turns: int
@@ -31,7 +31,7 @@ class Compared:
     solved: int
 
 
-async def compare(agentgym: Path, lmrl: Path) -> list[Compared]:
+async def compare(agentgym: Path, lmrl: Path) -> list[LmrlComparison]:
     """Play both games on both sides; half of the moves are an expert's."""
     _answer_imports()
     sys.path[:0] = [str(lmrl), str(agentgym / "agentenv-lmrlgym" / "agentenv_lmrlgym" / "maze")]
@@ -49,7 +49,7 @@ def _answer_imports() -> None:
     sys.modules.update(modules)
 
 
-async def _maze() -> Compared:
+async def _maze() -> LmrlComparison:
     from utils import manhatten_actions, setup_maze_env  # type: ignore[import-not-found]
 
     goal = [LMRL_GOAL[1], LMRL_GOAL[0]]
@@ -68,10 +68,10 @@ async def _maze() -> Compared:
                 step = await ours.step(action)
                 turns, solved = turns + 1, solved + step.success
                 same += (step.observation, step.reward, step.terminated) == (history[-1].text, reward, done)
-    return Compared("maze", len(LMRL_STARTS) * WALKS, turns, same, solved)
+    return LmrlComparison("maze", len(LMRL_STARTS) * WALKS, turns, same, solved)
 
 
-async def _wordle(lmrl: Path) -> Compared:
+async def _wordle(lmrl: Path) -> LmrlComparison:
     from llm_rl_scripts.wordle.env.env import ReformatWordleEnvironment, WordleEnvironment  # type: ignore[import-not-found]
     from llm_rl_scripts.wordle.env.game import Vocabulary  # type: ignore[import-not-found]
 
@@ -91,4 +91,4 @@ async def _wordle(lmrl: Path) -> Compared:
             told = (history[-1].text.strip() and history[-1].text) or "invalid word"
             turns, solved = turns + 1, solved + step.success
             same += (step.observation, step.reward, step.terminated) == (told, reward + (reward <= 0), done)
-    return Compared("wordle", SEEDS, turns, same, solved)
+    return LmrlComparison("wordle", SEEDS, turns, same, solved)

@@ -22,7 +22,7 @@ from horizonrl.envs.agentgym.doors import numbers_of, task_named
 from horizonrl.envs.api import Expert, expert_of
 from horizonrl.envs.textcraft.tasks import load_book
 from horizonrl.ops.bench.agentgym.bird import play_all, write_bird
-from horizonrl.ops.bench.agentgym.comparison import Compared
+from horizonrl.ops.bench.agentgym.comparison import GameComparison
 from horizonrl.ops.bench.agentgym.games import answer, door, make, reply_of
 
 SERVERS: Mapping[str, tuple[str, str]] = {
@@ -37,7 +37,9 @@ TURNS = 30
 _RUN = "import sys, uvicorn; uvicorn.run(sys.argv[1], host='127.0.0.1', port=int(sys.argv[2]), log_level='error')"
 
 
-async def compare(agentgym: Path, python: str, ids: Sequence[str], episodes: int, parallel: int) -> list[Compared]:
+async def compare(
+    agentgym: Path, python: str, ids: Sequence[str], episodes: int, parallel: int
+) -> list[GameComparison]:
     """Play test tasks on the real server of each environment."""
     return [
         await (_compare_sql if env_id == "sql" else _compare)(agentgym, python, env_id, episodes, parallel)
@@ -45,20 +47,20 @@ async def compare(agentgym: Path, python: str, ids: Sequence[str], episodes: int
     ]
 
 
-async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> Compared:
+async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
     with TemporaryDirectory() as folder:
         problems = write_bird(Path(folder), episodes)
         async with _server(agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder) as url:
             return await play_all(url, problems, parallel)
 
 
-async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> Compared:
+async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
     tasks = registry.tasks(env_id, door(env_id).options)
     numbers = list(numbers_of(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
     if env_id == "textcraft":
         numbers = list(range(len(tasks)))
     chosen = Random(0).sample(numbers, min(episodes, len(numbers)))
-    found, slots = Compared(env_id), asyncio.Semaphore(parallel)
+    found, slots = GameComparison(env_id), asyncio.Semaphore(parallel)
     async with _server(agentgym, python, env_id) as url:
         began = time.monotonic()
 
@@ -76,7 +78,7 @@ async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, para
     return found
 
 
-async def _play(url: str, env_id: str, number: int, found: Compared) -> None:
+async def _play(url: str, env_id: str, number: int, found: GameComparison) -> None:
     """Play one task on both sides, as the expert here says, else at random."""
     tasks = f"{number}-{number}"
     there = registry.make(f"agentgym-{env_id}", {"url": url, "instructions": "", "train": tasks, "test": tasks})

@@ -79,7 +79,7 @@ LEDGER_TAIL_BYTES = 1 << 16
 
 
 @dataclass
-class Role:
+class RoleProcess:
     """One role as a process, started again whenever it ends with an error or is told to end."""
 
     name: str
@@ -162,17 +162,17 @@ class Cluster:
     proxy: Proxy
     transport: NatsTransport
     """A connection of our own, past the proxy."""
-    roles: dict[str, Role] = field(default_factory=dict)
+    roles: dict[str, RoleProcess] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
-    def actors(self) -> list[Role]:
+    def actors(self) -> list[RoleProcess]:
         return [role for name, role in self.roles.items() if name.startswith("actor")]
 
     def start(self, name: str, *overrides: str) -> None:
         """Start a role, `learner` or `actor-1`, and keep it running."""
         command = [name.partition("-")[0], str(self.recipe), f"--broker.url={self.url}", *overrides]
-        role = Role(name, command, self.directory / "logs" / f"{name}.log")
+        role = RoleProcess(name, command, self.directory / "logs" / f"{name}.log")
         if name in self.roles:
             role.restarts, role.crashes = self.roles[name].restarts, self.roles[name].crashes
         self.roles[name] = role

@@ -49,8 +49,8 @@ from horizonrl.common.types import (
     Void,
     WeightsManifest,
 )
-from horizonrl.learner.intake.accounts import Books
-from horizonrl.learner.intake.collector import Collector, Rules, Standing
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.cli.terminal import plain_console
 
 OUTCOMES = ("decoded", *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)), "other")
@@ -167,7 +167,7 @@ def _attempt(payload: bytes, record_type: type[Record], report: Report) -> str |
 def _settle(record: Group | Void) -> Iterator[str]:
     """Let a collector settle a record twice, in each phase; yield how. What it admits must be a finite batch."""
     for phase in Phase:
-        collector, standing = Collector(RULES, Books()), Standing(version=3, phase=phase)
+        collector, standing = Collector(RULES, TicketAccounts()), LearnerPosition(version=3, phase=phase)
         for sequence in (1, 2):
             collector.consume(Entry(sequence, record), standing)
         for trace in collector.batch(standing.version).traces:
@@ -218,10 +218,14 @@ def records() -> list[Record]:
         Group(ticket=ticket, episodes=(won, lost, broken), provenance=made, started_at_ms=1, finished_at_ms=2),
         Group(ticket=demo, episodes=(won,), provenance=made, deliveries=3),
         Void(ticket=ticket, reason="delivered 5 times", actor="host-1"),
-        Progress(step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, met={Kind.TRAIN: ((5, 6),)}),
+        Progress(
+            step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, ended_ranges={Kind.TRAIN: ((5, 6),)}
+        ),
         Progress(growths=(HorizonGrowth(env_id="babyai", phase_step=4, from_turns=10, to_turns=20, reason="cut"),)),
-        WeightsManifest(policy=ticket.issued, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129),
-        HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, issued=counts),
+        WeightsManifest(
+            policy=ticket.issued_at_version, weights_bytes=1 << 28, digest="f" * 32, path="/a/b", chunks=129
+        ),
+        HorizonState(phase_step=4, horizons={"textcraft": 10, "babyai": 20}, tickets_issued=counts),
         RunSettings(
             total_steps=9,
             max_deliver=5,

@@ -21,7 +21,7 @@ from horizonrl.broker.nats.connect import connected
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LogGap, RunFailed
 from horizonrl.learner.records.checkpoint import CheckpointStore
-from horizonrl.ops.bench.faults.cluster import POLL_S, Cluster, Role
+from horizonrl.ops.bench.faults.cluster import POLL_S, Cluster, RoleProcess
 from horizonrl.ops.bench.faults.plan import DEADLY, PAUSE_S, ROLES, Event, Fault, Target
 
 START_S = 180.0
@@ -180,15 +180,26 @@ class Storm:
         self._expect("the learner that was fenced", learner.crashes[-1], FENCED_CODE)
 
     async def _two_learners(self, event: Event, _: str) -> None:
-        """Start a second learner on a copy of the run directory, as on another machine, and wait for its end."""
+        """Start a second learner on a copy of the run directory, as on another machine; one of the two has to end.
+
+        Which one is a race: it is the one that finds that the other has spoken since. Then the second one is killed,
+        and the run goes on from its own directory.
+        """
         learner, root = self._whole.roles["learner"], self._whole.directory / f"second-{len(self.fired)}"
+        restarts = learner.restarts
         await asyncio.to_thread(copy_run, self._whole.config.run_dir, root / self._whole.config.run.name)
-        second = Role("second", [*learner.command, f"--run.root={root}"], self._whole.directory / "logs" / "second.log")
+        log_file = self._whole.directory / "logs" / "second.log"
+        second = RoleProcess("second", [*learner.command, f"--run.root={root}"], log_file)
+        ended = asyncio.create_task(second.run_once())
         try:
-            async with _within(FENCED_S, "the end of the second learner"):
-                self._expect("the second learner", await second.run_once(), FENCED_CODE)
+            await self._whole.until(
+                "the end of one of two learners", lambda: learner.restarts > restarts or ended.done(), FENCED_S
+            )
+            code = ended.result() if ended.done() else (learner.crashes or [0])[-1]
+            self._expect("the first of two learners to end", code, FENCED_CODE)
         finally:
             second.signal(signal.SIGKILL)
+            await ended
 
     async def _repeat(self, stream: Stream, choice: float) -> None:
         """Store a message again that the stream holds, past the server's memory of message ids."""

@@ -21,7 +21,7 @@ READ_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class LedgerEnd:
     """One ticket's end, as a line of the ledger says, or the line of its evaluation."""
 
     step: int
@@ -40,15 +40,15 @@ class Evidence:
     issued: Mapping[Kind, int]
     evaluations: Sequence[Mapping[str, Any]] = ()
 
-    def ends(self) -> Iterator[End]:
+    def ends(self) -> Iterator[LedgerEnd]:
         """Yield every end in the ledger, in its order, then those of the evaluations."""
         for line in self.ledger:
             for how in (TRAINED, "dropped", "voids"):
                 for sequence, ticket_id, *reason in line[how]:
-                    yield End(line["step"], sequence, ticket_id, reason[0] if reason else how.removesuffix("s"))
+                    yield LedgerEnd(line["step"], sequence, ticket_id, reason[0] if reason else how.removesuffix("s"))
         for line in self.evaluations:
             for sequence, ticket_id, how in line["ends"]:
-                yield End(line["settled_step"], sequence, ticket_id, how)
+                yield LedgerEnd(line["settled_step"], sequence, ticket_id, how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ async def gather(
         entries[entry.sequence] = entry
     await reader.close()
     issued = dict.fromkeys(Kind, 0)
-    for ticket_id in await TicketQueue(transport).standing():  # the last one issued always stands
+    for ticket_id in await TicketQueue(transport).stored_tickets():  # the last one issued always stands
         kind, number = parsed(ticket_id)
         issued[kind] = max(issued[kind], number + 1)
     return Evidence(config, ledger, entries, issued, evaluations)
@@ -131,7 +131,7 @@ def parsed(ticket_id: str) -> tuple[Kind, int]:
     return Kind(kind), int(number)
 
 
-def _lost(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+def _lost(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     ended = {parsed(end.ticket_id) for end in ends}
     for kind, count in evidence.issued.items():
         for number in range(count):
@@ -139,9 +139,9 @@ def _lost(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
                 yield f"{kind.value}-{number:08d} was issued and has no end"
 
 
-def _doubled(ends: Sequence[End]) -> Iterator[str]:
-    by_ticket: dict[str, list[End]] = defaultdict(list)
-    by_sequence: dict[int, list[End]] = defaultdict(list)
+def _doubled(ends: Sequence[LedgerEnd]) -> Iterator[str]:
+    by_ticket: dict[str, list[LedgerEnd]] = defaultdict(list)
+    by_sequence: dict[int, list[LedgerEnd]] = defaultdict(list)
     for end in ends:
         by_ticket[end.ticket_id].append(end)
         by_sequence[end.sequence].append(end)
@@ -151,14 +151,14 @@ def _doubled(ends: Sequence[End]) -> Iterator[str]:
             yield f"{name} ended {len(group)} times: {story}"
 
 
-def _stale(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+def _stale(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     bound = evidence.config.rl.max_staleness
     for end, group in _train_groups(evidence, ends):
         if end.how == TRAINED and (age := end.step - 1 - group.oldest_version) > bound:
             yield f"{end.ticket_id} of version {group.oldest_version} was trained in step {end.step}: {age} > {bound}"
 
 
-def _horizons(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     """Each ticket carries the horizon of the step it was issued in, and none fewer turns than an earlier one.
 
     An adaptive horizon may be a later step's: of one that the learner had reached before it was rolled back.
@@ -167,7 +167,7 @@ def _horizons(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
     for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
         ticket, env_id = group.ticket, group.ticket.task.env_id
-        step = ticket.issued.version - config.imitation.steps
+        step = ticket.issued_at_version.version - config.imitation.steps
         if schedule.kind == "adaptive":
             due = adaptive[env_id][step:]
         else:
@@ -193,7 +193,7 @@ def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
     return turns
 
 
-def _train_groups(evidence: Evidence, ends: Sequence[End]) -> Iterator[tuple[End, Group]]:
+def _train_groups(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[tuple[LedgerEnd, Group]]:
     for end in ends:
         entry = evidence.log.get(end.sequence)
         if entry is not None and isinstance(entry.record, Group) and entry.record.ticket.kind is Kind.TRAIN:
@@ -211,7 +211,7 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
         before = line
 
 
-def _held_out(ends: Sequence[End]) -> Iterator[str]:
+def _held_out(ends: Sequence[LedgerEnd]) -> Iterator[str]:
     """What was played to be judged is never trained on, and nothing else is judged."""
     for end in ends:
         evaluation = parsed(end.ticket_id)[0] is Kind.EVAL
@@ -219,7 +219,7 @@ def _held_out(ends: Sequence[End]) -> Iterator[str]:
             yield f"step {end.step} ends {end.ticket_id} as {end.how}"
 
 
-def _against_log(evidence: Evidence, ends: Sequence[End]) -> Iterator[str]:
+def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     """Every end is an entry of the log with that ticket, every entry an end or the repeat of one."""
     ended_at: dict[str, int] = {}
     for end in ends:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from horizonrl.common.statistics import mean
-from horizonrl.ops.bench.learning.outcome import Outcome, Success
+from horizonrl.ops.bench.learning.outcome import RunOutcome, Success
 from horizonrl.ops.bench.learning.statistics import (
     LEVEL,
     Array,
@@ -29,7 +29,7 @@ POINTS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One variant over its seeds."""
 
     variant: str
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     budgets: dict[str, float]
     measured: str
 
@@ -68,7 +68,7 @@ class Band:
     high: Array
 
 
-def compare(study: Study, outcomes: Sequence[Outcome]) -> Comparison:
+def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
     budgets = {axis: float(min(getattr(each.curve, axis)[-1] for each in outcomes)) for axis in list(AXES)[1:]}
     by_variant = {
@@ -80,7 +80,7 @@ def compare(study: Study, outcomes: Sequence[Outcome]) -> Comparison:
     return Comparison(rows, budgets, " and ".join(sorted({each.measured for each in outcomes})))
 
 
-def bands(outcomes: Sequence[Outcome], axis: str) -> dict[str, Band]:
+def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
     """Return each variant's curve along an axis, over the part of it that all of its seeds have."""
     found: dict[str, Band] = {}
     for variant in dict.fromkeys(each.variant for each in outcomes):
@@ -92,7 +92,7 @@ def bands(outcomes: Sequence[Outcome], axis: str) -> dict[str, Band]:
     return found
 
 
-def to_json(comparison: Comparison, outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that was found, JSON-able."""
     runs = [asdict(each) for each in outcomes]
     for run in runs:
@@ -123,9 +123,9 @@ def plot_name(axis: str) -> str:
     return f"success-{axis.replace('_', '-')}.svg"
 
 
-def _row(own: Sequence[Outcome], baseline: Sequence[Outcome], budgets: Mapping[str, float]) -> Row:
+def _row(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
     finals, starts = _counts([each.final for each in own]), _counts([each.start for each in own])
-    return Row(
+    return ComparisonRow(
         variant=own[0].variant,
         seeds=tuple(each.seed for each in own),
         final=success_interval(finals),
@@ -144,7 +144,7 @@ def _row(own: Sequence[Outcome], baseline: Sequence[Outcome], budgets: Mapping[s
     )
 
 
-def _difference(own: Sequence[Outcome], baseline: Sequence[Outcome]) -> Interval | None:
+def _difference(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> Interval | None:
     other = {each.seed: each for each in baseline}
     pairs = [(each.final, other[each.seed].final) for each in own if each.seed in other]
     if not pairs or own[0].variant == baseline[0].variant:
@@ -156,7 +156,7 @@ def _counts(measures: Sequence[Success]) -> Counts:
     return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
 
 
-def _at(own: Sequence[Outcome], axis: str, places: Array) -> Counts:
+def _at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
     """Return the counts of every run at places of an axis."""
     points = [each.curve.at(axis, places) for each in own]
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))

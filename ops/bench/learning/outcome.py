@@ -45,7 +45,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     variant: str
     seed: int
     start: Success
@@ -63,7 +63,7 @@ class Outcome:
     wall_s: float
 
 
-def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> Outcome | None:
+def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOutcome | None:
     """Read a run directory; None when it has not one RL step."""
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
@@ -73,7 +73,7 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> Outco
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
     ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
-    return Outcome(
+    return RunOutcome(
         variant,
         seed,
         start,

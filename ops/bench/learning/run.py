@@ -26,7 +26,7 @@ import psutil
 from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, plot_name, to_json, to_markdown
-from horizonrl.ops.bench.learning.outcome import Outcome, read_outcome
+from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
 from horizonrl.ops.bench.learning.study import Run, Study, flattened, plan, read_study, select
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.local import last_lines
@@ -42,7 +42,7 @@ Command = Callable[[Path], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StudyRequest:
     """What the command line asked for."""
 
     study: Path
@@ -84,7 +84,7 @@ def train_command(recipe: Path) -> list[str]:
     return [sys.executable, "-m", "horizonrl.ops.cli.main", "train", str(recipe)]
 
 
-def run(request: Request, command: Command = train_command) -> int:
+def run(request: StudyRequest, command: Command = train_command) -> int:
     """Run a study and write its report; return 0, 1 when a run failed, 130 when interrupted.
 
     Raises ConfigError before the first run when the study, or the config of any run, does not hold.
@@ -198,7 +198,7 @@ def _write_recipe(each: Run) -> None:
     path.write_text(text)
 
 
-def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: Request, planned: int) -> None:
+def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: StudyRequest, planned: int) -> None:
     """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
     read = [
         read_outcome(each.directory, each.variant.name, each.seed, ending.wall_s)
@@ -226,7 +226,7 @@ def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: Reques
     print(f"report: {request.directory / 'report.md'}")
 
 
-def _draw(study: Study, outcomes: Sequence[Outcome], directory: Path) -> None:
+def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None:
     """Draw the curves: one panel, or for a grid of several axes one for each value of the first."""
     from horizonrl.ops.bench.learning.plots import plot_success  # here, as matplotlib takes half a second
 

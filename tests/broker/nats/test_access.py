@@ -10,7 +10,7 @@ import nats.errors
 import pytest
 
 from horizonrl.broker.api import Key, Message, Stream
-from horizonrl.broker.dead_letters import bury
+from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.access import Role, hears, inbox, publishes
 from horizonrl.broker.nats.connect import connect
@@ -151,11 +151,11 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             assert isinstance(manifest, WeightsManifest)
             assert (await fetch_frame(actor, manifest, tmp_path / "fetched")).read_bytes() == b"weights"
             assert await anext(StateStore(actor).watch(Key.PROGRESS)) == Progress()
-            assert len(await TicketQueue(controller).standing()) == 4
+            assert len(await TicketQueue(controller).stored_tickets()) == 4
             assert await GroupLog(controller).end() > 0
             await TicketQueue(controller).purge_below({Kind.TRAIN: 2})
             assert (await controller.queue()).leased == 0
-            assert await TicketQueue(monitor).issued(Kind.TRAIN) == 4
+            assert await TicketQueue(monitor).count_issued(Kind.TRAIN) == 4
             assert await StateStore(monitor).get(Key.HORIZON) == HorizonState()
             assert (await monitor.queue()).leased == 0
             for transport in (controller, learner, actor, monitor):
@@ -181,21 +181,21 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
         await lease.give_back()
         while (lease := await queue.lease(1.0)) is not None:
             await lease.acknowledge()
-        await bury(actor, Stream.TICKETS, Message("tickets.train", b"?", 1), "no ticket")
+        await store_dead_letter(actor, Stream.TICKETS, Message("tickets.train", b"?", 1), "no ticket")
 
     async def learn(learner: NatsTransport, directory: Path) -> None:
         reader = await GroupLog(learner).read(after=0)
         entries = [await reader.next(10.0) for _ in range(3)]
         assert [type(entry.record).__name__ for entry in entries if entry] == ["Group", "Group", "Void"]
         await reader.close()
-        assert await TicketQueue(learner).issued(Kind.TRAIN) == 4
+        assert await TicketQueue(learner).count_issued(Kind.TRAIN) == 4
         frame = directory / "frame"
         frame.write_bytes(b"weights")
         manifest = await publish_frame(learner, frame, PolicyVersion(version=1), digest_file(frame))
         await StateStore(learner).put(Key.POLICY, manifest)
         await discard_frames_below(learner, manifest)
         await GroupLog(learner).purge_below(2)
-        await bury(learner, Stream.GROUPS, Message("groups.train", b"?", 1), "no group")
+        await store_dead_letter(learner, Stream.GROUPS, Message("groups.train", b"?", 1), "no group")
 
     asyncio.run(scenario())
 

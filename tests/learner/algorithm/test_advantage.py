@@ -20,8 +20,8 @@ from horizonrl.learner.algorithm.advantage import (
     estimates,
     gae,
     grpo,
+    has_signal,
     rloo,
-    teaches,
     vtrace,
 )
 from horizonrl.learner.intake.batch import Trace
@@ -313,7 +313,7 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace
             own = [t for t in traces if t.group == group]
             rewards = [t.rewards_L[t.rewards_L != 0].astype(float).tolist() or [0.0] for t in own]
             made = estimates(own, None, objective_of(kind))
-            assert teaches(rewards, AdvantageSection(kind=kind)) == any(
+            assert has_signal(rewards, AdvantageSection(kind=kind)) == any(
                 np.abs(e.advantages_N).max() > 1e-6 for e in made
             )  # type: ignore[arg-type]
 
@@ -322,8 +322,8 @@ def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace
 def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
     apart = [0.1 + 0.2 - 0.3], [0.0]
     assert apart[0] != apart[1]
-    assert not teaches(apart, AdvantageSection(kind=kind))  # type: ignore[arg-type]
-    assert not teaches([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], AdvantageSection())
+    assert not has_signal(apart, AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    assert not has_signal([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]], AdvantageSection())
 
 
 @pytest.mark.parametrize(

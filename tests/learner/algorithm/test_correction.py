@@ -17,7 +17,7 @@ from horizonrl.common.config.objective import WEIGHED, CorrectionSection, LossSe
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.algorithm import correction as c
-from horizonrl.learner.algorithm.loss import LOSSES, Known, policy_loss, policy_stopped
+from horizonrl.learner.algorithm.loss import LOSSES, LossInputs, policy_clipped, policy_loss
 from tests.learner.knowns import known
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ class Ragged:
     def taken(self, places: NDArray[np.int64]) -> "Ragged":
         return Ragged(*(column[places] for column in vars(self).values()))
 
-    def known(self) -> Known:
+    def known(self) -> LossInputs:
         columns = (self.mu_N, self.advantages_N, self.lags_N, self.episodes_N)
         return known(*(torch.from_numpy(np.array(column)) for column in columns))
 
@@ -148,8 +148,8 @@ def test_every_mask_equals_the_oracle(mask: str, batch: Ragged) -> None:
     kept_N = np.logical_and.reduce(list(oracle.values())) if mask == "all" else oracle[mask]
     objective = objective_for("cispo", None, **MASKS if mask == "all" else {mask: MASKS[mask]})
     assert_allclose(batch.loss(objective), np.where(kept_N, oracle_loss(batch, objective), 0), rtol=1e-9, atol=1e-12)
-    stopped_N = policy_stopped(torch.from_numpy(batch.logprobs_N), batch.known(), objective)
-    assert stopped_N.tolist() == (~kept_N).tolist()
+    clipped_N = policy_clipped(torch.from_numpy(batch.logprobs_N), batch.known(), objective)
+    assert clipped_N.tolist() == (~kept_N).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -213,7 +213,7 @@ def test_masks_by_hand() -> None:
 def test_gspo_stops_a_whole_good_episode_that_has_gained_enough() -> None:
     batch = Ragged(np.log([0.6, 0.2]), np.log([0.3, 0.2]), np.ones(2), np.zeros(2, np.int64), np.zeros(2, np.int64))
     assert batch.loss(objective_for("gspo")).tolist() == pytest.approx([-1.0004, -1.0004])
-    assert policy_stopped(torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")).all()
+    assert policy_clipped(torch.from_numpy(batch.logprobs_N), batch.known(), objective_for("gspo")).all()
 
 
 @pytest.mark.parametrize("turns", [(2, 2), (1, 4, 3)])
@@ -252,7 +252,7 @@ def test_of_fresh_tokens_and_those_one_version_behind_the_proximal_policy_is_the
     loss_N = policy_loss(logprobs_N, one.known(), objective_for("decoupled_ppo"))
     (gradient,) = torch.autograd.grad(loss_N.sum(), logprobs_N)
     assert (loss_N.item(), gradient.item()) == (pytest.approx(-1.28), 0.0)  # ρ = 2 is clipped, and w is 1
-    assert policy_stopped(logprobs_N, one.known(), objective_for("decoupled_ppo")).item()
+    assert policy_clipped(logprobs_N, one.known(), objective_for("decoupled_ppo")).item()
 
 
 def test_with_one_update_the_exact_proximal_policy_is_the_policy_itself() -> None:

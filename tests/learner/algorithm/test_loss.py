@@ -12,9 +12,9 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import LossSection, Objective
-from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, Known, imitation_loss, ppo_loss, ppo_stopped
-from horizonrl.learner.algorithm.objective import Tally, tally_of, token_loss
-from horizonrl.learner.engine.model import Said
+from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, ppo_loss, ppo_stopped
+from horizonrl.learner.algorithm.objective import LossStats, loss_stats, token_loss
+from horizonrl.learner.engine.model import ScorerOutput
 from tests.learner.knowns import known
 
 
@@ -46,7 +46,7 @@ def oracle_loss(logprob: float, mu: float, advantage: float, settings: LossSecti
     return -objective
 
 
-def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor, Known]:
+def columns(rows: list[tuple[float, float, float, bool]]) -> tuple[torch.Tensor, LossInputs]:
     logprobs, mu, advantages, fresh = zip(*rows, strict=True)
     double = [torch.tensor(column, dtype=torch.float64) for column in (logprobs, mu, advantages)]
     lags_N = (~torch.tensor(fresh)).int()
@@ -95,14 +95,14 @@ def test_stopped_tokens_are_those_without_gradient(
     logprobs_N, tokens_known = columns(rows)
     ppo_loss(logprobs_N, tokens_known, Objective(loss=settings)).sum().backward()
     assert logprobs_N.grad is not None
-    stopped_N = ppo_stopped(logprobs_N, tokens_known, Objective(loss=settings))
+    clipped_N = ppo_stopped(logprobs_N, tokens_known, Objective(loss=settings))
     ratio_N = (logprobs_N - tokens_known.logprobs_N).exp()
-    at_a_kink_N = torch.zeros_like(stopped_N)
+    at_a_kink_N = torch.zeros_like(clipped_N)
     caps = [settings.importance_cap] if settings.importance_cap is not None else []
     for bound in (1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip, *caps):
         for value_N in (ratio_N, ratio_N.clamp(max=caps[0]) if caps else ratio_N):
             at_a_kink_N |= (value_N - (bound or -1)).abs() < 1e-9
-    agree_N = (logprobs_N.grad == 0) == stopped_N
+    agree_N = (logprobs_N.grad == 0) == clipped_N
     assert (agree_N | at_a_kink_N).all()
 
 
@@ -152,15 +152,15 @@ def test_imitation_is_the_negative_log_likelihood() -> None:
     assert imitation_loss(torch.tensor([-1.0, -2.0])).tolist() == [1.0, 2.0]
 
 
-def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> Tally:
+def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> LossStats:
     logprobs_N, tokens_known = columns(rows)
-    said, objective = Said(logprobs_N, -logprobs_N.detach(), torch.zeros(len(rows))), Objective(loss=settings)
-    return tally_of(token_loss(said, tokens_known, objective), said, tokens_known, objective)
+    output, objective = ScorerOutput(logprobs_N, -logprobs_N.detach(), torch.zeros(len(rows))), Objective(loss=settings)
+    return loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)
 
 
 @given(tokens, settings_of)
 def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> None:
-    tally = tally_from(rows, settings)
+    stats = tally_from(rows, settings)
     table: NDArray[np.float64] = np.array(rows, dtype=np.float64)
     log_ratio_N = (table[:, 0] - table[:, 1]).clip(-20, 20)
     ratio_N, fresh_N = np.exp(log_ratio_N), table[:, 3]
@@ -182,9 +182,9 @@ def test_the_tally_equals_the_oracle(rows: list[tuple[float, float, float, bool]
         "product_squared": np.exp(2 * (table[:, 0] - table[:, 1])).sum(),
     }
     for name, value in oracle.items():
-        assert getattr(tally, name) == pytest.approx(value, rel=1e-9, abs=1e-9), name
-    assert tally.ess == pytest.approx(ratio_N.sum() ** 2 / (len(rows) * (ratio_N**2).sum()))
-    assert 1 / len(rows) - 1e-9 <= tally.ess <= 1 + 1e-9
+        assert getattr(stats, name) == pytest.approx(value, rel=1e-9, abs=1e-9), name
+    assert stats.ess == pytest.approx(ratio_N.sum() ** 2 / (len(rows) * (ratio_N**2).sum()))
+    assert 1 / len(rows) - 1e-9 <= stats.ess <= 1 + 1e-9
 
 
 @given(tokens, tokens, settings_of)
@@ -193,24 +193,24 @@ def test_tallies_add_up_like_their_tokens(
     second: list[tuple[float, float, float, bool]],
     settings: LossSection,
 ) -> None:
-    parts = tally_from(first, settings) + tally_from(second, settings) + Tally()
+    parts = tally_from(first, settings) + tally_from(second, settings) + LossStats()
     assert_allclose(astuple(parts), astuple(tally_from(first + second, settings)), rtol=1e-9, atol=1e-9)
 
 
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
     tokens_known = known(nothing, nothing, nothing, nothing.long())
-    tally = tally_of(nothing, Said(nothing, nothing, nothing), tokens_known, Objective())
-    assert tally == Tally()
+    stats = loss_stats(nothing, ScorerOutput(nothing, nothing, nothing), tokens_known, Objective())
+    assert stats == LossStats()
 
 
 def test_demonstrations_are_cloned_and_compared_with_no_behaviour_policy() -> None:
-    said = Said(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), torch.zeros(2))
+    output = ScorerOutput(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), torch.zeros(2))
     zero = torch.zeros(2)
     experts = known(zero, zero + 5, zero, zero.long(), demo_N=torch.tensor([True, True]))
-    tally = tally_of(token_loss(said, experts, Objective()), said, experts, Objective())
-    assert (tally.tokens, tally.loss, tally.entropy, tally.compared) == (2, 4, 1, 0)
-    assert math.isnan(tally.ess) and tally.kl == tally.gap == tally.importance == 0
+    stats = loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())
+    assert (stats.tokens, stats.loss, stats.entropy, stats.compared) == (2, 4, 1, 0)
+    assert math.isnan(stats.ess) and stats.kl == stats.gap == stats.importance == 0
 
 
 @pytest.mark.parametrize("estimator", KL_ESTIMATORS)
@@ -249,4 +249,4 @@ def test_k2_has_the_gradient_of_the_kl_on_average(mine: list[float], other: list
 
 
 def test_the_largest_ratio_is_the_last_field_of_a_tally() -> None:
-    assert [field.name for field in fields(Tally)][-1] == "importance_max"
+    assert [field.name for field in fields(LossStats)][-1] == "importance_max"

@@ -22,8 +22,15 @@ from horizonrl.common.config.objective import (
     ReferenceSection,
 )
 from horizonrl.learner.algorithm.advantage import Scores, estimates
-from horizonrl.learner.algorithm.objective import Tally, known_of, lessons, tally_of, token_loss, token_scales
-from horizonrl.learner.engine.model import Said, TokenScorer, load_language_model
+from horizonrl.learner.algorithm.objective import (
+    LossStats,
+    build_updates,
+    loss_inputs,
+    loss_stats,
+    token_loss,
+    token_scales,
+)
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import pack
 from horizonrl.learner.intake.batch import Batch
 from tests.learner.knowns import known
@@ -53,11 +60,11 @@ def gradient(
     scorer: TokenScorer, batch: Batch, objective: Objective, ranks: int = 1, budget: int = 2000, share: bool = True
 ) -> Tensor:
     scorer.zero_grad()
-    (update,) = lessons(batch, scores_for(batch), objective, 64)
-    for plan in pack([lesson.trace for lesson in update], ranks, budget, share):
+    (update,) = build_updates(batch, scores_for(batch), objective, 64)
+    for plan in pack([sample.trace for sample in update], ranks, budget, share):
         for mb in plan:
-            said = Said(*scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N))))
-            token_loss(said, known_of(update, mb, batch.version, "cpu"), objective).sum().backward()
+            output = ScorerOutput(*scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N))))
+            token_loss(output, loss_inputs(update, mb, batch.version, "cpu"), objective).sum().backward()
     return torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
 
 
@@ -125,14 +132,14 @@ def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) 
 
 def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: Tensor) -> float:
     """Return what `ess_lr` scales the rate of an update by, tallied in so many micro-batches."""
-    tally = Tally()
+    stats = LossStats()
     for logs_BT in np.split(log_ratio_BT, parts):
         logs_N = torch.from_numpy(logs_BT.ravel())
         nothing_N, episodes_N = torch.zeros_like(logs_N), torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1])
         own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
         tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
-        tally += tally_of(nothing_N, Said(logs_N, nothing_N, nothing_N), tokens_known, Objective())
-    return math.sqrt(tally.ess_of_episodes)
+        stats += loss_stats(nothing_N, ScorerOutput(logs_N, nothing_N, nothing_N), tokens_known, Objective())
+    return math.sqrt(stats.ess_of_episodes)
 
 
 def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
@@ -173,8 +180,8 @@ def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained(
     batch = make_groups(0, groups=1, group_size=3, prompt=4)
     cut = replace(batch, traces=(replace(batch.traces[0], truncated=True), *batch.traces[1:]))
     masking, keeping = (Objective(advantage=AdvantageSection(truncated=how)) for how in ("mask", "keep"))  # type: ignore[arg-type]
-    (update,), (whole,) = lessons(cut, None, masking, 64), lessons(cut, None, keeping, 64)
-    assert [lesson.scale > 0 for lesson in update] == [False, True, True]
+    (update,), (whole,) = build_updates(cut, None, masking, 64), build_updates(cut, None, keeping, 64)
+    assert [sample.scale > 0 for sample in update] == [False, True, True]
     for one, other in zip(update, whole, strict=True):
         assert_allclose(one.estimate.advantages_N, other.estimate.advantages_N)
 
@@ -182,10 +189,10 @@ def test_a_cut_episode_that_is_masked_stands_in_the_baseline_but_is_not_trained(
 @given(seed=st.integers(0, 1000), minibatches=st.integers(1, 5), epochs=st.integers(1, 3))
 def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(seed: int, minibatches: int, epochs: int) -> None:
     batch = make_batch(seed, traces=8)
-    updates = lessons(batch, None, Objective(loss=LossSection(minibatches=minibatches, epochs=epochs)), 64)
+    updates = build_updates(batch, None, Objective(loss=LossSection(minibatches=minibatches, epochs=epochs)), 64)
     assert len(updates) == min(minibatches, 4) * epochs
-    trained = [id(lesson.trace) for update in updates for lesson in update]
+    trained = [id(sample.trace) for update in updates for sample in update]
     assert sorted(trained) == sorted([id(trace) for trace in batch.traces] * epochs)
     for update in updates[: len(updates) // epochs]:
-        groups = {lesson.trace.group for lesson in update}
-        assert all((trace.group in groups) == any(lesson.trace is trace for lesson in update) for trace in batch.traces)
+        groups = {sample.trace.group for sample in update}
+        assert all((trace.group in groups) == any(sample.trace is trace for sample in update) for trace in batch.traces)

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind
-from horizonrl.learner.controller.curriculum import MAX_BLOCK, Curriculum, Source, permuted, quotas
+from horizonrl.learner.controller.curriculum import MAX_BLOCK, Curriculum, TaskSource, permuted, quotas
 
-CRAFT = Source("textcraft", tuple(f"craft{n}" for n in range(7)), 3.0)
-GRID = Source("babyai", tuple(f"grid{n}" for n in range(4)), 1.0)
+CRAFT = TaskSource("textcraft", tuple(f"craft{n}" for n in range(7)), 3.0)
+GRID = TaskSource("babyai", tuple(f"grid{n}" for n in range(4)), 1.0)
 
 
 @given(st.integers(0, 5), st.lists(st.integers(0, 200), min_size=1, max_size=20))
@@ -56,7 +56,7 @@ def test_each_task_of_each_environment_comes_once_an_epoch_wherever_the_blocks_e
 )
 def test_every_block_holds_each_environment_by_its_weight(weights: list[float], shares: tuple[int, ...]) -> None:
     assert quotas(weights) == shares
-    curriculum = Curriculum(0, [Source(f"env{n}", ("task",), weight) for n, weight in enumerate(weights)])
+    curriculum = Curriculum(0, [TaskSource(f"env{n}", ("task",), weight) for n, weight in enumerate(weights)])
     size = sum(shares)
     for block in (0, 1, 10**9):
         drawn = Counter(curriculum.task(Kind.TRAIN, block * size + place).env_id for place in range(size))
@@ -85,7 +85,7 @@ def test_the_draws_are_the_same_in_every_process_and_version() -> None:
 
 
 def test_a_source_of_other_kinds_changes_no_draw() -> None:
-    demos = Source("transcripts", ("a", "b"), 5.0, (Kind.DEMO,))
+    demos = TaskSource("transcripts", ("a", "b"), 5.0, (Kind.DEMO,))
     alone, beside = Curriculum(0, [CRAFT, GRID]), Curriculum(0, [CRAFT, demos, GRID])
     assert [alone.task(Kind.TRAIN, n) for n in range(100)] == [beside.task(Kind.TRAIN, n) for n in range(100)]
     with pytest.raises(ConfigError, match="no environment has 'eval' among its kinds"):

@@ -11,7 +11,7 @@ from horizonrl.learner.controller.horizon import (
     AdaptiveRule,
     Histories,
     History,
-    Outcome,
+    HorizonOutcome,
     decide,
     horizon_turns,
     observe,
@@ -97,10 +97,10 @@ def test_a_horizon_waits_while_success_still_rises_and_grows_when_it_no_longer_d
 
 
 def test_a_rise_within_one_standard_error_is_none() -> None:
-    noisy = [Outcome(4, 0, 4), Outcome(4, 4, 0)]
-    assert decide([noisy, [*noisy, Outcome(4, 4, 4)]], 4, AdaptiveRule((4, 6), 2, 0.2)) is not None
-    sure = [Outcome(4, 2, 2)] * 3
-    assert decide([sure, [Outcome(4, 3, 2)] * 3], 4, AdaptiveRule((4, 6), 2, 0.2)) is None
+    noisy = [HorizonOutcome(4, 0, 4), HorizonOutcome(4, 4, 0)]
+    assert decide([noisy, [*noisy, HorizonOutcome(4, 4, 4)]], 4, AdaptiveRule((4, 6), 2, 0.2)) is not None
+    sure = [HorizonOutcome(4, 2, 2)] * 3
+    assert decide([sure, [HorizonOutcome(4, 3, 2)] * 3], 4, AdaptiveRule((4, 6), 2, 0.2)) is None
 
 
 def test_groups_of_the_shorter_horizon_that_are_still_under_way_say_nothing_about_the_longer() -> None:

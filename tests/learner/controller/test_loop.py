@@ -21,7 +21,7 @@ from horizonrl.common.types import (
     Task,
     Ticket,
 )
-from horizonrl.learner.controller.curriculum import EvalTask, Source
+from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from tests.learner.world import MortalTransport
 from tests.records import make_group, make_ticket
@@ -32,7 +32,7 @@ SETTINGS = (
 )
 CONFIG = RunConfig.load([], SETTINGS)
 ADAPTIVE = RunConfig.load([], [*SETTINGS, "--horizon.kind=adaptive"])
-SOURCES = [Source("textcraft", tuple(f"task{n}" for n in range(5)), 1.0)]
+SOURCES = [TaskSource("textcraft", tuple(f"task{n}" for n in range(5)), 1.0)]
 
 
 EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "all") for n in range(3))
@@ -73,8 +73,8 @@ async def issued_after(transport: Transport, progress: Progress, kind: Kind) -> 
     async with asyncio.timeout(5):
         async for word in state.watch(Key.HORIZON):
             if isinstance(word, HorizonState) and word.phase_step == progress.phase_step:
-                count = await TicketQueue(transport).issued(kind)
-                if count == word.issued.get(kind):
+                count = await TicketQueue(transport).count_issued(kind)
+                if count == word.tickets_issued.get(kind):
                     return count
     raise AssertionError("no answer")
 
@@ -153,7 +153,7 @@ def test_the_ticket_carries_the_horizon_of_the_step_at_which_it_was_issued() -> 
             await issued_after(transport, rl(3, 2), Kind.TRAIN)
             made += await tickets(transport, 2)
             assert [ticket.horizon_turns for ticket in made] == [4] * 4 + [6] * 2
-            assert [ticket.issued.version for ticket in made] == [4] * 4 + [5] * 2
+            assert [ticket.issued_at_version.version for ticket in made] == [4] * 4 + [5] * 2
 
     run(scenario)
 
@@ -297,7 +297,7 @@ def test_rounds_are_due_by_the_step_and_stand_outside_the_credit() -> None:
         async with controller_on(MemoryServer(), EVALUATING) as (transport, _):
             counts = [await issued_after(transport, rl(step, 2 * step), Kind.EVAL) for step in (0, 1, 2, 3, 5, 6)]
             assert counts == [6, 6, 6, 9, 9, 12]  # at step 2, where the first is late, at 5 and at 8
-            assert await TicketQueue(transport).issued(Kind.TRAIN) == 12
+            assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 12
 
     run(scenario)
 
@@ -308,7 +308,7 @@ def test_a_round_that_a_fast_learner_has_passed_is_issued_late_with_the_version_
             await issued_after(transport, Progress(), Kind.EVAL)
             assert await issued_after(transport, rl(4, 0), Kind.EVAL) == 9
             made = [ticket for ticket in await tickets(transport, 17) if ticket.kind is Kind.EVAL]
-            assert [ticket.issued.version for ticket in made] == [0] * 3 + [6] * 6
+            assert [ticket.issued_at_version.version for ticket in made] == [0] * 3 + [6] * 6
             assert [ticket.number for ticket in made] == list(range(9))
 
     run(scenario)

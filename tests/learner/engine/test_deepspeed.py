@@ -214,9 +214,9 @@ def test_the_gap_at_an_earlier_version_is_measured_with_that_versions_weights(
     batch = Batch((replace(trace, versions_L=np.where(mask_L, 3, -1).astype(np.int32)),), version=3)
     engine.write_weights(tmp_path / "v3")
     measured = engine.train_step(batch, lr=1e-2).logprob_gap_fresh
-    assert engine.gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(measured, rel=1e-3)
+    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v3") == pytest.approx(measured, rel=1e-3)
     engine.write_weights(tmp_path / "v4")
-    assert engine.gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(measured, rel=1e-2)
+    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "v4") != pytest.approx(measured, rel=1e-2)
 
 
 def test_without_learning_rate_the_weights_stay(start: StartEngine, tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def test_a_plain_model_with_the_merged_weights_says_what_the_engine_says(
     stats = engine.train_step(batch, 0.0)
     assert stats.logprob_gap_fresh < 0.05 and stats.ess > 0.99
     assert engine.train_step(base, 0.0).logprob_gap_fresh > 0.5, "the adapters say nothing"
-    assert engine.gap_at(batch.traces[0], 3, tmp_path / "merged") < 0.05
-    assert engine.gap_at(base.traces[0], 3, tmp_path / "merged") > 0.5
+    assert engine.logprob_gap_at(batch.traces[0], 3, tmp_path / "merged") < 0.05
+    assert engine.logprob_gap_at(base.traces[0], 3, tmp_path / "merged") > 0.5
 
 
 def test_adapters_learn_a_sequence_by_heart(start: StartEngine) -> None:

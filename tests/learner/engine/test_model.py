@@ -61,7 +61,7 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
         assert (mb.prefix_P.size > 0) is share
         logprobs_N, entropies_N, _ = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
         lm.zero_grad()
-        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.places_B])
+        pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B])
         (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
         outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))

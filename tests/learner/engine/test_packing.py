@@ -65,7 +65,7 @@ def test_each_trained_token_is_of_the_trace_that_its_row_names(seed: int, budget
     packed = [
         (place, mb.ids_BT.flatten()[mb.trained_N[mb.episodes_N == row]].tolist())
         for mb in chain(*pack(traces, ranks, budget, share))
-        for row, place in enumerate(mb.places_B)
+        for row, place in enumerate(mb.indices_B)
     ]
     assert sorted(packed) == recorded
 

@@ -10,30 +10,30 @@ from hypothesis import strategies as st
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
 from horizonrl.common.types import DropReason, Group, Kind, Phase, Provenance, Void
-from horizonrl.learner.intake.accounts import Books
-from horizonrl.learner.intake.collector import Collector, Draft, Rules, Standing
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
-RL = Standing(version=5, phase=Phase.RL)
+RL = LearnerPosition(version=5, phase=Phase.RL)
 
 
-def consume(record: Group | Void | DeadLetter, standing: Standing = RL) -> Collector:
-    collector = Collector(RULES, Books())
-    collector.consume(Entry(sequence=1, record=record), standing)
+def consume(record: Group | Void | DeadLetter, position: LearnerPosition = RL) -> Collector:
+    collector = Collector(RULES, TicketAccounts())
+    collector.consume(Entry(sequence=1, record=record), position)
     return collector
 
 
-def why_dropped(record: Group | Void | DeadLetter, standing: Standing = RL) -> list[DropReason]:
-    return [drop.reason for drop in consume(record, standing).draft.dropped]
+def why_dropped(record: Group | Void | DeadLetter, position: LearnerPosition = RL) -> list[DropReason]:
+    return [drop.reason for drop in consume(record, position).pending.dropped]
 
 
 def test_a_fresh_group_with_variance_is_admitted_and_stays_outstanding_until_its_step() -> None:
     collector = consume(make_group(version=5))
-    assert [group.ticket.number for _, group in collector.draft.admitted] == [0]
-    assert collector.books.outcomes()[Kind.TRAIN].settled == 0
+    assert [group.ticket.number for _, group in collector.pending.admitted] == [0]
+    assert collector.accounts.outcomes()[Kind.TRAIN].settled == 0
     collector.commit()
-    assert collector.books.outcomes()[Kind.TRAIN].trained == 1
+    assert collector.accounts.outcomes()[Kind.TRAIN].trained == 1
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadL
     ],
 )
 def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, accepted: bool, kind: Kind) -> None:
-    collector = Collector(replace(RULES, model_digest="m", template_digest="t"), Books())
+    collector = Collector(replace(RULES, model_digest="m", template_digest="t"), TicketAccounts())
     group = make_group(version=5, kind=kind).model_copy(update={"provenance": made})
     end = collector.consume(Entry(sequence=1, record=group), RL)
     if kind is Kind.EVAL:
         assert end is not None
         assert end.how == ("evaluated" if accepted else "malformed")
     else:
-        assert [drop.reason for drop in collector.draft.dropped] == ([] if accepted else [DropReason.MALFORMED])
+        assert [drop.reason for drop in collector.pending.dropped] == ([] if accepted else [DropReason.MALFORMED])
 
 
 def test_the_staleness_bound_is_inclusive() -> None:
@@ -99,15 +99,15 @@ def test_broken_episodes_never_enter_the_baseline() -> None:
 
 
 def test_a_group_delivered_twice_is_settled_once() -> None:
-    collector = Collector(RULES, Books())
+    collector = Collector(RULES, TicketAccounts())
     for sequence in (1, 2):
         collector.consume(Entry(sequence, make_group(version=5)), RL)
-    assert (len(collector.draft.admitted), collector.draft.repeats) == (1, 1)
+    assert (len(collector.pending.admitted), collector.pending.repeats) == (1, 1)
     collector.commit()
     collector.consume(Entry(3, make_group(version=5)), RL)
     collector.consume(Entry(4, Void(ticket=make_ticket(), reason="late", actor="a")), RL)
-    assert collector.draft.repeats == 2
-    assert collector.books.outcomes()[Kind.TRAIN].settled == 1
+    assert collector.pending.repeats == 2
+    assert collector.accounts.outcomes()[Kind.TRAIN].settled == 1
 
 
 @pytest.mark.parametrize(
@@ -123,20 +123,20 @@ def test_a_group_delivered_twice_is_settled_once() -> None:
 def test_an_eval_ticket_ends_at_once_and_takes_no_part_in_the_step(
     record: Group | Void | DeadLetter, how: str, evaluated: int
 ) -> None:
-    collector = Collector(RULES, Books())
+    collector = Collector(RULES, TicketAccounts())
     end = collector.consume(Entry(1, record), RL)
     assert end is not None
     assert (end.sequence, end.number, end.how) == (1, 0, how)
-    outcomes = collector.books.outcomes()[Kind.EVAL]
+    outcomes = collector.accounts.outcomes()[Kind.EVAL]
     assert (outcomes.settled, outcomes.evaluated) == (1, evaluated)
-    assert collector.draft == Draft()
+    assert collector.pending == PendingBatch()
     assert collector.consume(Entry(2, record), RL) is None
-    assert collector.draft == Draft(repeats=0 if isinstance(record, DeadLetter) else 1)
+    assert collector.pending == PendingBatch(repeats=0 if isinstance(record, DeadLetter) else 1)
 
 
 def test_demonstrations_are_trained_whatever_they_earned() -> None:
-    standing = Standing(version=0, phase=Phase.IMITATION)
-    collector = consume(make_group(kind=Kind.DEMO, rewards=(1.0,)), standing)
+    position = LearnerPosition(version=0, phase=Phase.IMITATION)
+    collector = consume(make_group(kind=Kind.DEMO, rewards=(1.0,)), position)
     (trace,) = collector.batch(0).traces
     assert trace.demo
 
@@ -144,21 +144,21 @@ def test_demonstrations_are_trained_whatever_they_earned() -> None:
 @pytest.mark.parametrize("kind", ["reinforce_pp", "gae", "vtrace"])
 def test_a_group_of_equal_returns_is_trained_by_a_kind_that_compares_no_siblings(kind: str) -> None:
     rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
-    collector = Collector(rules, Books())
+    collector = Collector(rules, TicketAccounts())
     collector.consume(Entry(sequence=1, record=make_group(rewards=(1.0, 1.0), version=5)), RL)
-    assert len(collector.draft.admitted) == 1
+    assert len(collector.pending.admitted) == 1
 
 
 def test_cloning_by_return_drops_a_group_that_earned_nothing() -> None:
     rules = replace(RULES, advantage=AdvantageSection(kind="return"))
     for rewards, admitted in (((0.0, 0.0), 0), ((1.0, 1.0), 1)):
-        collector = Collector(rules, Books())
+        collector = Collector(rules, TicketAccounts())
         collector.consume(Entry(sequence=1, record=make_group(rewards=rewards, version=5)), RL)
-        assert len(collector.draft.admitted) == admitted
+        assert len(collector.pending.admitted) == admitted
 
 
 def test_each_trace_knows_its_group() -> None:
-    collector = Collector(RULES, Books())
+    collector = Collector(RULES, TicketAccounts())
     for number in (0, 1):
         collector.consume(Entry(sequence=number + 1, record=make_group(number=number, version=5)), RL)
     assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
@@ -183,17 +183,17 @@ entries = st.lists(
 
 
 def steps_over(log: Sequence[Entry], collector: Collector, version: int) -> list[tuple[int, str, str]]:
-    """Run the learner's consumption over a log: (cursor, data digest, books) after each step of two groups."""
+    """Run the learner's consumption over a log: (cursor, data digest, accounts) after each step of two groups."""
     steps = []
     for entry in log:
         if entry.sequence <= collector.cursor:
             continue
-        collector.consume(entry, Standing(version, Phase.RL))
-        if len(collector.draft.admitted) == 2:
+        collector.consume(entry, LearnerPosition(version, Phase.RL))
+        if len(collector.pending.admitted) == 2:
             digest = collector.batch(version).digest()
             collector.commit()
             version += 1
-            steps.append((collector.cursor, digest, json.dumps(collector.books.dump())))
+            steps.append((collector.cursor, digest, json.dumps(collector.accounts.dump())))
     return steps
 
 
@@ -202,26 +202,26 @@ def test_a_learner_resumed_at_any_commit_trains_the_same_batches(
     records: list[Group | Void | DeadLetter], crash: int
 ) -> None:
     log = [Entry(sequence, record) for sequence, record in enumerate(records, start=1)]
-    undisturbed = steps_over(log, Collector(RULES, Books()), 0)
+    undisturbed = steps_over(log, Collector(RULES, TicketAccounts()), 0)
     if not undisturbed:
         return
     version = crash % len(undisturbed)
-    cursor, _, books = undisturbed[version]
-    resumed = steps_over(log, Collector(RULES, Books.restore(json.loads(books)), cursor), version + 1)
+    cursor, _, accounts = undisturbed[version]
+    resumed = steps_over(log, Collector(RULES, TicketAccounts.restore(json.loads(accounts)), cursor), version + 1)
     assert resumed == undisturbed[version + 1 :]
 
 
 @given(entries)
 def test_each_ticket_ends_at_most_once_and_every_end_is_counted(records: list[Group | Void | DeadLetter]) -> None:
-    collector = Collector(RULES, Books())
+    collector = Collector(RULES, TicketAccounts())
     steps_over([Entry(sequence, record) for sequence, record in enumerate(records, start=1)], collector, 0)
     named = {record.ticket.number for record in records if isinstance(record, Group | Void)}
     named |= {int(record.ticket_id[6:]) for record in records if isinstance(record, DeadLetter) and record.ticket_id}
-    ended = {number for number in range(13) if collector.books.ended(Kind.TRAIN, number)}
-    in_draft = {group.ticket.number for _, group in collector.draft.admitted}
+    ended = {number for number in range(13) if collector.accounts.ended(Kind.TRAIN, number)}
+    in_draft = {group.ticket.number for _, group in collector.pending.admitted}
     assert ended | in_draft == named
     assert ended.isdisjoint(in_draft)
-    assert collector.books.outcomes()[Kind.TRAIN].settled == len(ended)
+    assert collector.accounts.outcomes()[Kind.TRAIN].settled == len(ended)
 
 
 def test_a_malformed_group_is_dropped_and_measured_by_nothing_even_in_another_phase() -> None:
@@ -229,9 +229,9 @@ def test_a_malformed_group_is_dropped_and_measured_by_nothing_even_in_another_ph
     hostile = make_episode(0, make_turn((100,), 5, 1.0))
     malformed = group.model_copy(update={"episodes": (hostile, *group.episodes[1:])})
     for phase in Phase:
-        collector = consume(malformed, Standing(version=5, phase=phase))
-        assert [drop.reason for drop in collector.draft.dropped] == [DropReason.MALFORMED]
-        assert collector.draft.consumed == []
+        collector = consume(malformed, LearnerPosition(version=5, phase=phase))
+        assert [drop.reason for drop in collector.pending.dropped] == [DropReason.MALFORMED]
+        assert collector.pending.consumed == []
 
 
 def test_a_turn_longer_than_the_ticket_ordered_is_malformed() -> None:

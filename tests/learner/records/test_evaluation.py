@@ -16,8 +16,8 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
 from horizonrl.learner.controller.curriculum import EvalTask, eval_tasks, spread
 from horizonrl.learner.fence import Fence
-from horizonrl.learner.intake.accounts import Books
-from horizonrl.learner.intake.collector import Collector, EvalEnd, Rules, Standing
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPosition, Rules
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
 from horizonrl.learner.weights import FILES_KEPT, WeightsPublisher
@@ -32,7 +32,7 @@ RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 
 
 def end_of(record: Group | Void | DeadLetter, version: int = 9, sequence: int = 1) -> EvalEnd:
-    end = Collector(RULES, Books()).consume(Entry(sequence, record), Standing(version, Phase.RL))
+    end = Collector(RULES, TicketAccounts()).consume(Entry(sequence, record), LearnerPosition(version, Phase.RL))
     assert end is not None
     return end
 
@@ -264,14 +264,16 @@ def test_evaluations_in_the_log_change_no_batch_no_metric_and_no_train_ticket(da
         mixed.insert(data.draw(st.integers(0, len(mixed))), evaluation)
 
     def batches(log: list[Group | Void | DeadLetter]) -> list[object]:
-        collector, version, made = Collector(RULES, Books()), 0, []
+        collector, version, made = Collector(RULES, TicketAccounts()), 0, []
         for sequence, record in enumerate(log, start=1):
-            collector.consume(Entry(sequence, record), Standing(version, Phase.RL))
-            if len(collector.draft.admitted) == 2:
+            collector.consume(Entry(sequence, record), LearnerPosition(version, Phase.RL))
+            if len(collector.pending.admitted) == 2:
                 digest = collector.batch(version).digest()
-                draft = collector.commit()
-                outcome = collector.books.outcomes()[Kind.TRAIN]
-                made.append((digest, draft.consumed, len(draft.dropped), len(draft.voids), draft.repeats, outcome))
+                pending = collector.commit()
+                outcome = collector.accounts.outcomes()[Kind.TRAIN]
+                made.append(
+                    (digest, pending.consumed, len(pending.dropped), len(pending.voids), pending.repeats, outcome)
+                )
                 version += 1
         return made
 

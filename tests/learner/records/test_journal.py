@@ -7,7 +7,7 @@ import pytest
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, StopReason, Task
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.intake.collector import Draft, Drop
+from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line, mirror_metrics
 from tests.records import make_episode, make_group, make_turn
@@ -107,8 +107,10 @@ def test_a_turn_is_kept_with_the_id_logprob_and_version_of_each_token(tmp_path: 
 
 def test_success_counts_every_group_consumed_and_no_broken_episode() -> None:
     solved, mixed = make_group(0, rewards=(1.0, 1.0)), make_group(1, rewards=(1.0, 0.0, None))
-    draft = Draft(admitted=[(2, mixed)], consumed=[solved, mixed], dropped=[Drop(1, "train-00000000", "zero_variance")])  # type: ignore[arg-type]
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), draft, STATS, TIMES)
+    pending = PendingBatch(
+        admitted=[(2, mixed)], consumed=[solved, mixed], dropped=[Drop(1, "train-00000000", "zero_variance")]
+    )  # type: ignore[arg-type]
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, TIMES)
     assert line["success_rate"] == 3 / 4
     assert line["error_share"] == 1 / 5
     assert (line["groups_trained"], line["groups_dropped"], line["episodes"]) == (1, 1, 5)
@@ -116,7 +118,7 @@ def test_success_counts_every_group_consumed_and_no_broken_episode() -> None:
 
 
 def test_what_was_not_measured_is_null_rather_than_nan() -> None:
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), Draft(), STATS, TIMES)
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), PendingBatch(), STATS, TIMES)
     assert line["logprob_gap_fresh"] is None
     assert line["success_rate"] is None
     json.dumps(line, allow_nan=False)
@@ -132,10 +134,10 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
             "episodes": (half.episodes[0], broke),
         }
     )
-    draft = Draft(
+    pending = PendingBatch(
         admitted=[(1, whole)], consumed=[whole, half], dropped=[Drop(2, "train-00000001", DropReason.TOO_FEW_VALID)]
     )
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), draft, STATS, TIMES)
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, TIMES)
     assert (line["environment_steps"], line["generated_tokens"]) == (4 + 2 + 1, 8 + 4 + 2)
     assert line["generated_tokens_per_s"] == (8 + 4) / 5, "the valid ones' alone"
     assert line["horizons"] == {"babyai": 9, "textcraft": 4}
@@ -150,7 +152,7 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
     }
     metrics = Metrics()
     for _ in range(2):
-        mirror_metrics(metrics, line, draft)
+        mirror_metrics(metrics, line, pending)
     assert metrics.value("environment_steps_total", env="babyai") == 6
     assert metrics.value("generated_tokens_total") == 28
 
@@ -159,10 +161,10 @@ def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
     sampled = make_turn((5,), version=3), make_turn((6,), version=4)
     group = make_group(0).model_copy(update={"episodes": (make_episode(0, *sampled), make_episode(1, *sampled))})
     demo = make_group(1, rewards=(1.0,), kind=Kind.DEMO)
-    draft = Draft(admitted=[(1, group), (2, demo)], consumed=[group, demo])
+    pending = PendingBatch(admitted=[(1, group), (2, demo)], consumed=[group, demo])
     metrics = Metrics()
-    line = metrics_line(Phase.RL, PolicyVersion(version=7), draft, STATS, TIMES)
-    mirror_metrics(metrics, line, draft)
+    line = metrics_line(Phase.RL, PolicyVersion(version=7), pending, STATS, TIMES)
+    mirror_metrics(metrics, line, pending)
     sums = [metrics.value(f"staleness_{part}versions_sum") for part in ("", "in_flight_", "in_queue_")]
     assert sums == [3, 1, 2], "of the group alone: an expert is of no version"
     assert metrics.value("staleness_versions_count") == 1

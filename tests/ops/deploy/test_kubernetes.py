@@ -153,7 +153,7 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
     _, secrets = sources(overlay, role)
     own_key = {Path(place) for place, volume in mounted.items() if "secret" in volume}
     assert {Path("/etc/horizonrl") / path for path in secrets[f"horizonrl-{role}"]} | own_key == files
-    assert (config.broker.ticket_key is None) == (role == "actor"), "an actor cannot seal tickets"
+    assert (config.broker.ticket_key is None) == (role == "actor"), "an actor cannot sign tickets"
     assert set(secrets) == {f"horizonrl-{role}"}, "no other role's keys"
     assert role == "controller" or str(config.run.root) in mounted
     if role != "controller" and config.model.name.startswith("/"):

@@ -29,12 +29,12 @@ from horizonrl.common.types import (
     Progress,
     WeightsManifest,
 )
-from horizonrl.learner.intake.accounts import Books
-from horizonrl.learner.intake.collector import Collector, Rules, Standing
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.observe.broker_status import Observer, waits
 from horizonrl.ops.observe.snapshot import Snapshot
-from horizonrl.ops.observe.status import Request, Source, plain_line, screen
+from horizonrl.ops.observe.status import StatusRequest, StatusSource, plain_line, screen
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.run.directory import GrowingLines, only_train, read_config, read_lines, write_config
 from tests.ops.report.runs import Scale, run_config, write_run
@@ -124,7 +124,7 @@ def test_a_broker_that_may_come_back_or_is_not_the_runs_own_is_waited_for(tmp_pa
     (config.run_dir / "broker.url").write_text("nats://127.0.0.1:9")
 
     def gone() -> bool:
-        return Source.find(Request([config.run_dir]))._broker_is_gone()
+        return StatusSource.find(StatusRequest([config.run_dir]))._broker_is_gone()
 
     assert gone()
     with only_train(config.run_dir):
@@ -176,25 +176,25 @@ def test_status_as_json_holds_numbers(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_groups_of_the_next_batch_are_counted_by_the_learners_own_word() -> None:
     """What is admitted is not settled; the collector's word on it is all that the broker has."""
-    collector = Collector(Rules(max_staleness=1, vocabulary=100, max_context_tokens=64), Books())
+    collector = Collector(Rules(max_staleness=1, vocabulary=100, max_context_tokens=64), TicketAccounts())
     entries = [make_group(0), make_group(1, (1.0, 1.0)), make_group(3), make_group(4, (0.0, 0.0))]
     for sequence, group in enumerate(entries, 1):
         entry: Any = type("Entry", (), {"sequence": sequence, "record": group, "mark": ""})
-        collector.consume(entry, Standing(version=0, phase=Phase.RL))
+        collector.consume(entry, LearnerPosition(version=0, phase=Phase.RL))
         progress = Progress(
             phase=Phase.RL,
-            outcomes=collector.books.outcomes(),
-            lowest_unsettled=collector.books.lowest_unsettled(),
-            met=collector.met(),
+            outcomes=collector.accounts.outcomes(),
+            lowest_unsettled=collector.accounts.lowest_unsettled(),
+            ended_ranges=collector.ended_ranges(),
         )
-        admitted = collector.draft.count(Phase.RL)
+        admitted = collector.pending.count(Phase.RL)
         assert standing(CONFIG, progress).batch == admitted
     assert admitted == 2
 
 
 def test_who_waits_for_what() -> None:
     at_work = Progress(step=3, phase=Phase.RL, phase_step=3)
-    full = Progress(step=3, phase=Phase.RL, phase_step=3, met={Kind.TRAIN: ((0, 3),)}, cursor=4)
+    full = Progress(step=3, phase=Phase.RL, phase_step=3, ended_ranges={Kind.TRAIN: ((0, 3),)}, cursor=4)
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
     loading = ["no learner has spoken: it loads its model, or none was started"]
     for told, config, expected in (
@@ -285,7 +285,12 @@ async def fill_broker(transport: Transport) -> None:
         if number < 2:
             await lease.acknowledge()
     outcomes = {Kind.TRAIN: Outcomes(trained=1, dropped={DropReason.ZERO_VARIANCE: 1})}
-    told = {"outcomes": outcomes, "lowest_unsettled": {Kind.TRAIN: 2}, "met": {Kind.TRAIN: ((2, 2),)}, "cursor": 2}
+    told = {
+        "outcomes": outcomes,
+        "lowest_unsettled": {Kind.TRAIN: 2},
+        "ended_ranges": {Kind.TRAIN: ((2, 2),)},
+        "cursor": 2,
+    }
     policy = PolicyVersion(version=1, lineage=2)
     await state.put(Key.PROGRESS, Progress(step=1, phase=Phase.RL, phase_step=1, policy=policy, **told))
     await state.put(Key.POLICY, WeightsManifest(policy=policy, weights_bytes=3_000_000, digest="d"))

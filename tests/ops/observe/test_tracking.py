@@ -19,7 +19,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import MissingDependency, RunFailed
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Phase, PolicyVersion
-from horizonrl.learner.intake.collector import Draft
+from horizonrl.learner.intake.collector import PendingBatch
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import metrics_line
@@ -53,7 +53,7 @@ class Learner:
 
     def step(self, number: int, reward: float, lineage: int = 0) -> None:
         group = make_group(number, rewards=(reward, 0.0))
-        draft = Draft(admitted=[(number, group)], consumed=[group])
+        draft = PendingBatch(admitted=[(number, group)], consumed=[group])
         policy = PolicyVersion(version=number, lineage=lineage)
         self._journal.write_metrics(metrics_line(Phase.RL, policy, draft, STATS, TIMES))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.observe.troubles import DETAILS, NO_TROUBLE, TROUBLES, LogReader, collect
+from horizonrl.ops.observe.troubles import DETAILS, NO_TROUBLE, TROUBLES, TroubleReader, collect
 from horizonrl.ops.run.logfiles import shorten
 from tests.ops.runs import write_log
 
@@ -32,7 +32,7 @@ def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
 
 
 def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was_said(config: RunConfig) -> None:
-    reader = LogReader(config.run_dir / "logs")
+    reader = TroubleReader(config.run_dir / "logs")
     write_log(config, "actor-0", "group_broken", 100.0, error="first")
     write_log(config, "actor-0", "weights_applied", 101.0)
     write_log(config, "actor-0", "Triton is installed, but ...", 101.0)
@@ -48,12 +48,12 @@ def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was
 def test_a_part_that_ended_is_looked_for_in_its_own_log(config: RunConfig) -> None:
     write_log(config, "learner", "service_opened", 1.0)
     write_log(config, "console", "part_ended", 2.0, part="learner", code=-9)
-    (trouble,) = collect(LogReader(config.run_dir / "logs").events())
+    (trouble,) = collect(TroubleReader(config.run_dir / "logs").events())
     assert (str(trouble), trouble.log_file.name) == ("learner ended and was started again", "learner.log")
 
 
 def test_a_log_that_began_anew_is_read_from_there_and_its_writer_goes_on(config: RunConfig) -> None:
-    reader = LogReader(config.run_dir / "logs")
+    reader = TroubleReader(config.run_dir / "logs")
     write_log(config, "learner", "batch_starved", 1.0, hint="a long text that makes the log longer than it may be")
     log = config.run_dir / "logs" / "learner.log"
     size = log.stat().st_size
@@ -74,12 +74,12 @@ def test_what_an_earlier_session_met_is_not_told(config: RunConfig) -> None:
     for at in (1.0, 3.0):
         write_log(config, "actor-0", "lease_lost", at)
     write_log(config, "console", "train_started", 2.0)
-    (trouble,) = collect(LogReader(config.run_dir / "logs").events())
+    (trouble,) = collect(TroubleReader(config.run_dir / "logs").events())
     assert (trouble.count, trouble.last) == (1, 3.0)
 
 
 def test_a_line_that_is_half_written_or_no_json_is_left_alone(config: RunConfig) -> None:
-    reader = LogReader(config.run_dir / "logs")
+    reader = TroubleReader(config.run_dir / "logs")
     write_log(config, "learner", "role_failed", 1.0, reason="it broke")
     log = config.run_dir / "logs/learner.log"
     whole = log.read_bytes()

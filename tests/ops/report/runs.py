@@ -23,7 +23,7 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
-from horizonrl.learner.intake.collector import Draft, Drop
+from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line
 from horizonrl.ops.run.directory import write_config
@@ -86,7 +86,7 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
         make = make_group if phase is Phase.RL else make_demonstration
         groups = [make(tokenizer, chance, scale, step, step * scale.groups + at) for at in range(scale.groups)]
         dropped = [Drop(1, groups[0].ticket.ticket_id, "zero_variance")]  # type: ignore[arg-type]
-        draft = Draft(admitted=list(enumerate(groups[1:])), consumed=groups, dropped=dropped)
+        draft = PendingBatch(admitted=list(enumerate(groups[1:])), consumed=groups, dropped=dropped)
         settled += len(groups)
         journal.write_ledger(
             {

@@ -16,17 +16,17 @@ from horizonrl.common.types import Kind, Outcomes, Progress
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run import local
 from horizonrl.ops.run.directory import only_train, write_config
-from horizonrl.ops.run.local import MAX_RESTARTS, Course, Part, Restarts, _parts, earlier_port
+from horizonrl.ops.run.local import MAX_RESTARTS, Course, Restarts, SupervisedProcess, _parts, earlier_port
 
 LOCAL = Path(__file__).parents[3] / "ops/deploy/prometheus/local.yml"
 
 
-def parts_of(root: Path, port: int, actors: int) -> list[Part]:
+def parts_of(root: Path, port: int, actors: int) -> list[SupervisedProcess]:
     config = RunConfig.load([], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"])
     return _parts(config, write_config(config))
 
 
-def port_of(part: Part, monkeypatch: pytest.MonkeyPatch) -> int:
+def port_of(part: SupervisedProcess, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the port that a part's own process reads from its recipe and its environment."""
     with monkeypatch.context() as patch:
         for name, value in part.environment.items():
@@ -128,7 +128,7 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    part = Part("actor", "actor-0", tmp_path / "recipe.toml", tmp_path / "actor-0.log", {}, 10.0)
+    part = SupervisedProcess("actor", "actor-0", tmp_path / "recipe.toml", tmp_path / "actor-0.log", {}, 10.0)
 
     class EndsAfterThree(Course):
         async def is_over(self) -> bool:
@@ -146,7 +146,7 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
 def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("")
-    part = Part("controller", "controller", recipe, tmp_path / "controller.log", {}, 10.0)
+    part = SupervisedProcess("controller", "controller", recipe, tmp_path / "controller.log", {}, 10.0)
 
     async def scenario() -> None:
         await part.start()

@@ -14,8 +14,8 @@ import pytest
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.learning.comparison import compare, to_markdown
-from horizonrl.ops.bench.learning.outcome import Outcome, read_outcome
-from horizonrl.ops.bench.learning.run import Request, run
+from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
+from horizonrl.ops.bench.learning.run import StudyRequest, run
 from horizonrl.ops.bench.learning.study import STUDIES, Study, plan, read_study, select
 from horizonrl.ops.cli.main import main
 
@@ -85,7 +85,7 @@ def carry_out(place: Path, **asked: Any) -> int:
     def command(recipe: Path) -> Sequence[str]:
         return [sys.executable, str(place / "child.py"), str(recipe)]
 
-    return run(Request(place / "study.toml", place / "out", **asked), command)
+    return run(StudyRequest(place / "study.toml", place / "out", **asked), command)
 
 
 def started(place: Path) -> list[str]:
@@ -279,7 +279,7 @@ def evaluate(run_dir: Path, *points: tuple[int, int, int]) -> None:
     (run_dir / "evals.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
 
 
-def read(run_dir: Path, variant: str = "low", seed: int = 0) -> Outcome:
+def read(run_dir: Path, variant: str = "low", seed: int = 0) -> RunOutcome:
     outcome = read_outcome(run_dir, variant, seed, wall_s=60.0)
     assert outcome is not None
     return outcome

@@ -1,0 +1,61 @@
+"""A run that was recorded before 0.1.0 replays after the upgrade: its log and its checkpoints are of schema 1.
+
+`schema1/` holds the log, the ledger and a checkpoint of a run of `world.py`, with signed tickets and evaluations.
+"""
+
+import asyncio
+import base64
+import json
+import shutil
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.common.types import Kind
+from horizonrl.learner.loop import EngineThread
+from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.learner.records.evaluation import Rounds
+from horizonrl.learner.records.replay import Replay
+from horizonrl.ops.run.directory import read_lines
+from tests.learner.world import EVAL_TASKS, EVALUATING, HashEngine, InlineExecutor, World
+
+RECORDED = Path(__file__).with_name("schema1")
+LOG = json.loads((RECORDED / "log.json").read_text())
+
+
+def test_the_recorded_log_is_of_schema_1() -> None:
+    assert {msgpack.unpackb(base64.b64decode(message["data"]))["schema"] for message in LOG} == {1}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_recorded_in_schema_1_replays_to_the_same_digests(tmp_path: Path, resumed: bool) -> None:
+    key = tmp_path / "ticket.key"
+    key.write_bytes(b"k" * 32)
+    world = World(tmp_path, overrides=(*EVALUATING, f"--broker.ticket_key={key}"))
+    checkpoints = tmp_path / "checkpoints"
+    shutil.copytree(RECORDED / "step-000006", checkpoints / "step-000006")
+    start = CheckpointStore(checkpoints, keep=2).newest() if resumed else None
+    ledger = [line for line in read_lines(RECORDED / "ledger.jsonl") if not resumed or line["step"] > 6]
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        for message in LOG:
+            data = base64.b64decode(message["data"])
+            await transport.publish(message["subject"], data, message_id=message["id"])
+        engine = EngineThread(HashEngine(), InlineExecutor())
+        replay = Replay(world.config, transport, engine, world.rules, tmp_path)
+        replayed = [step async for step in replay.steps(start, ledger)]
+        assert [step.step for step in replayed] == [line["step"] for line in ledger]
+        assert all(step.equal for step in replayed)
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_of_schema_1_knows_what_was_settled(tmp_path: Path) -> None:
+    shutil.copytree(RECORDED / "step-000006", tmp_path / "step-000006")
+    checkpoint = CheckpointStore(tmp_path, keep=2).newest()
+    assert checkpoint is not None
+    assert checkpoint.state["accounts"][Kind.TRAIN]["trained"] == 8
+    assert Rounds(EVAL_TASKS, checkpoint.state["rounds"]).dump() == checkpoint.state["rounds"]
