@@ -110,6 +110,25 @@ def test_the_sites_search_works_from_the_disk(site: Path) -> None:
         page.click(".md-search__input")
         page.keyboard.type("staleness")
         expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=20_000)
-        assert page.locator("a.md-search-result__link[href*='concepts.html']").count() > 0
+        assert page.locator("a.md-search-result__link[href*='invariants.html']").count() > 0
         assert set(asked) <= {"file", "blob", "data"}
         browser.close()
+
+
+def test_the_readmes_environment_passes_the_check(tmp_path: Path) -> None:
+    """The class of the README, installed as a package would be: a module and an entry point."""
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "readme_guess.py").write_text("".join(code))
+    package = tmp_path / "readme_guess-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: readme-guess\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[horizonrl.envs]\nguess = readme_guess:Guess\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "horizonrl.ops.cli", "envs", "check", "guess"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NO" not in done.stdout
