@@ -16,6 +16,8 @@ from mkdocs.structure.pages import Page
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 COMMAND = re.compile(r"\\[A-Za-z]+")
 """In MathML: a command that the converter does not know and leaves as it was written."""
+FUNCTION = re.compile(r"<m([io])>(log|min)</m\1>")
+"""The converter sets one without space around it, the other with too much."""
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -23,7 +25,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
     def converted(formula: re.Match[str]) -> str:
         latex, display = unescape(formula[2]).strip(), "block" if formula[1] == "div" else "inline"
-        mathml = convert(latex, display=display)
+        mathml = FUNCTION.sub(r'<mo lspace="0.17em" rspace="0.17em">\2</mo>', convert(latex, display=display))
         if unknown := COMMAND.search(mathml):
             raise PluginError(f"{page.file.src_uri}: latex2mathml does not know {unknown[0]} in {latex!r}")
         return mathml
