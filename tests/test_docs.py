@@ -124,7 +124,7 @@ def test_the_readmes_environment_passes_the_check(tmp_path: Path) -> None:
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: readme-guess\nVersion: 1\n")
     (package / "entry_points.txt").write_text("[horizonrl.envs]\nguess = readme_guess:Guess\n")
     done = subprocess.run(
-        [sys.executable, "-m", "horizonrl.ops.cli", "envs", "check", "guess"],
+        [Path(sys.executable).with_name("horizonrl"), "envs", "check", "guess"],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
