@@ -105,7 +105,7 @@ def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two actors uploaded one large group; the second one's parts are behind it in the log, and mean nothing."""
-    monkeypatch.setattr("horizonrl.learner.loop.QUIET_S", 0.05)
+    monkeypatch.setattr("horizonrl.learner.intake.log_intake.QUIET_S", 0.05)
     world = World(tmp_path, overrides=("--imitation.steps=0", "--rl.steps=1", "--rl.groups_per_step=1"))
 
     async def scenario() -> None:
@@ -322,8 +322,8 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, warnings: int
 ) -> None:
     refusals, log = itertools.count(), CapturingLogger()
-    monkeypatch.setattr("horizonrl.learner.intake.collector.teaches", lambda *_: next(refusals) >= refused)
-    monkeypatch.setattr("horizonrl.learner.loop.log", log)
+    monkeypatch.setattr("horizonrl.learner.intake.collector.has_signal", lambda *_: next(refusals) >= refused)
+    monkeypatch.setattr("horizonrl.learner.intake.log_intake.log", log)
     given_up = False
     try:
         asyncio.run(World(tmp_path).run())
