@@ -115,6 +115,29 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
+def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> list[TaskSource]:
+    """Return each environment with its tasks, checked: it must be able to play the kinds of tickets that it is given.
+
+    `demonstrations` says whether the run needs any. Raises ConfigError for an environment that has no tasks or that
+    cannot do what its kinds demand.
+    """
+    sources = []
+    for env in envs:
+        if registry.demonstrations_only(env.id) and {*env.kinds} != {Kind.DEMO}:
+            raise ConfigError(
+                f"{env.id} only has demonstrations, and its kinds are {', '.join(env.kinds)}: give it "
+                'kinds = ["demo"], and for the other kinds an environment that can be played'
+            )
+        if demonstrations and Kind.DEMO in env.kinds and not registry.has_expert(env.id):
+            raise ConfigError(
+                f"{env.id} has no expert that could demonstrate its tasks: give it kinds = "
+                '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
+            )
+        specs = registry.select(env.id, env.split, env.categories, env.options)
+        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
+    return sources
+
+
 def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
     """Return the tasks of every evaluation round; none when evaluations are off. The run's seed has no part in them."""
     if not config.eval.every:

@@ -10,6 +10,7 @@ back: no step is made of it.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
@@ -95,6 +96,24 @@ class PendingBatch:
             for _, group in self.admitted
             for episode in group.valid_episodes
         ]
+
+    def newest_policy(self) -> PolicyVersion | None:
+        """Return the newest version that sampled a token of the batch; None for a batch of demonstrations."""
+        policies = chain.from_iterable(self.sampled())
+        return max(policies, key=lambda policy: (policy.lineage, policy.version), default=None)
+
+    def trace_index(self, policy: PolicyVersion) -> int | None:
+        """Return the index of the trace that has the most tokens of `policy`; None if no trace can be used.
+
+        The engine tells tokens apart by their version number, so a trace in which two lineages share it is no use.
+        """
+        sampled = self.sampled()
+        usable = [
+            index
+            for index, tokens in enumerate(sampled)
+            if tokens[policy] and [other.version for other in tokens].count(policy.version) == 1
+        ]
+        return max(usable, key=lambda index: sampled[index][policy], default=None)
 
     def count(self, phase: Phase) -> int:
         """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""

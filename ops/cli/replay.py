@@ -42,7 +42,7 @@ class ReplayRequest:
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay, print a line a step, and return 0 when every digest is the ledger's, or when the config was changed."""
-    from horizonrl.learner.main import spawn_ranks
+    from horizonrl.learner.launch import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
     start = _start(request.run_dir, request.first, config.learner)
@@ -65,9 +65,9 @@ async def _replay(
     ledger: Sequence[Mapping[str, Any]],
     rows: list[dict[str, Any]],
 ) -> None:
+    from horizonrl.learner.engine_thread import EngineThread
     from horizonrl.learner.intake.collector import Rules
-    from horizonrl.learner.loop import EngineThread
-    from horizonrl.learner.main import on_ranks
+    from horizonrl.learner.launch import on_ranks
     from horizonrl.learner.records.replay import Replay
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}

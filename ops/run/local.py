@@ -32,8 +32,7 @@ from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigEr
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
-from horizonrl.learner.controller.curriculum import eval_tasks
-from horizonrl.learner.controller.main import sources_of
+from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.observe.broker_status import Observer

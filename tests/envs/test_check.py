@@ -11,7 +11,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
 from horizonrl.envs.odd_texts import odd_texts
-from horizonrl.learner.controller.main import sources_of
+from horizonrl.learner.controller.curriculum import sources_of
 
 Install = Callable[..., None]
 

@@ -40,9 +40,10 @@ from horizonrl.common.types import (
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop import EngineThread, LearnerLoop
+from horizonrl.learner.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.run.directory import METRICS, read_lines
