@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from horizonrl.broker.nats.connect import connected
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.common.types import Kind

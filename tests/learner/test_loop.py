@@ -17,11 +17,12 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
+from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Kind, PolicyVersion, Progress, Void, WeightsManifest
 from horizonrl.learner.intake.batch import Trace
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.journal import only_learner
-from horizonrl.ops.run.directory import METRICS, read_lines
+from horizonrl.ops.run.directory import read_lines
 from tests.learner.world import EVALUATING, HashEngine, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 
