@@ -23,7 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config.schema import RunConfig, parse_overrides
+from horizonrl.common.config.loading import parse_overrides
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.ops.cli import main as cli

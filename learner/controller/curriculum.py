@@ -15,7 +15,8 @@ from math import gcd, lcm
 
 import xxhash
 
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind, Task
 from horizonrl.envs import registry

@@ -14,7 +14,6 @@ from itertools import chain
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
-from horizonrl.common.config.schema import kind_of
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
 from horizonrl.learner.algorithm.advantage import has_signal
 from horizonrl.learner.intake.accounts import TicketAccounts, ranges
@@ -117,7 +116,7 @@ class PendingBatch:
 
     def count(self, phase: Phase) -> int:
         """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
-        return sum(group.ticket.kind is kind_of(phase) for _, group in self.admitted)
+        return sum(group.ticket.kind is phase.kind for _, group in self.admitted)
 
 
 class Collector:
@@ -228,7 +227,7 @@ class Collector:
         valid = group.valid_episodes
         if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
-        if group.ticket.kind is not kind_of(position.phase) and not (demo and self.rules.demos_in_rl):
+        if group.ticket.kind is not position.phase.kind and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from horizonrl.common.config.schema import kind_of
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
@@ -53,7 +52,7 @@ def metrics_line(
     phase: Phase, policy: PolicyVersion, pending: PendingBatch, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
     """Return the step's line of `metrics.jsonl`, as JSON-able values. What was not measured is None."""
-    consumed = [group for group in pending.consumed if group.ticket.kind is kind_of(phase)]
+    consumed = [group for group in pending.consumed if group.ticket.kind is phase.kind]
     episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]

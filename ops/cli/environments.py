@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from horizonrl.common.config.schema import parse_overrides
+from horizonrl.common.config.loading import parse_overrides
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role

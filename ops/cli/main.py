@@ -254,7 +254,7 @@ def _add_bench(bench: CommandParser) -> None:
 
 def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Part `--options.KEY value`, of environments, from the config's own overrides."""
-    from horizonrl.common.config.schema import parse_overrides
+    from horizonrl.common.config.loading import parse_overrides
 
     own: list[str] = []
     tokens, options = iter(overrides), list[str]()

@@ -15,14 +15,16 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connect, connected
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.common.config.schema import LearnerSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.run_dir import LEDGER, LINEAGES, METRICS
 from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import LEDGER, LINEAGES, METRICS, read_config, read_lines
+from horizonrl.ops.run.directory import read_config, read_lines
 from horizonrl.ops.run.models import resolve_model
 
 PROBE_S = 2.0

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
+from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Progress
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
@@ -27,7 +28,7 @@ from horizonrl.ops.observe.broker_status import BrokerStatus, waits
 from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
 from horizonrl.ops.observe.snapshot import checkpoint_in_writing
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
-from horizonrl.ops.run.directory import EVALS, METRICS, GrowingLines
+from horizonrl.ops.run.directory import GrowingLines
 from horizonrl.ops.run.models import Tell
 
 log = get_logger()

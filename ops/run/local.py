@@ -30,6 +30,7 @@ from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError, HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
+from horizonrl.common.run_dir import ADDRESS, BEST, REPORT
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
@@ -40,7 +41,7 @@ from horizonrl.ops.observe.console import Console
 from horizonrl.ops.observe.trackers import require
 from horizonrl.ops.observe.troubles import STARTED
 from horizonrl.ops.report.page import save_page
-from horizonrl.ops.run.directory import ADDRESS, BEST, REPORT, only_train, read_address, read_config, write_config
+from horizonrl.ops.run.directory import only_train, read_address, read_config, write_config
 from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import resolve_model
 from horizonrl.ops.run.roles import stop_within_s

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from horizonrl.common.run_dir import METRICS
 from horizonrl.learner.intake.batch import Trace
 from horizonrl.learner.records.best import Best
-from horizonrl.ops.run.directory import METRICS, read_lines
+from horizonrl.ops.run.directory import read_lines
 from tests.learner.world import EVALUATING, HashEngine, World
 
 
