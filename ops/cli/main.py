@@ -342,8 +342,8 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.cli.terminal import plain_console
     from horizonrl.ops.cli.waiting import waiting
+    from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.publish.hub import push, require_push
-    from horizonrl.ops.run.local import export_run
 
     if arguments.push:
         require_push(arguments.push)

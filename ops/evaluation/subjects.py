@@ -86,8 +86,8 @@ def _exported(run_dir: Path, path: Path, out: Path) -> Path:
     """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
     from horizonrl.learner.engine.weights_file import export
     from horizonrl.learner.records.best import Best
+    from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.run.directory import read_config
-    from horizonrl.ops.run.local import export_run
 
     if path == run_dir:
         export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
