@@ -100,7 +100,7 @@ class StatusSource:
         self._troubles = collect(self._logs.events(), self._troubles)
         return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
 
-    async def _standing(self) -> BrokerStatus | None:
+    async def _look_at_broker(self) -> BrokerStatus | None:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None or self._broker_is_gone():
             return None

@@ -119,7 +119,7 @@ def dataset_card(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
         for env, count in sorted(written.by_env.items())
     )
-    left_out = written.untold + written.unreadable
+    left_out = written.without_ids + written.unreadable
     return f"""---
 {head}
 ---

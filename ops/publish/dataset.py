@@ -51,7 +51,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
     for step, ticket, records in source.groups():
         for record in records:
             if any("ids" not in turn for turn in record["turns"]):
-                written.untold += 1
+                written.without_ids += 1
                 continue
             row = EpisodeRow(
                 run=config.run.name,

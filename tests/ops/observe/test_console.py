@@ -11,7 +11,7 @@ import rich.console
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
-from horizonrl.ops.cli.main import parse
+from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.observe.broker_status import waits
 from horizonrl.ops.observe.console import COLUMNS, Console, fitting, row, waiting_for
 from horizonrl.ops.observe.snapshot import Snapshot

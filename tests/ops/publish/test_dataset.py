@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_left_out_and_counted(run_dir: Path, tmp_path: Pa
         del turn["ids"], turn["logprobs"], turn["spans"]
     second.write_text("".join(json.dumps(record) + "\n" for record in old))
     written = write_dataset(run_dir, tmp_path / "out")
-    assert (written.rows, written.untold, written.unreadable) == (143, 1, 1)
+    assert (written.rows, written.without_ids, written.unreadable) == (143, 1, 1)
     assert "2 episodes that could not be" in (tmp_path / "out" / "README.md").read_text()
 
 
