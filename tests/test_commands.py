@@ -27,7 +27,8 @@ from horizonrl.common.config.loading import parse_overrides
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
-from horizonrl.ops.cli import main as cli
+from horizonrl.ops.cli.overrides import split_options
+from horizonrl.ops.cli.parser import command_names, parse
 from horizonrl.ops.cli.recipe_names import find_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -60,14 +61,14 @@ MAKE = sorted((page, text) for page, text, _ in FOUND if text.startswith("make")
 
 def test_the_commands_are_found() -> None:
     typed = {words(command)[0] for _, command in TYPED}
-    assert typed >= {command.partition(" ")[0] for command in cli.COMMANDS}, "a command that no page shows"
+    assert typed >= {command.partition(" ")[0] for command in command_names()}, "a command that no page shows"
     assert {"make train", "make test"} <= {command.partition("  ")[0] for _, command in MAKE}
 
 
 @pytest.mark.parametrize(("page", "command"), TYPED)
 def test_a_command_is_understood(page: str, command: str) -> None:
     try:
-        arguments, overrides = cli.parse(words(command))
+        arguments, overrides = parse(words(command))
     except SystemExit:
         pytest.fail(f"{page}: the parser refuses `{command}`")
     check_files(arguments)
@@ -86,7 +87,7 @@ def test_a_command_that_prose_mentions_has_these_options(
         return
     deeper = rest[:1] if name == "bench" or [name, *rest[:1]] == ["broker", "keys"] else []
     with pytest.raises(SystemExit) as ended:
-        cli.parse([name, *deeper, "--help"])
+        parse([name, *deeper, "--help"])
     assert ended.value.code == 0, page
     text = capsys.readouterr().out
     for option in (word.strip("[]") for word in rest if word.strip("[").startswith("--") and "." not in word):
@@ -129,7 +130,7 @@ def check_keys(arguments: Namespace, overrides: Sequence[str]) -> None:
         for env_id in arguments.env_ids:
             check_options(env_id, given.get("options", {}) | given.get(env_id, {}))
         return
-    own, options = cli.split_options(overrides) if arguments.command == "eval" else (list(overrides), {})
+    own, options = split_options(overrides) if arguments.command == "eval" else (list(overrides), {})
     config = RunConfig.load(there, [token for token in own if not stands_for_another(token.partition(".")[2])])
     for env_id in getattr(arguments, "env", None) or [env.id for env in config.envs]:
         check_options(env_id, options)

@@ -1,31 +1,101 @@
-"""What `--help` says of the config's keys, and what a misspelt option may have meant."""
+"""The parser of a command: its help lists the config's keys, and a misspelled option is met with a suggestion."""
 
 import argparse
+import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, did_you_mean
 
 WIDTH = 100
-SETTING = "Any key of the config can be set over the recipes: --section.key VALUE, a list or a table as JSON."
+LISTED = 80
+"""Columns of the list of commands: it fits any terminal, since argparse does not wrap it."""
+SETTING = "Set any key of the config with --section.key VALUE. Write lists and tables as JSON. Defaults:"
 SHOWING = "`horizonrl config [RECIPE...]` prints all values; docs/configuration.md explains each key."
+
+Execute = Callable[[argparse.Namespace, list[str]], int]
+"""Runs a command with its arguments and the overrides of the config; returns the exit code."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose help lists the keys of the config, where `takes_keys`; they are read when help is asked for."""
+    """A parser that can list the config's keys, which are read only when somebody asks for help."""
 
-    takes_keys = False
+    lists_keys = False
 
     def format_help(self) -> str:
-        if self.takes_keys:
+        if self.lists_keys:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
+            self.description = textwrap.fill(self.description or "", LISTED)
             self.epilog = "\n".join([*textwrap.wrap(SETTING, WIDTH), *_key_lines(), "", *textwrap.wrap(SHOWING, WIDTH)])
         return super().format_help()
 
 
+class Commands:
+    """The commands of a group, as it declares them."""
+
+    def __init__(self, subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+        self._subparsers = subparsers
+        self.summaries: dict[str, str] = {}
+        """The first sentence of each command's description."""
+
+    def add(
+        self,
+        name: str,
+        description: str,
+        execute: Execute,
+        *,
+        keys: bool = False,
+        overrides: bool = True,
+    ) -> CommandParser:
+        """Declare a command. `keys`: its help lists the config's keys; `overrides`: it accepts `--section.key`."""
+        command = self._subparsers.add_parser(name, description=description)
+        command.set_defaults(execute=execute, takes_overrides=overrides)
+        command.lists_keys = keys
+        self.summaries[name] = description.partition(". ")[0].removesuffix(".")
+        return command
+
+    def listed(self) -> str:
+        """Return a line for each command, or more where its summary is long."""
+        return "\n".join(
+            textwrap.fill(summary, LISTED, initial_indent=f"  {name:11}  ", subsequent_indent=" " * 15)
+            for name, summary in self.summaries.items()
+        )
+
+
+def add_recipes(command: CommandParser) -> None:
+    command.add_argument(
+        "recipes",
+        nargs="*",
+        type=Path,
+        metavar="RECIPE",
+        help="a TOML file, or a name that `horizonrl recipes` lists; later recipes override earlier ones",
+    )
+
+
+def bounded(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a reader of numbers within bounds; of integers if `least` is one."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if not least <= value <= most:
+            at_most = f", {most:g} at most" if most < math.inf else ""
+            raise argparse.ArgumentTypeError(f"{text}: give {least:g} or more{at_most}")
+        return value
+
+    return number
+
+
+def integers(text: str) -> tuple[int, ...]:
+    """Read `0,1,2`."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}: give integers separated by commas, such as 0,1,2")
+    return tuple(int(part) for part in text.split(","))
+
+
 def refuse_unknown(command: str, unknown: Sequence[str]) -> None:
-    """Raise ConfigError for what the parser has left over, with what it may have meant."""
+    """Raise ConfigError for words that the parser did not understand, with what they may have meant."""
     if not unknown:
         return
     flag = unknown[0].partition("=")[0]
@@ -39,6 +109,12 @@ def refuse_unknown(command: str, unknown: Sequence[str]) -> None:
     )
 
 
+def refuse_overrides(command: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a key of the config that the command would ignore."""
+    if overrides:
+        raise ConfigError(f"{overrides[0].partition('=')[0]}: `horizonrl {command}` takes no keys of the config")
+
+
 def _sections() -> Mapping[str, Mapping[str, Any]]:
     """Return every section's keys and their defaults."""
     from horizonrl.common.config.schema import RunConfig
@@ -49,9 +125,9 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
 
 def _key_lines() -> Iterator[str]:
     for section, values in _sections().items():
-        told = " ".join(f"{key}={_default(value)}" for key, value in values.items())
-        yield from textwrap.wrap(told, WIDTH, initial_indent=f"  {f'--{section}.':14}", subsequent_indent=" " * 16)
-    yield '  --envs        \'[{"id": "textcraft"}]\'  all environments at once; in a recipe an [[envs]] for each'
+        keys = " ".join(f"{key}={_default(value)}" for key, value in values.items())
+        yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':14}", subsequent_indent=" " * 16)
+    yield '  --envs        \'[{"id": "textcraft"}]\'  all environments as a whole; recipes use one [[envs]] for each'
 
 
 def _default(value: Any) -> str:

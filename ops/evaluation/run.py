@@ -27,7 +27,7 @@ from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.evaluation.journal import EvaluationJournal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
-from horizonrl.ops.evaluation.subjects import Asked, MakeRollout, Subject, subject_of
+from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, subject_of
 
 BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
@@ -36,9 +36,9 @@ PLAIN_COLUMNS = 120
 STOPPED = "stopped. The same command goes on where it was"
 
 
-def evaluate(asked: Asked, choice: Choice, directory: Path) -> int:
+def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
     """Evaluate and print the table; return 0 when every episode was played, 130 when it was interrupted."""
-    with subject_of(asked) as subject:
+    with subject_of(request) as subject:
         plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
         settings = settings_of(subject, plan)
         directory.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ CONTEXT_TOKENS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SubjectRequest:
     """The model as the command line names it."""
 
     model: str | None
@@ -57,23 +57,23 @@ class Subject:
 
 
 @contextmanager
-def subject_of(asked: Asked) -> Iterator[Subject]:
+def subject_of(request: SubjectRequest) -> Iterator[Subject]:
     """Find the model; what has to be exported for it is there until the end of the body."""
-    if asked.endpoint is not None:
-        yield _remote(asked)
-    elif asked.model is None:
+    if request.endpoint is not None:
+        yield _remote(request)
+    elif request.model is None:
         raise ConfigError(
             "which model? A Hugging Face directory, a run directory, a checkpoint, a known name, or --endpoint URL"
         )
-    elif (run_dir := _run_dir(path := Path(asked.model).expanduser())) is not None:
+    elif (run_dir := _run_dir(path := Path(request.model).expanduser())) is not None:
         with scratch() as place:
             with waiting(plain_console(stderr=True), f"exporting {path.name}"):
                 model_dir = _exported(run_dir, path, place / "model")
-            yield _local(asked, model_dir, run_dir / CONFIG)
+            yield _local(request, model_dir, run_dir / CONFIG)
     else:
         with waiting(plain_console(stderr=True), "preparing the model") as tell:
-            model_dir = resolve_model(asked.model, tell=tell)
-        yield _local(asked, model_dir, None)
+            model_dir = resolve_model(request.model, tell=tell)
+        yield _local(request, model_dir, None)
 
 
 def _run_dir(path: Path) -> Path | None:
@@ -87,8 +87,8 @@ def _exported(run_dir: Path, path: Path, out: Path) -> Path:
     """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
     from horizonrl.learner.engine.weights_file import export
     from horizonrl.learner.records.best import Best
+    from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.run.directory import read_config
-    from horizonrl.ops.run.local import export_run
 
     if path == run_dir:
         export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
@@ -97,8 +97,8 @@ def _exported(run_dir: Path, path: Path, out: Path) -> Path:
     return export(model_dir, path, out, {"checkpoint": path.name}, card=json.dumps)
 
 
-def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
-    recipes = asked.recipes if run_recipe is None else (run_recipe, *asked.recipes)
+def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) -> Subject:
+    recipes = request.recipes if run_recipe is None else (run_recipe, *request.recipes)
     longest = json.loads((model_dir / "config.json").read_text()).get("max_position_embeddings", CONTEXT_TOKENS)
 
     @asynccontextmanager
@@ -114,27 +114,29 @@ def _local(asked: Asked, model_dir: Path, run_recipe: Path | None) -> Subject:
         finally:
             await policy.close()
 
-    config = _config(recipes, asked.overrides, min(longest, CONTEXT_TOKENS))
+    config = _config(recipes, request.overrides, min(longest, CONTEXT_TOKENS))
     facts = {
         **model_identity(model_dir),
         "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
         "max_context_tokens": config.model.max_context_tokens,
         "engine": config.actor.engine,
     }
-    return Subject(str(asked.model), facts, config, bool(recipes), start)
+    return Subject(str(request.model), facts, config, bool(recipes), start)
 
 
-def _remote(asked: Asked) -> Subject:
+def _remote(request: SubjectRequest) -> Subject:
     from horizonrl.actors.engines.endpoint import Conversation, Endpoint, EndpointSettings
 
-    if asked.endpoint is None or asked.model_name is None:
+    if request.endpoint is None or request.model_name is None:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")
-    if asked.model is not None:
-        raise ConfigError(f"the model {asked.model} and --endpoint were both given: evaluate one of them")
-    if "@" in asked.endpoint:
-        raise ConfigError(f"--endpoint holds a password, which would be written down: put it into {asked.key_variable}")
-    key = os.environ.get(asked.key_variable, "").strip()
-    settings = EndpointSettings(asked.endpoint, asked.model_name, SecretStr(key) if key else None)
+    if request.model is not None:
+        raise ConfigError(f"the model {request.model} and --endpoint were both given: evaluate one of them")
+    if "@" in request.endpoint:
+        raise ConfigError(
+            f"--endpoint holds a password, which would be written down: put it into {request.key_variable}"
+        )
+    key = os.environ.get(request.key_variable, "").strip()
+    settings = EndpointSettings(request.endpoint, request.model_name, SecretStr(key) if key else None)
 
     @asynccontextmanager
     async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
@@ -146,12 +148,12 @@ def _remote(asked: Asked) -> Subject:
             await endpoint.reach()
             yield conversation
 
-    config = _config(asked.recipes, asked.overrides, CONTEXT_TOKENS)
+    config = _config(request.recipes, request.overrides, CONTEXT_TOKENS)
     return Subject(
-        asked.model_name,
-        {"endpoint": asked.endpoint, "model_name": asked.model_name},
+        request.model_name,
+        {"endpoint": request.endpoint, "model_name": request.model_name},
         config,
-        bool(asked.recipes),
+        bool(request.recipes),
         start,
     )
 

@@ -88,17 +88,17 @@ class Observer:
 
 
 def waits(
-    standing: BrokerStatus | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
+    broker: BrokerStatus | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
     """Say who waits for what; `config`, where it is known, tells how many groups a step takes.
 
     `steps` are the journal's lines: what was dropped beyond theirs is of the step in the making.
     """
-    if standing is None or standing.progress is None or longer(standing.progress, config):
+    if broker is None or broker.progress is None or longer(broker.progress, config):
         return ["no learner has spoken: it loads its model, or none was started"]
-    if standing.progress.finished:
+    if broker.progress.finished:
         return []
-    return [_learner(standing, standing.progress, config, steps), *_tickets(standing), *_actors(standing)]
+    return [_learner(broker, broker.progress, config, steps), *_tickets(broker), *_actors(broker)]
 
 
 def longer(progress: Progress, config: RunConfig | None) -> bool:
@@ -107,20 +107,20 @@ def longer(progress: Progress, config: RunConfig | None) -> bool:
 
 
 def _learner(
-    standing: BrokerStatus, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
+    broker: BrokerStatus, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
 ) -> str:
     """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
     if config is not None and progress.step >= config.total_steps:
-        return f"the learner waits for the end of {counted(standing.outstanding(Kind.EVAL), 'evaluation ticket')}"
+        return f"the learner waits for the end of {counted(broker.outstanding(Kind.EVAL), 'evaluation ticket')}"
     if config is None:
-        return f"the learner has {counted(standing.batch, 'group')} of its next batch"
+        return f"the learner has {counted(broker.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
-    if standing.batch >= wanted:
-        heard = f", last heard {duration(standing.silent_s)} ago" if standing.silent_s > LONG_S else ""
-        return f"the learner trains on {counted(standing.batch, 'group')}{heard}"
+    if broker.batch >= wanted:
+        heard = f", last heard {duration(broker.silent_s)} ago" if broker.silent_s > LONG_S else ""
+        return f"the learner trains on {counted(broker.batch, 'group')}{heard}"
     dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
     more = f", {dropped} dropped" if dropped > 0 else ""
-    return f"the learner waits for groups: {standing.batch} of {wanted} are in{more}"
+    return f"the learner waits for groups: {broker.batch} of {wanted} are in{more}"
 
 
 def _dropped(progress: Progress) -> int:
@@ -128,22 +128,22 @@ def _dropped(progress: Progress) -> int:
     return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
 
 
-def _tickets(standing: BrokerStatus) -> Sequence[str]:
-    queue, told = standing.queue, list[str]()
+def _tickets(broker: BrokerStatus) -> Sequence[str]:
+    queue, told = broker.queue, list[str]()
     if queue.waiting and not queue.leased:
         told.append(f"no actor holds a ticket; queued: {queue.waiting}")
     elif queue.waiting or queue.leased:
         told.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
-    if standing.unread:
-        told.append(f"not read by the learner yet: {counted(standing.unread, 'message')} of the group log")
+    if broker.unread:
+        told.append(f"not read by the learner yet: {counted(broker.unread, 'message')} of the group log")
     return told
 
 
-def _actors(standing: BrokerStatus) -> Sequence[str]:
+def _actors(broker: BrokerStatus) -> Sequence[str]:
     told = []
-    if standing.queue.idle and not standing.queue.waiting:
-        told.append(f"{counted(standing.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
-    if standing.log.full:
+    if broker.queue.idle and not broker.queue.waiting:
+        told.append(f"{counted(broker.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
+    if broker.log.full:
         told.append("the group log is full: actors wait to publish until the learner has read and saved")
     return told
 

@@ -89,7 +89,7 @@ class Console:
         self._columns = fitting(self._console.width) if self.is_terminal else tuple(COLUMNS)
         self._since_header: int | None = None
         """Steps shown since the header; None before the first."""
-        self.standing: BrokerStatus | None = None
+        self.broker: BrokerStatus | None = None
         """The broker's latest account, set by whoever watches it."""
 
     @property
@@ -135,7 +135,7 @@ class Console:
             if shown > before:
                 spoken = time.monotonic()
             elif time.monotonic() - spoken > QUIET_S:
-                self.say(f"  waiting: {waiting_for(self.standing.progress if self.standing else None)}")
+                self.say(f"  waiting: {waiting_for(self.broker.progress if self.broker else None)}")
                 spoken = time.monotonic()
             await asyncio.sleep(REFRESH_S)
 
@@ -183,7 +183,7 @@ class Console:
         now = time.time()
         lines = self._metrics.lines
         coming = self._coming(started, now)
-        begun = self.standing is not None and self.standing.progress is not None
+        begun = self.broker is not None and self.broker.progress is not None
         told = self._waits(lines, now) if begun or not coming else []
         saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
         return Group(
@@ -202,11 +202,11 @@ class Console:
         return bar
 
     def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
-        told = waits(self.standing, self._config, lines)
+        told = waits(self.broker, self._config, lines)
         if told and lines:
             told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
-        if self.standing is not None and now - self.standing.looked_at > SILENT_S:
-            told.append(f"the broker has not answered for {duration(now - self.standing.looked_at)}")
+        if self.broker is not None and now - self.broker.looked_at > SILENT_S:
+            told.append(f"the broker has not answered for {duration(now - self.broker.looked_at)}")
         return told
 
     def _coming(self, started: Mapping[str, float], now: float) -> str:

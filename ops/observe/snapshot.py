@@ -46,14 +46,14 @@ class Snapshot:
     """None: only the broker is known, and nobody gave the recipe."""
     run_dir: Path | None = None
     files: Files = field(default_factory=lambda: Files((), (), (), ()))
-    standing: BrokerStatus | None = None
+    broker: BrokerStatus | None = None
     """None: no broker answers."""
     troubles: Sequence[Trouble] = ()
     at: float = field(default_factory=time.time)
 
     @property
     def step(self) -> int:
-        told = self.standing.progress.step if self.standing and self.standing.progress else 0
+        told = self.broker.progress.step if self.broker and self.broker.progress else 0
         return max(told, self.files.metrics[-1]["step"] if self.files.metrics else 0)
 
     @property
@@ -67,19 +67,19 @@ class Snapshot:
     @property
     def state(self) -> str:
         """finished, running, silent for 3 h, stopped, or no learner yet."""
-        progress = self.standing.progress if self.standing else None
+        progress = self.broker.progress if self.broker else None
         if progress is not None and not progress.finished:
             return f"silent for {duration(self.silent_s)}" if self.silent_s > SILENT_S else "running"
         if progress is not None and longer(progress, self.config):
             return "no learner yet"
         if progress is not None or self._complete():
             return "finished"
-        return "stopped" if self.standing is None else "no learner yet"
+        return "stopped" if self.broker is None else "no learner yet"
 
     @property
     def silent_s(self) -> float:
         """How long the learner has said nothing."""
-        return self.standing.silent_s if self.standing else 0.0
+        return self.broker.silent_s if self.broker else 0.0
 
     def _complete(self) -> bool:
         evaluated = self.config is None or len(self.files.evals) >= self.config.eval_rounds
@@ -93,7 +93,7 @@ class Snapshot:
         return shown + (f", {left}" if left and self.state == "running" else "")
 
     def _phase(self) -> str:
-        progress = self.standing.progress if self.standing else None
+        progress = self.broker.progress if self.broker else None
         if progress is not None:
             return f" ({progress.phase.value} {progress.phase_step})"
         return f" ({self.files.metrics[-1]['phase']})" if self.files.metrics else ""
@@ -132,14 +132,14 @@ class Snapshot:
         return [("eval", told)]
 
     def _horizons(self) -> Rows:
-        turns = self.standing.horizons if self.standing else {}
+        turns = self.broker.horizons if self.broker else {}
         turns = turns or (self.files.metrics[-1]["horizons"] if self.files.metrics else {})
         told = ", ".join(f"{env} {count} turns" for env, count in turns.items())
         if self.files.metrics:
             last = self.files.metrics[-1]
             told += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} cut"
         rows = [("horizon", told)] if told else []
-        for growth in self.standing.progress.growths if self.standing and self.standing.progress else ():
+        for growth in self.broker.progress.growths if self.broker and self.broker.progress else ():
             why = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
             rows.append(("", f"{growth.env_id} grew from {why}"))
         return rows
@@ -161,13 +161,13 @@ class Snapshot:
         return rows + self._versions() + self._tickets()
 
     def _versions(self) -> Rows:
-        standing = self.standing
-        if standing is None or standing.progress is None:
+        broker = self.broker
+        if broker is None or broker.progress is None:
             return []
-        progress, told = standing.progress, ""
-        if standing.weights is not None:
-            told = f"; weights of version {standing.weights.policy.version} are out, "
-            told += f"{standing.weights.weights_bytes / 1e6:.0f} MB"
+        progress, told = broker.progress, ""
+        if broker.weights is not None:
+            told = f"; weights of version {broker.weights.policy.version} are out, "
+            told += f"{broker.weights.weights_bytes / 1e6:.0f} MB"
         spoken = duration(self.silent_s)
         again = f", lineage {progress.policy.lineage}" if progress.policy.lineage else ""
         return [("learner", f"version {progress.policy.version}{again}, last heard {spoken} ago{told}")]
@@ -177,9 +177,9 @@ class Snapshot:
 
     def _accounts(self) -> Iterator[tuple[str, str]]:
         """Yield each kind's conservation: from the broker while there is one, else from the ledger."""
-        if self.standing is not None:
-            for kind, ends in self.standing.outcomes.items():
-                if issued := self.standing.issued[kind]:
+        if self.broker is not None:
+            for kind, ends in self.broker.outcomes.items():
+                if issued := self.broker.issued[kind]:
                     yield kind.value, f"{issued} issued = {_ends(kind, ends)} + {issued - ends.settled} outstanding"
             return
         for name, ends in books(self.files)["kinds"].items():
@@ -190,9 +190,9 @@ class Snapshot:
 
     def waiting(self) -> list[str]:
         """Say who waits for what, and which long work is being done."""
-        if self.standing is None:
+        if self.broker is None:
             return []
-        told = waits(self.standing, self.config, self.files.metrics if self.run_dir else None)
+        told = waits(self.broker, self.config, self.files.metrics if self.run_dir else None)
         return [*told, *([saving] if (saving := self.checkpoint()) else [])]
 
     def checkpoint(self) -> str | None:
@@ -204,10 +204,10 @@ class Snapshot:
         told = [f"{of.told(self.at)}{f': {of.detail}' if of.detail else ''}" for of in self.troubles]
         if (share := self.error_share()) > 0:
             told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
-        if self.standing is not None and self.standing.dead:
-            told.append(f"{counted(self.standing.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
-        if self.standing is not None and self.standing.log.full and self.state != "finished":
-            log = self.standing.log
+        if self.broker is not None and self.broker.dead:
+            told.append(f"{counted(self.broker.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
+        if self.broker is not None and self.broker.log.full and self.state != "finished":
+            log = self.broker.log
             told.append(f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}")
         if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
             told.append(f"the learner has resumed {counted(resumes, 'time')}")
@@ -222,7 +222,7 @@ class Snapshot:
         """Return it for programs: numbers rather than sentences, and the sentences of waits and troubles."""
         last = self.files.metrics[-1] if self.files.metrics else None
         rl = self.files.rl
-        told = self.standing
+        told = self.broker
         return {
             "run": self.name,
             "state": self.state,

@@ -89,18 +89,18 @@ class StatusSource:
         if self.run_dir is not None:
             self.config = _config_of(self.run_dir, self.overrides)
         try:
-            standing = await self._standing()
+            broker = await self._look_at_broker()
         except BrokerUnreachable:
             if self.run_dir is None:
                 raise
-            standing = None
-        known = Snapshot(self.config.run.name, self.config if self.described else None, standing=standing)
+            broker = None
+        known = Snapshot(self.config.run.name, self.config if self.described else None, broker=broker)
         if self.run_dir is None or self._logs is None:
             return known
         self._troubles = collect(self._logs.events(), self._troubles)
         return replace(known, run_dir=self.run_dir, files=Files.read(self.run_dir), troubles=tuple(self._troubles))
 
-    async def _standing(self) -> BrokerStatus | None:
+    async def _look_at_broker(self) -> BrokerStatus | None:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None or self._broker_is_gone():
             return None

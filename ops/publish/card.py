@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
@@ -15,12 +15,10 @@ from pydantic import BaseModel
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.observe.figures import percent
+from horizonrl.ops.publish.rows import DatasetCounts
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.run.directory import public_config
 from horizonrl.ops.run.models import POCKET, SMOLLM2, hub_id
-
-if TYPE_CHECKING:
-    from horizonrl.ops.publish.dataset import Written
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""
@@ -105,7 +103,7 @@ Made with {_versions()}.
 
 
 def dataset_card(
-    config: RunConfig, written: "Written", identity: Mapping[str, str], types: Sequence[type[BaseModel]]
+    config: RunConfig, written: DatasetCounts, identity: Mapping[str, str], types: Sequence[type[BaseModel]]
 ) -> str:
     """Return the card of a dataset of episodes."""
     head = DatasetCardData(
@@ -121,7 +119,7 @@ def dataset_card(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
         for env, count in sorted(written.by_env.items())
     )
-    left_out = written.untold + written.unreadable
+    left_out = written.without_ids + written.unreadable
     return f"""---
 {head}
 ---

@@ -1,7 +1,7 @@
-"""The logs of a run directory, kept short: a part may write for weeks.
+"""The logs of a run directory: kept short, and read from the end.
 
-A part appends to its file as long as it lives, and cannot be told to open another. So what has grown too long is copied
-beside, to `learner.log.1`, and the file begins anew.
+A process may write for weeks. It appends to its file as long as it lives and cannot be told to open another one, so a
+long log is copied to `learner.log.1` and truncated.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from horizonrl.common.logs import get_logger
 log = get_logger()
 
 LOG_BYTES = 64 << 20
-"""Of a log, after which it begins anew; nats-server has the same limit. The one before it is kept."""
+"""Size at which a log is truncated; nats-server has the same limit. One earlier copy is kept."""
 LOOK_S = 60.0
 
 
 async def keep_short(folder: Path) -> None:
-    """Let every log of a folder begin anew where it has grown too long. Woken by the clock."""
+    """Truncate the long logs of a folder every LOOK_S seconds, until cancelled."""
     while True:
         await asyncio.to_thread(_shorten_all, folder)
         await asyncio.sleep(LOOK_S)
@@ -34,16 +34,25 @@ def _shorten_all(folder: Path) -> None:
 
 
 def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
-    """Move what a log holds to `path.1` if it is more than `most_bytes`; what was there before goes.
+    """Move the content of a log of more than `most_bytes` to `path.1`, which is overwritten.
 
-    Whoever appends meanwhile goes on in the same file. A line that comes between the copy and the cut is lost.
+    Writers keep appending to the same file. A line written between the copy and the truncation is lost.
     """
     if path.stat().st_size <= most_bytes:
         return
-    beside = path.with_name(f".{path.name}.1")
+    incoming = path.with_name(f".{path.name}.1")
     try:
-        shutil.copyfile(path, beside)
+        shutil.copyfile(path, incoming)
         os.truncate(path, 0)
-        beside.rename(path.with_name(f"{path.name}.1"))
+        incoming.rename(path.with_name(f"{path.name}.1"))
     finally:
-        beside.unlink(missing_ok=True)
+        incoming.unlink(missing_ok=True)
+
+
+def last_error(path: Path) -> str:
+    """Return a role's last message, from `error:` on."""
+    return "error: " + f"\n{path.read_text(errors='replace')}".rpartition("\nerror: ")[2].strip()
+
+
+def last_lines(path: Path, count: int = 15) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])

@@ -14,15 +14,15 @@ from horizonrl.common.service import Service, run_role
 from horizonrl.ops.run.directory import write_config
 
 STOP_S = {"controller": 10.0, "learner": 120.0}
-"""How long a role may take to end after SIGTERM: the learner finishes its step and writes a checkpoint."""
+"""Seconds a role may take to end after SIGTERM. The learner finishes its step and writes a checkpoint."""
 GIVE_BACK_S = 10.0
-"""What an actor needs beyond its drain."""
+"""Seconds an actor needs to give its leases back, after its drain."""
 SHARED_MEMORY = Path("/dev/shm")
-"""Where an actor keeps the frame that it fetched: the engine maps it without a copy."""
+"""Where an actor keeps the weights it has fetched: the engine maps them without a copy."""
 
 
 def stop_within_s(role: str, config: RunConfig) -> float:
-    """Return how long after SIGTERM a role ends by itself, whatever hangs."""
+    """Return the seconds after SIGTERM within which a role ends by itself, even if something in it hangs."""
     return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
 
 
@@ -38,7 +38,7 @@ def run(role: str, config: RunConfig) -> int:
 
 
 def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    from horizonrl.ops.run.local import serve_broker
+    from horizonrl.ops.run.broker import serve_broker
 
     return lambda: serve_broker(config)
 

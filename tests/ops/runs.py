@@ -57,7 +57,7 @@ def write_log(config: RunConfig, name: str, event: str, at: float, **more: Any) 
         file.write("Loading weights: 100%|####|\r\n" + json.dumps(line) + "\n")
 
 
-def standing(config: RunConfig, progress: Progress | None, **changed: Any) -> BrokerStatus:
+def broker_status(config: RunConfig, progress: Progress | None, **changed: Any) -> BrokerStatus:
     """Return the broker's account of a run whose credit is out and leased."""
     credit = config.credit(progress.phase) if progress else 0
     told: dict[str, Any] = {

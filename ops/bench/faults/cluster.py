@@ -24,7 +24,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.bench.faults.proxy import Proxy
-from horizonrl.ops.run.local import last_lines
+from horizonrl.ops.run.logfiles import last_lines
 
 RECIPE = """\
 [run]

@@ -29,7 +29,7 @@ from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, plot_n
 from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
 from horizonrl.ops.bench.learning.study import Run, Study, flattened, plan, read_study, select
 from horizonrl.ops.run.directory import to_toml
-from horizonrl.ops.run.local import last_lines
+from horizonrl.ops.run.logfiles import last_lines
 
 RECIPE = "recipe.toml"
 ENDING = "ending.json"

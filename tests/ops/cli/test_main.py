@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.cli.main import main, split_overrides
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.cli.overrides import split_overrides
 from horizonrl.ops.cli.recipe_names import purpose, recipes
 from horizonrl.ops.run.directory import write_config
 
@@ -189,7 +190,7 @@ def test_a_number_out_of_bounds_is_refused_with_them(
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "nowhere" / "demos.jsonl"
     assert main(["demos", "--out", str(out), "--count", "1", "--envs", '[{"id": "parity"}]']) == 1
-    assert capsys.readouterr().err == f"error: {out}: No such file or directory: give another path, or mend this one\n"
+    assert capsys.readouterr().err == f"error: {out}: No such file or directory: give another path, or fix this one\n"
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.cli import main as cli
+from horizonrl.ops.cli.commands import training
+from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import stop_within_s
 
 OPS = Path(__file__).parents[3] / "ops/deploy"
@@ -27,14 +28,13 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 
 def config_of(service: dict[str, Any]) -> RunConfig:
     """Return the config that a role's command line makes, its recipe taken from where it is mounted from."""
-    words, overrides = cli.split_overrides(service["command"][1:])
-    arguments = cli._parser().parse_args(words)
+    arguments, overrides = parse(service["command"][1:])
     recipes = [OPS / mounts(service)[str(recipe)] for recipe in arguments.recipes]
     return RunConfig.load(recipes, overrides)
 
 
 def test_it_runs_every_role_and_what_watches_them() -> None:
-    assert set(ROLES) == set(cli.ROLES)
+    assert set(ROLES) == set(training.ROLES)
     assert set(SERVICES) == {*ROLES, "prometheus", "grafana"}
 
 

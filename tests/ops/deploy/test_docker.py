@@ -98,5 +98,5 @@ def test_compose_and_the_manifests_name_the_images_that_are_built() -> None:
         assert f"{image['newName']}:{image['newTag']}" == f"horizonrl:{VERSION}-{target}"
     role = yaml.safe_load((ROOT / "ops/deploy/compose.yaml").read_text())["x-role"]
     assert f"horizonrl:{VERSION}-{role['build']['target']}" in role["image"]
-    assert (ROOT / "ops" / role["build"]["context"] / role["build"]["dockerfile"]).resolve() == DOCKERFILE
+    assert (ROOT / "ops/deploy" / role["build"]["context"] / role["build"]["dockerfile"]).resolve() == DOCKERFILE
     assert role["init"], "as process 1 a role that starts would not hear SIGTERM"

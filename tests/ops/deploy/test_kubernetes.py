@@ -29,7 +29,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
 from horizonrl.learner.launch import LAST_CHECKPOINT_S
-from horizonrl.ops.cli import main as cli
+from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import SHARED_MEMORY, stop_within_s
 
 ROOT = Path(__file__).parents[3]
@@ -109,8 +109,7 @@ def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (run_name,) = [variable for variable in container["env"] if variable["name"].startswith("HORIZONRL_")]
         assert run_name["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{INSTANCE}']"
         monkeypatch.setenv(run_name["name"], pod_of(overlay, role)["metadata"]["labels"][INSTANCE])
-        words, overrides = cli.split_overrides(container["command"][1:])
-        arguments = cli._parser().parse_args(words)
+        arguments, overrides = parse(container["command"][1:])
         assert (container["command"][0], arguments.command) == ("horizonrl", role)
         texts, _ = sources(overlay, role)
         for name, text in texts.items():
@@ -321,7 +320,7 @@ OURS = [words[words.index("horizonrl") :] for words in COMMANDS if "horizonrl" i
 
 @pytest.mark.parametrize("words", OURS, ids=" ".join)
 def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
-    _, overrides = cli.parse(words[1:])
+    _, overrides = parse(words[1:])
     RunConfig.load([], overrides)
 
 

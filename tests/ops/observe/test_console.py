@@ -11,12 +11,12 @@ import rich.console
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
-from horizonrl.ops.cli.main import parse
+from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.observe.broker_status import waits
 from horizonrl.ops.observe.console import COLUMNS, Console, fitting, row, waiting_for
 from horizonrl.ops.observe.snapshot import Snapshot
 from horizonrl.ops.report.facts import Files
-from tests.ops.runs import EVAL, LINE, standing, write_log
+from tests.ops.runs import EVAL, LINE, broker_status, write_log
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     for at in (40.0, 20.0):
         write_log(config, "console", "part_ended", now - at, part="actor-0", code=1, restarts=1)
     (config.run_dir / "logs/actor-0.log").touch()
-    console.standing = standing(config, Progress(step=3, phase=Phase.RL, phase_step=3))
+    console.broker = broker_status(config, Progress(step=3, phase=Phase.RL, phase_step=3))
     shown = live(console, {}, width=120)
     assert "step 3 of 10" in shown
     assert "about 15 s left" in shown
@@ -100,17 +100,17 @@ def test_groups_that_were_dropped_while_the_learner_waits_are_counted(config: Ru
     dropped = {DropReason.ZERO_VARIANCE: 40, DropReason.STALE: 1}
     outcomes = {Kind.TRAIN: Outcomes(trained=16, dropped=dropped), Kind.EVAL: Outcomes(dropped=dropped)}
     progress = Progress(step=2, phase=Phase.RL, phase_step=2, outcomes=outcomes, lowest_unsettled={Kind.TRAIN: 57})
-    console.standing = standing(config, progress)
+    console.broker = broker_status(config, progress)
     wanted = config.rl.groups_per_step
     assert f"waits for groups: 0 of {wanted} are in, 37 dropped" in live(console, {}, width=120)
-    shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.standing)
+    shown = Snapshot("r", config, config.run_dir, Files.read(config.run_dir), console.broker)
     assert shown.waiting()[0] == f"the learner waits for groups: 0 of {wanted} are in, 37 dropped"
-    assert waits(console.standing, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
+    assert waits(console.broker, config)[0] == f"the learner waits for groups: 0 of {wanted} are in"
 
 
 def test_a_broker_that_does_not_answer_is_told(config: RunConfig) -> None:
     console = Console(config)
-    console.standing = standing(config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40)
+    console.broker = broker_status(config, Progress(step=3, phase=Phase.RL, phase_step=3), looked_at=time.time() - 40)
     assert "the broker has not answered for 40 s" in live(console, {})
 
 

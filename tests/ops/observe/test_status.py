@@ -38,7 +38,7 @@ from horizonrl.ops.observe.status import StatusRequest, StatusSource, plain_line
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.run.directory import GrowingLines, only_train, read_config, read_lines, write_config
 from tests.ops.report.runs import Scale, run_config, write_run
-from tests.ops.runs import EVAL, LINE, standing, write_log
+from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket
 
 CONFIG = RunConfig.load([], ["--run.name=textcraft", "--imitation.steps=0", "--rl.steps=10", "--rl.groups_per_step=4"])
@@ -188,7 +188,7 @@ def test_groups_of_the_next_batch_are_counted_by_the_learners_own_word() -> None
             ended_ranges=collector.ended_ranges(),
         )
         admitted = collector.pending.count(Phase.RL)
-        assert standing(CONFIG, progress).batch == admitted
+        assert broker_status(CONFIG, progress).batch == admitted
     assert admitted == 2
 
 
@@ -198,22 +198,22 @@ def test_who_waits_for_what() -> None:
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
     loading = ["no learner has spoken: it loads its model, or none was started"]
     for told, config, expected in (
-        (standing(CONFIG, None), CONFIG, loading),
-        (standing(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
-        (standing(CONFIG, full), CONFIG, ["the learner trains on 4 groups"]),
+        (broker_status(CONFIG, None), CONFIG, loading),
+        (broker_status(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
+        (broker_status(CONFIG, full), CONFIG, ["the learner trains on 4 groups"]),
         (
-            standing(CONFIG, full, spoken_at=time.time() - 200),
+            broker_status(CONFIG, full, spoken_at=time.time() - 200),
             CONFIG,
             ["the learner trains on 4 groups, last heard 3 min ago"],
         ),
-        (standing(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
+        (broker_status(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
         (
-            standing(CONFIG, last, issued=dict.fromkeys(Kind, 5)),
+            broker_status(CONFIG, last, issued=dict.fromkeys(Kind, 5)),
             CONFIG,
             ["the learner waits for the end of 5 evaluation"],
         ),
-        (standing(CONFIG, last.model_copy(update={"finished": True})), CONFIG, []),
-        (standing(CONFIG, at_work.model_copy(update={"finished": True})), CONFIG, loading),
+        (broker_status(CONFIG, last.model_copy(update={"finished": True})), CONFIG, []),
+        (broker_status(CONFIG, at_work.model_copy(update={"finished": True})), CONFIG, loading),
     ):
         said = waits(told, config)
         assert [line.startswith(start) for line, start in zip(said, expected, strict=False)] == [True] * len(expected)
@@ -233,16 +233,16 @@ def test_who_waits_for_what() -> None:
 )
 def test_each_wait_of_the_actors_is_told(changed: dict[str, Any], told: str) -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    assert any(line.startswith(told) for line in waits(standing(CONFIG, progress, **changed), CONFIG))
-    assert not any(line.startswith(told) for line in waits(standing(CONFIG, progress), CONFIG))
+    assert any(line.startswith(told) for line in waits(broker_status(CONFIG, progress, **changed), CONFIG))
+    assert not any(line.startswith(told) for line in waits(broker_status(CONFIG, progress), CONFIG))
 
 
 @pytest.mark.parametrize(("stored_bytes", "finished", "told"), [(99, False, 1), (80, False, 0), (99, True, 0)])
 def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: bool, told: int) -> None:
     progress = Progress(step=10, phase=Phase.RL, phase_step=10, finished=finished)
-    at = standing(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
+    at = broker_status(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
     full = f"the group log is full: {stored_bytes} of broker.max_log_bytes = 100"
-    assert Snapshot("r", CONFIG, standing=at).broken() == [full] * told
+    assert Snapshot("r", CONFIG, broker=at).broken() == [full] * told
 
 
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
@@ -252,7 +252,7 @@ def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
         state = StateStore(transport)
         await state.put(Key.PROGRESS, Progress(step=14, phase=Phase.RL, phase_step=14, growths=(growth,)))
         await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 8, "babyai": 10}))
-        return Snapshot("run", standing=await Observer(transport).look(), run_dir=Path("run"))
+        return Snapshot("run", broker=await Observer(transport).look(), run_dir=Path("run"))
 
     rows = shown(asyncio.run(look()), 200)
     assert "no step yet" in rows
@@ -263,13 +263,13 @@ def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
 
 def test_a_learner_that_has_not_spoken_for_long_is_called_silent() -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    told = Snapshot("r", CONFIG, standing=standing(CONFIG, progress, spoken_at=time.time() - 3000))
+    told = Snapshot("r", CONFIG, broker=broker_status(CONFIG, progress, spoken_at=time.time() - 3000))
     assert plain_line(told).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
 
 
 def test_a_finished_run_with_more_steps_to_do_waits_for_its_learner() -> None:
     done = Progress(step=3, phase=Phase.RL, phase_step=3, finished=True)
-    told = Snapshot("r", CONFIG, standing=standing(CONFIG, done))
+    told = Snapshot("r", CONFIG, broker=broker_status(CONFIG, done))
     assert plain_line(told).startswith("r: no learner yet, step 3 of 10")
 
 

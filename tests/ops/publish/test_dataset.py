@@ -9,7 +9,8 @@ from huggingface_hub import DatasetCard
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.publish import dataset
-from horizonrl.ops.publish.dataset import EpisodeRow, write_dataset
+from horizonrl.ops.publish.dataset import write_dataset
+from horizonrl.ops.publish.rows import EpisodeRow
 from horizonrl.ops.run.directory import write_config
 from tests.ops.report.runs import Scale, run_config, write_run
 
@@ -57,8 +58,8 @@ def test_the_card_says_what_is_in_it_and_nothing_of_this_machine(run_dir: Path, 
 
 def test_every_field_has_its_meaning_in_the_schema() -> None:
     schema = EpisodeRow.model_json_schema()
-    for of in (schema, schema["$defs"]["TurnRow"]):
-        assert all(field.get("description") for field in of["properties"].values())
+    for table in (schema, schema["$defs"]["TurnRow"]):
+        assert all(field.get("description") for field in table["properties"].values())
 
 
 def test_a_long_run_is_written_in_files_of_a_bounded_size(
@@ -94,7 +95,7 @@ def test_what_cannot_be_read_is_left_out_and_counted(run_dir: Path, tmp_path: Pa
         del turn["ids"], turn["logprobs"], turn["spans"]
     second.write_text("".join(json.dumps(record) + "\n" for record in old))
     written = write_dataset(run_dir, tmp_path / "out")
-    assert (written.rows, written.untold, written.unreadable) == (143, 1, 1)
+    assert (written.rows, written.without_ids, written.unreadable) == (143, 1, 1)
     assert "2 episodes that could not be" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -74,7 +74,7 @@ def test_held_out_tasks_are_never_taught(taught: list[Episode]) -> None:
 
 def test_renaming_keeps_which_tokens_are_equal_and_what_the_environment_says() -> None:
     names = np.arange(10, 20)
-    lesson = pocket.Lesson(np.array([1, 12, 2, 15, 12, 1]), np.ones(6, np.float32))
+    lesson = pocket.PocketExample(np.array([1, 12, 2, 15, 12, 1]), np.ones(6, np.float32))
     draw = np.random.default_rng(0)
     renamed = [pocket.renamed(lesson, names, draw).ids for _ in range(20)]
     assert len({tuple(ids) for ids in renamed}) > 5

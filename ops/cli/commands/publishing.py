@@ -1,0 +1,79 @@
+"""Commands that turn a run into something for others: a model, a dataset, demonstrations."""
+
+import argparse
+from pathlib import Path
+
+from horizonrl.ops.cli.help import CommandParser, Commands, add_recipes
+from horizonrl.ops.cli.overrides import load_config
+
+TITLE = "Publish"
+
+
+def add(commands: Commands) -> None:
+    description = "Write a run's newest or best weights as a Hugging Face directory."
+    export = commands.add("export", description, _export, overrides=False)
+    _add_paths(export)
+    export.add_argument("--best", action="store_true", help="the version with the best evaluation, not the newest")
+    _add_push(export)
+    description = "Write a run's episodes as a dataset. It has JSON lines, a schema and a card."
+    dataset = commands.add("dataset", description, _dataset, overrides=False)
+    _add_paths(dataset)
+    _add_push(dataset)
+    description = "Write an expert's demonstrations as conversations (JSON lines)."
+    demos = commands.add("demos", description, _demos, keys=True)
+    add_recipes(demos)
+    demos.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    demos.add_argument("--count", type=int, metavar="N", help="only the first N tasks; all by default")
+    demos.add_argument("--env", dest="env_id", metavar="ID", help="which environment, if the recipe has several")
+
+
+def _add_paths(command: CommandParser) -> None:
+    command.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    command.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
+
+
+def _add_push(command: CommandParser) -> None:
+    command.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload to the Hugging Face Hub, with the token in HF_TOKEN"
+    )
+    command.add_argument("--public", action="store_true", help="with --push: make a new repository public")
+
+
+def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.cli.terminal import plain_console
+    from horizonrl.ops.cli.waiting import waiting
+    from horizonrl.ops.publish.export import export_run
+    from horizonrl.ops.publish.hub import push, require_push
+
+    if arguments.push:
+        require_push(arguments.push)
+    with waiting(plain_console(stderr=True), f"exporting {arguments.run_dir}"):
+        step = export_run(arguments.run_dir, arguments.out, best=arguments.best)
+    print(f"exported step {step} to {arguments.out}")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'model', public=arguments.public)}")
+    return 0
+
+
+def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.publish.dataset import write_dataset
+    from horizonrl.ops.publish.hub import push, require_push
+
+    if arguments.push:
+        require_push(arguments.push)
+    counts = write_dataset(arguments.run_dir, arguments.out)
+    print(f"wrote {counts.rows} episodes with {counts.tokens} generated tokens to {arguments.out}")
+    if counts.without_ids:
+        print(f"left out {counts.without_ids} episodes without token ids, written by an earlier version of HorizonRL")
+    if counts.unreadable:
+        print(f"left out {counts.unreadable} unreadable lines of {arguments.run_dir}/episodes")
+    if arguments.push:
+        print(f"pushed to {push(arguments.out, arguments.push, 'dataset', public=arguments.public)}")
+    return 0
+
+
+def _demos(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.publish.demos import write_demonstrations
+
+    config = load_config(arguments.recipes, overrides)
+    return write_demonstrations(config, arguments.out, arguments.count, arguments.env_id)

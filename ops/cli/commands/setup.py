@@ -1,0 +1,69 @@
+"""Commands that prepare a run: what is installed, recipes, the config they make, a broker's keys."""
+
+import argparse
+from pathlib import Path
+
+from horizonrl.common.errors import MissingDependency
+from horizonrl.ops.cli.help import Commands, add_recipes
+from horizonrl.ops.cli.overrides import load_config
+
+TITLE = "Set up"
+BROKER_KEYS = "broker keys"
+"""Two words on the command line, one command here: `broker` alone takes recipes."""
+
+
+def add(commands: Commands) -> None:
+    description = "Show what is installed, what is missing, and how to install it."
+    commands.add("doctor", description, _doctor, overrides=False)
+    description = "List the recipes of the package, or print some of them."
+    recipes = commands.add("recipes", description, _recipes, overrides=False)
+    recipes.add_argument(
+        "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
+    )
+    add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
+    description = (
+        "Make the keys of a secured broker: nkeys for the roles, TLS certificates, nats-server's configuration."
+    )
+    keys = commands.add(BROKER_KEYS, description, _keys, overrides=False)
+    keys.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where the keys go; existing keys are kept"
+    )
+    keys.add_argument("--run", action="append", default=[], metavar="NAME", help="a run that gets users; repeatable")
+    keys.add_argument(
+        "--host", action="append", default=[], metavar="NAME", help="name or address of the server; repeatable"
+    )
+    keys.add_argument(
+        "--actors", type=int, default=1, metavar="N", help="actors of each named run that get a key; 1 by default"
+    )
+    keys.add_argument("--seen-at", type=Path, metavar="DIR", help="the folder's path for nats-server, if it differs")
+
+
+def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.cli.doctor import examine
+
+    return examine()
+
+
+def _recipes(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.cli.recipe_names import show_recipes
+
+    return show_recipes(arguments.names)
+
+
+def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = load_config(arguments.recipes, overrides)
+    from horizonrl.ops.run.directory import to_toml
+
+    print(to_toml(config), end="")
+    return 0
+
+
+def _keys(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    try:
+        from horizonrl.broker.nats.keys import make_keys
+    except ImportError as error:
+        raise MissingDependency(f"{error}: run `pip install cryptography`") from None
+
+    for path in make_keys(arguments.out, arguments.run, arguments.host, arguments.seen_at, arguments.actors):
+        print(f"wrote {path}")
+    return 0

@@ -1,0 +1,40 @@
+"""`train`, and one command for each role."""
+
+import argparse
+import shlex
+import sys
+
+from horizonrl.ops.cli.help import Commands, add_recipes
+from horizonrl.ops.cli.overrides import load_config
+
+TITLE = "Train"
+ROLES = {
+    "broker": "Run the broker: a nats-server with the run's streams.",
+    "controller": "Run the controller.",
+    "learner": "Run the learner. It resumes from its newest checkpoint by itself.",
+    "actor": "Run one actor.",
+}
+
+
+def add(commands: Commands) -> None:
+    description = "Train on this machine: starts every process and shows one console."
+    add_recipes(commands.add("train", description, _train, keys=True))
+    for role, description in ROLES.items():
+        add_recipes(commands.add(role, description, _role, keys=True))
+
+
+def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = load_config(arguments.recipes, overrides)
+    from horizonrl.ops.cli.doctor import require_engines
+
+    require_engines(config)
+    from horizonrl.ops.run.local import train
+
+    return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))
+
+
+def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = load_config(arguments.recipes, overrides)
+    from horizonrl.ops.run.roles import run
+
+    return run(arguments.command, config)

@@ -1,0 +1,40 @@
+"""`horizonrl export`: a run's newest or best weights as a Hugging Face directory, with its model card."""
+
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.errors import CheckpointError
+from horizonrl.common.run_dir import BEST
+from horizonrl.learner.records.best import Best
+from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.run.models import resolve_model
+
+
+def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
+    """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
+    from horizonrl.learner.engine.weights_file import export  # torch and huggingface_hub: seconds to import
+    from horizonrl.ops.publish.card import model_card
+    from horizonrl.ops.report.facts import Files
+
+    config = read_config(run_dir)
+    weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)
+    facts |= {"run": config.run.name, "environments": [env.id for env in config.envs]}
+    model_dir, files = resolve_model(config.model.name), Files.read(run_dir)
+    export(model_dir, weights, out, facts, lambda written: model_card(config, files, model_dir, written))
+    return int(facts["step"])
+
+
+def _newest_of(run_dir: Path, keep: int) -> tuple[Path, dict[str, Any]]:
+    checkpoint = CheckpointStore(run_dir / "checkpoints", keep=keep).newest()
+    if checkpoint is None:
+        raise CheckpointError(f"{run_dir} holds no checkpoint yet: wait for the first one")
+    return checkpoint.path / "weights.safetensors", {key: checkpoint.state[key] for key in ("step", "lineage")}
+
+
+def _best_of(run_dir: Path) -> tuple[Path, dict[str, Any]]:
+    best = Best(run_dir / BEST)
+    result = best.read()
+    if result is None:
+        raise CheckpointError(f"{run_dir} holds no evaluated version: set eval.every, or export without --best")
+    return best.weights(result), {key: result[key] for key in ("step", "lineage", "success_rate", "low", "high")}
