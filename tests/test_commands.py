@@ -30,7 +30,7 @@ from horizonrl.ops import cli
 from horizonrl.ops.recipe_names import find_recipe
 
 ROOT = Path(__file__).parents[1]
-PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
+PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
 SHELL = re.compile(r"^( *)```(?:bash|sh|shell|console)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^( *)```\w*\n.*?^\1```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^(?: {4}|\t).*$", re.MULTILINE)
