@@ -16,7 +16,8 @@ from playwright.sync_api import expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ROOT = Path(__file__).parents[1]
-PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
+PLACES = ("*.md", "docs/**/*.md", "examples/*.md", "examples/*/*.md", "broker/*.md")
+PAGES = [page for places in PLACES for page in ROOT.glob(places)]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)[^)]*\)")
 ANCHORED = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)

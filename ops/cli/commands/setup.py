@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
     )
     add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
-    description = (
+    description = "Make a secured broker's keys: nkeys for the roles, TLS certificates, nats-server's configuration."
         "Make the keys of a secured broker: nkeys for the roles, TLS certificates, nats-server's configuration."
     )
     keys = commands.add(BROKER_KEYS, description, _keys, overrides=False)
