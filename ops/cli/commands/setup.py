@@ -22,8 +22,6 @@ def add(commands: Commands) -> None:
     )
     add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
     description = "Make a secured broker's keys: nkeys for the roles, TLS certificates, nats-server's configuration."
-        "Make the keys of a secured broker: nkeys for the roles, TLS certificates, nats-server's configuration."
-    )
     keys = commands.add(BROKER_KEYS, description, _keys, overrides=False)
     keys.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where the keys go; existing keys are kept"
