@@ -39,7 +39,7 @@ class Curve:
     successes: Array
     episodes: Array
 
-    def at(self, axis: str, places: Array) -> tuple[Array, Array]:
+    def interpolate(self, axis: str, places: Array) -> tuple[Array, Array]:
         """Return successes and episodes at places of an axis, the points joined by straight lines."""
         along = getattr(self, axis)
         return np.interp(places, along, self.successes), np.interp(places, along, self.episodes)
