@@ -21,8 +21,13 @@ def add(commands: Commands) -> None:
         "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
     )
     add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
-    description = "Make a secured broker's keys: nkeys for the roles, TLS certificates, nats-server's configuration."
-    keys = commands.add(BROKER_KEYS, description, _keys, overrides=False)
+    keys = commands.add(
+        BROKER_KEYS,
+        "Make the keys of a secured broker. "
+        "They are nkeys for the roles, TLS certificates, and nats-server's configuration.",
+        _keys,
+        overrides=False,
+    )
     keys.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="where the keys go; existing keys are kept"
     )
