@@ -37,4 +37,5 @@ class Announcer:
         self._metrics.set("learner_policy_version", self._state.step)
 
     def _keep_awaited(self) -> None:
+        # Publishing and tidying remove old files, but an evaluation may end many steps after its version was made.
         self._weights.held = self._state.versions_awaited()

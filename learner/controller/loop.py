@@ -72,7 +72,7 @@ class Controller:
                 continue
             await self._record_horizons(progress)
             await self._issue(progress, issued)
-            if progress.step > purged_step:
+            if progress.step > purged_step:  # not at every progress: a purge scans the stream
                 await self._queue.purge_below(progress.lowest_unsettled)
                 purged_step = progress.step
             await self._report(progress, issued)
@@ -122,6 +122,7 @@ class Controller:
                 log.info("tickets_issued", kind=each.value, count=issued[each] - before[each], step=progress.step)
 
     async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
+        # False if the stream has the ticket already, from a controller that died.
         if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
             self.metrics.count("tickets_issued_total", kind=kind.value)
         issued[kind] += 1

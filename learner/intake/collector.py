@@ -227,6 +227,7 @@ class Collector:
         """Return why the group may not be trained on; None if it may."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
+        # First of all: nothing about a malformed group may be believed or measured.
         if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
         if group.ticket.kind is not kind_of(position.phase) and not (demo and self.rules.demos_in_rl):
@@ -235,7 +236,7 @@ class Collector:
             return DropReason.TOO_FEW_VALID
         if demo:
             return None
-        if group.newest_version > position.version:
+        if group.newest_version > position.version:  # of a lineage that was rolled back behind it
             return DropReason.LINEAGE
         if position.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
@@ -250,6 +251,7 @@ class Collector:
                 if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
                     return False
                 ids += [turn.output_ids, turn.observation_ids]
+            # The last observation is no part of the trace and may exceed the context, but not without bound.
             last_observation = len(ids.pop())
             if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
                 return False
