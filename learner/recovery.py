@@ -80,8 +80,8 @@ class Recovery:
         digest = ""
         if self.state.lineage or self.state.eval_tasks:
             digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
-        # Nothing can fail any more. Repeating the last learner's word fences that learner and tells nobody else
-        # anything new; the next word is ours.
+        # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
+        # and tells the controller nothing new. Only the next word is this learner's own.
         await self.fence.announce(earlier or self.state.progress())
         self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
         if self.state.lineage:

@@ -50,7 +50,8 @@ class LearnerState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the commit in a checkpoint's state."""
-        known = {name: state[name] for name in (field.name for field in fields(Commit)) if name in state}
+        # A checkpoint also holds more than the commit, and one of an older release may lack a field.
+        known = {field.name: state[field.name] for field in fields(Commit) if field.name in state}
         self.last_commit = Commit(**known)
         accounts = TicketAccounts.restore(self.last_commit.accounts)
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
@@ -101,7 +102,7 @@ class LearnerState:
 
     def commit(self) -> PendingBatch:
         """Commit the step that was trained on the pending batch, and return that batch."""
-        phase, step = self.phase, self.step + 1
+        phase, step = self.phase, self.step + 1  # the phase of the step that ends here, not of the next one
         pending = self.collector.commit()
         if phase is Phase.RL:
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)

@@ -63,7 +63,8 @@ async def regrow(world: World, beyond: int) -> None:
     """Let the controller find what is lost, and an actor play it again, while the learner is away."""
     asyncio.get_running_loop().set_default_executor(InlineExecutor())
     log = world.server.runs["run"].streams[Stream.GROUPS]
-    alive = [asyncio.create_task(world._relive(*of)) for of in (("actor", world._act), ("controller", world._control))]
+    programs = {"actor": world._act, "controller": world._control}
+    alive = [asyncio.create_task(world._relive(role, program)) for role, program in programs.items()]
     async with asyncio.timeout(10):
         while log.last_sequence <= beyond:
             await asyncio.sleep(0.01)

@@ -171,10 +171,18 @@ class World:
         self.config = RunConfig.load(
             [],
             [
-                *("--run.name=run", f"--run.root={self.run_root}", "--learner.keep_log=true"),
-                *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=5", "--rl.groups_per_step=2"),
-                *("--rollout.group_size=2", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=2"),
-                *("--learner.checkpoint_every=2", "--learner.keep_checkpoints=2"),
+                "--run.name=run",
+                f"--run.root={self.run_root}",
+                "--learner.keep_log=true",
+                "--learner.checkpoint_every=2",
+                "--learner.keep_checkpoints=2",
+                "--imitation.steps=2",
+                "--imitation.groups_per_step=2",
+                "--rl.steps=5",
+                "--rl.groups_per_step=2",
+                "--rollout.group_size=2",
+                "--horizon.horizons=[4,6]",
+                "--horizon.steps_per_stage=2",
                 *self.overrides,
             ],
         )
@@ -223,7 +231,13 @@ class World:
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(self.make_engine(), InlineExecutor())
         return LearnerLoop(
-            *(self.config, transport, engine, self.rules, dict(identity), self.stopping, self.metrics),
+            config=self.config,
+            transport=transport,
+            engine=engine,
+            rules=self.rules,
+            model_identity=identity,
+            stopping=self.stopping,
+            metrics=self.metrics,
             eval_tasks=self.eval_tasks,
         )
 
@@ -309,7 +323,7 @@ class World:
         assert sorted(rounds) == [[number] * 3 for number in range(self.config.eval_rounds)]
         for line in self.evals():
             played = [groups[sequence] for sequence, _, how in line["ends"] if how == "evaluated"]
-            assert {group.ticket.task.task_id for group in played} <= {of.task.task_id for of in EVAL_TASKS}
+            assert {group.ticket.task.task_id for group in played} <= {planned.task.task_id for planned in EVAL_TASKS}
             assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
             assert line["episodes"] == sum(len(group.episodes) for group in played)
             assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)

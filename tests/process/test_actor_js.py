@@ -93,7 +93,12 @@ class Run:
             source = TaskSource("parity", tuple(f"round-{number:02d}" for number in range(8)), 1.0)
             controller = Controller(config, controlling, [source], eval_tasks=eval_tasks(config))
             learner = LearnerLoop(
-                *(config, learning, EngineThread(HeavyEngine(), InlineExecutor()), rules, {}, asyncio.Event()),
+                config=config,
+                transport=learning,
+                engine=EngineThread(HeavyEngine(), InlineExecutor()),
+                rules=rules,
+                model_identity={},
+                stopping=asyncio.Event(),
                 eval_tasks=eval_tasks(config),
             )
             tasks = [group.create_task(controller.run()), group.create_task(learner.run())]

@@ -191,7 +191,7 @@ def test_each_trace_knows_its_group() -> None:
     assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
 
 
-# The collector is a function of the log: the property behind exact resume (invariant 3).
+# The collector is a function of the log: the property behind exact resume (docs/invariants.md: order decides).
 
 entries = st.lists(
     st.one_of(
