@@ -19,8 +19,9 @@ from horizonrl.common.children import bind
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.controller.curriculum import eval_tasks
-from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.ranks import Leader, follow
+from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import EngineThread, LearnerLoop
 from horizonrl.learner.records.journal import only_learner
@@ -69,13 +70,13 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
     """Make this rank's engine; rank 0 runs `lead` with it, the other ranks follow the calls that it makes."""
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
-    local = await call(DeepSpeedEngine, _engine_settings(config, model_dir))
+    local = await call(make_engine, _engine_settings(config, model_dir))
     if local.rank != 0:
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs us
             signal.signal(number, signal.SIG_IGN)
         await call(follow, local)
         return
-    engine = Leader(local)
+    engine: Engine = Leader(local) if local.ranks > 1 else local
     rules = Rules(
         max_staleness=config.rl.max_staleness,
         vocabulary=local.vocabulary,
@@ -91,6 +92,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
 def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
     return EngineSettings(
         model_dir=model_dir,
+        backend=config.learner.backend,
         lora_rank=config.lora.rank,
         zero_stage=config.learner.zero_stage,
         threads=config.learner.threads,
