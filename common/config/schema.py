@@ -181,6 +181,11 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.learner.backend == "hash" and self.actor.engine != "scripted":
+            raise ValueError(
+                f"learner.backend is hash but actor.engine is {self.actor.engine}, which needs the weights of a model: "
+                "set actor.engine to scripted, or learner.backend to deepspeed or torch"
+            )
         if self.rollout.group_size > self.actor.slots:
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "

@@ -110,6 +110,10 @@ class EvalSection(Section):
 
 
 class LearnerSection(Section):
+    backend: Literal["deepspeed", "torch", "hash"] = "deepspeed"
+    """What trains the model. `deepspeed` serves any number of `learner.ranks`. `torch` needs no DeepSpeed and runs in
+    one process. `hash` trains nothing: its weights are a hash of the batches, for runs with scripted actors that test
+    everything but the training. A run can be resumed with another backend, except from or to `hash`."""
     ranks: Positive = 1
     """Processes of the learner on this machine (`torchrun`); on GPUs, one a GPU."""
     threads: Positive = 1
@@ -138,6 +142,20 @@ class LearnerSection(Section):
     """Size of `episodes/` in the run directory, above which those of the oldest steps are removed."""
     step_timeout_s: Seconds = 1800.0
     """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
+
+    @model_validator(mode="after")
+    def _fits_its_backend(self) -> Self:
+        if self.backend != "deepspeed" and self.ranks > 1:
+            raise ValueError(
+                f"learner.ranks is {self.ranks} but learner.backend is {self.backend}, which runs in one process: set "
+                "ranks to 1, or backend to deepspeed"
+            )
+        if self.backend != "deepspeed" and self.zero_stage != 1:
+            raise ValueError(
+                f"learner.zero_stage is {self.zero_stage} but learner.backend is {self.backend}, which has no ZeRO "
+                "stages: leave zero_stage out, or set backend to deepspeed"
+            )
+        return self
 
 
 class LoraSection(Section):

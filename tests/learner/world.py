@@ -1,11 +1,9 @@
 """A whole run in one process: controller, actor and learner on the in-memory broker, each of which may die.
 
-The learner's engine has no model: its weights are a hash of all that it was trained on, in order. So a group that is
-lost, doubled or moved changes the digest of every later version.
+The learner's engine is `HashEngine`: a group that is lost, doubled or moved changes the digest of every later version.
 """
 
 import asyncio
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -13,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import xxhash
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
@@ -40,9 +36,8 @@ from horizonrl.common.types import (
 )
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.engine.hash import HashEngine
 from horizonrl.learner.engine_thread import EngineThread
-from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
@@ -51,43 +46,12 @@ from horizonrl.ops.run.directory import read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
-NAN = math.nan
 SOURCES = [TaskSource("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
 EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
 EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 DEADLINE_S = 60.0
-
-
-class HashEngine:
-    """An Engine whose weights are a hash of the batches and rates that it was trained on, in order."""
-
-    def __init__(self) -> None:
-        self.weights = "0" * 32
-
-    def train_step(self, batch: Batch, lr: float) -> StepStats:
-        told = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
-        self.weights = xxhash.xxh3_128_hexdigest(told.encode())
-        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
-
-    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return 0.0
-
-    def write_weights(self, path: Path) -> str:
-        beside = path.with_suffix(".incoming")
-        beside.write_text(self.weights)
-        beside.rename(path)
-        return digest_file(path)
-
-    def save(self, directory: Path, state: dict[str, Any]) -> None:
-        (directory / "hash").write_text(self.weights)
-
-    def load(self, directory: Path) -> dict[str, Any]:
-        self.weights = (directory / "hash").read_text()
-        return {}
-
-    def close(self) -> None: ...
 
 
 class InlineExecutor(ThreadPoolExecutor):
