@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from horizonrl.actors.main import version_of
+from horizonrl.actors.engines import registry as engines
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connect, connected
@@ -33,6 +33,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, BEST, REPORT
 from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
+from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.learner.controller.main import sources_of
 from horizonrl.learner.records.best import Best
@@ -209,10 +210,11 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
 
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency for what a part would die of, half a minute later."""
+    engines.factory(config.actor.engine)
     sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
     eval_tasks(config)
     for env in config.envs:
-        asyncio.run(version_of(env))
+        asyncio.run(registry.versioned_id(env.id, env.options))
 
 
 async def _train(config: RunConfig, console: Console) -> bool:
