@@ -90,6 +90,16 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     return _call(env_id, environment, options)
 
 
+async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
+    """Return an environment's id and version, for provenance.
+
+    It is made for that: one that cannot take its options raises ConfigError here, before any ticket asks for it.
+    """
+    environment = make(env_id, options)
+    await environment.close()
+    return f"{env_id} {environment.version}"
+
+
 def demonstrations_only(env_id: str) -> bool:
     """Return whether the environment only replays what others did."""
     return bool(getattr(load(env_id), "demonstrations_only", False))

@@ -113,8 +113,13 @@ class BrokerSection(Section):
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
     """Actors that `train` starts on this machine; 0 leaves them to other machines."""
-    engine: Literal["vllm", "scripted"] = "vllm"
-    """scripted: random tokens without a model, for `bench chaos`, `bench soak` and for developing an environment."""
+    engine: str = "vllm"
+    """Inference engine. `vllm` starts one inside the actor. `endpoint` uses a vLLM server that runs already; its
+    weights never change, so it serves `horizonrl eval` only. `scripted` draws random tokens without a model, for
+    `bench chaos`, `bench soak` and for developing an environment. `MODULE:FUNCTION` names one of another package."""
+    endpoint: str | None = None
+    """Base URL of the server for engine `endpoint`, up to and including the version: `http://HOST:8000/v1`. The key, if
+    it wants one, is read from the environment variable OPENAI_API_KEY."""
     slots: Positive = 32
     """Episodes that one actor runs at once."""
     threads: Positive = 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from horizonrl.actors.main import version_of
+from horizonrl.actors.engines import registry as engines
 from horizonrl.broker.api import Transport
 from horizonrl.broker.nats.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -20,6 +20,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, HorizonError
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
+from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
@@ -52,10 +53,11 @@ def train(config: RunConfig, resume_command: str) -> int:
 
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
+    engines.factory(config.actor.engine)
     sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
     eval_tasks(config)
     for env in config.envs:
-        asyncio.run(version_of(env))
+        asyncio.run(registry.versioned_id(env.id, env.options))
 
 
 def _train_and_export(config: RunConfig, resume_command: str) -> int:
