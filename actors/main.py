@@ -17,7 +17,8 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connected
 from horizonrl.broker.state import StateStore
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.service import Service, until_stopped

@@ -340,8 +340,15 @@ class Outcomes(Record):
 
 
 class Phase(StrEnum):
+    """A part of a run: imitation comes first, and either may have no steps."""
+
     IMITATION = "imitation"
     RL = "rl"
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of ticket that fills the phase's batches."""
+        return Kind.DEMO if self is Phase.IMITATION else Kind.TRAIN
 
 
 class HorizonGrowth(Record):

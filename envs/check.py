@@ -43,7 +43,7 @@ class Check:
     """What was measured, or why it failed."""
     place: str = ""
     """Of a failure: `file:line, function` of the environment."""
-    asked: str = ""
+    last_call: str = ""
     """Of a failure: the call that came last before it, with its text."""
 
 
@@ -188,13 +188,13 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
         async with limit:
             return Check(name, True, await trial(subject))
     except Violation as violation:
-        told, place = str(violation), subject.place_of(violation.method)
+        detail, place = str(violation), subject.place_of(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
-        told = f"took longer than {CHECK_S:.0f} s" if limit.expired() else f"{type(error).__name__}: {error}"
+        detail = f"took longer than {CHECK_S:.0f} s" if limit.expired() else f"{type(error).__name__}: {error}"
         place = subject.raised_at(error)
     finally:
         await subject.close()
-    return Check(name, False, told, place, subject.last_call)
+    return Check(name, False, detail, place, subject.last_call)
 
 
 async def _tasks_are_listed(subject: Subject) -> str:

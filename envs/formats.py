@@ -51,7 +51,9 @@ class Command:
     def pattern(self) -> re.Pattern[str]:
         """What an action of this kind looks like; a group an argument."""
         parts = _HOLE.split(self.words)
-        return re.compile("".join(f"(?P<{part}>.+?)" if at % 2 else re.escape(part) for at, part in enumerate(parts)))
+        return re.compile(
+            "".join(f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in enumerate(parts))
+        )
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(self.arguments)}): {self.meaning}"
@@ -151,17 +153,17 @@ def fenced(text: str, *languages: str) -> list[str]:
 
     Takes one pass over the text: a pattern that looks for both fences would begin again at each opening one.
     """
-    blocks, at = [], text.find(_FENCE)
-    while at >= 0:
-        opened = _LANGUAGE.match(text, at + len(_FENCE))
+    blocks, start = [], text.find(_FENCE)
+    while start >= 0:
+        opened = _LANGUAGE.match(text, start + len(_FENCE))
         if opened is None or opened[1].lower() not in languages:
-            at = text.find(_FENCE, at + len(_FENCE))
+            start = text.find(_FENCE, start + len(_FENCE))
             continue
         end = text.find(_FENCE, opened.end())
         if end < 0:
             break
         blocks.append(text[opened.end() : end])
-        at = text.find(_FENCE, end + len(_FENCE))
+        start = text.find(_FENCE, end + len(_FENCE))
     return blocks
 
 

@@ -43,7 +43,7 @@ class Game(Protocol):
 G = TypeVar("G", bound=Game)
 
 
-class Advised:
+class GameExpert:
     """The expert: follows the game's own advice; the observation's words are not read."""
 
     def __init__(self, game: Game, action_format: ActionFormat, commands: Sequence[Command]) -> None:
@@ -101,9 +101,9 @@ class GameEnvironment(ABC, Generic[G]):
         """Return the action that a reply names."""
         return read_action(text, self._format, self.commands)
 
-    def expert(self) -> Advised:
+    def expert(self) -> GameExpert:
         """Return an expert that plays on from wherever the episode stands."""
-        return Advised(self._begun(), self._format, self.commands)
+        return GameExpert(self._begun(), self._format, self.commands)
 
     async def close(self) -> None:
         self._game = None

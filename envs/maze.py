@@ -55,7 +55,7 @@ class Maze:
             trail.append(new[side])
 
     @classmethod
-    def of(cls, cells: Collection[Cell]) -> "Maze":
+    def from_cells(cls, cells: Collection[Cell]) -> "Maze":
         """Return a maze of given cells; those side by side are joined."""
         maze = cls.__new__(cls)
         maze.ways = {
@@ -89,11 +89,11 @@ class Walk:
         self._steps += 1
         side = action.lower().removeprefix("move ").strip(" .")
         ways = self._maze.ways[self._here]
-        said = "" if side in ways else "There is a wall. " if side in SIDES else "Move up, down, left or right. "
+        hint = "" if side in ways else "There is a wall. " if side in SIDES else "Move up, down, left or right. "
         self._here = ways.get(side, self._here)
         if self._here == self._goal:
             return Step("You are at the goal.", reward=1.0, terminated=True, success=True)
-        return Step(said + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
+        return Step(hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
 
     def look(self) -> str:
         """Return what the agent sees."""
@@ -111,7 +111,7 @@ class Walk:
         return Move(f"move {side}", f"The way to the goal leads {side}.")
 
 
-class AskedWalk(Walk):
+class AgentGymWalk(Walk):
     """One way through a maze, told in AgentGym's words: a row before its column, and one more turn to fail in."""
 
     def follow(self, action: str) -> Step:
@@ -128,7 +128,7 @@ class AskedWalk(Walk):
     def look(self) -> str:
         """Return what the agent sees."""
         (column, row), (to_column, to_row) = self._here, self._goal
-        walls = [words for side, words in _ASKED_SIDES.items() if side not in self._maze.ways[self._here]]
+        walls = [words for side, words in _AGENTGYM_SIDES.items() if side not in self._maze.ways[self._here]]
         near = {0: "There are no walls near you.", 1: f"There is a wall {', '.join(walls)}."}
         return (
             f"The goal is at position {to_row}, {to_column}. Your current position is at position {row}, {column}. "
@@ -170,7 +170,7 @@ class MazeWalk(GameEnvironment[Walk]):
 
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""
-        walk = (AskedWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
+        walk = (AgentGymWalk if self._style == "agentgym" else Walk)(*self._laid_out(task_id))
         rules = f"Walk through a maze to the goal, in {STEPS} steps at most." if self._style == "full" else ""
         return self.introduced(rules, walk.look()), walk
 
@@ -179,7 +179,7 @@ class MazeWalk(GameEnvironment[Walk]):
         if self._mazes == "lmrl":
             if (start := _starts().get(task_id)) is None:
                 raise self.unknown(task_id)
-            return Maze.of({*LMRL_STARTS, LMRL_GOAL}), start, LMRL_GOAL
+            return Maze.from_cells({*LMRL_STARTS, LMRL_GOAL}), start, LMRL_GOAL
         if (category := _sizes().get(task_id)) is None:
             raise self.unknown(task_id)
         draw, size = drawn(task_id), SIZES[category]
@@ -190,7 +190,7 @@ class MazeWalk(GameEnvironment[Walk]):
         return maze, draw.choice([cell for cell in sorted(steps) if farthest // 2 < steps[cell] <= farthest]), goal
 
 
-_ASKED_SIDES = {"right": "to your right", "left": "to your left", "up": "above you", "down": "below you"}
+_AGENTGYM_SIDES = {"right": "to your right", "left": "to your left", "up": "above you", "down": "below you"}
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 

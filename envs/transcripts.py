@@ -166,7 +166,7 @@ class Transcripts:
 
 def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Return an episode in AgentTraj's form; of the last turn the observation is left out."""
-    said = [
+    messages = [
         message
         for text, observation in turns
         for message in (
@@ -174,7 +174,7 @@ def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> di
             {"from": "human", "loss": None, "value": observation},
         )
     ]
-    return {"item_id": item_id, "conversations": [{"from": "human", "loss": None, "value": prompt}, *said[:-1]]}
+    return {"item_id": item_id, "conversations": [{"from": "human", "loss": None, "value": prompt}, *messages[:-1]]}
 
 
 def load_transcripts(path: Path | None, solved_at: float | None = None) -> TranscriptFile:
@@ -247,12 +247,12 @@ def _parse(place: str, value: Any) -> tuple[str | None, Transcript]:
         conversation = Conversation.model_validate(value)
         return conversation.item_id, _fold(conversation.messages)
     except ValidationError as error:
-        raise ConfigError(f"{place}: {_told(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{place}: {_problems(error)}; write it as {FORM}") from None
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _told(error: ValidationError) -> str:
+def _problems(error: ValidationError) -> str:
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the record'}: {e['msg']}" for e in error.errors()[:3])
 
 
@@ -261,7 +261,7 @@ def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
     try:
         return not isinstance(value, dict) or Outcome.model_validate(value).is_solved(solved_at)
     except ValidationError as error:
-        raise ConfigError(f"{place}: {_told(error)}; write it as {FORM}") from None
+        raise ConfigError(f"{place}: {_problems(error)}; write it as {FORM}") from None
     except ValueError as error:
         raise ConfigError(f"{place}: {error}") from None
 

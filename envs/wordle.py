@@ -110,7 +110,7 @@ class Known:
         return all(known is False for known in self._letters[letter])
 
 
-class Redrawn(Guessing):
+class AgentGymGuessing(Guessing):
     """A word that is drawn anew at each guess, by LMRL-Gym's rules and in AgentGym's words."""
 
     def __init__(self, seed: int, words: tuple[str, ...]) -> None:
@@ -173,7 +173,7 @@ class Wordle(GameEnvironment[Guessing]):
         if (number := _number_of().get(task_id)) is None:
             raise self.unknown(task_id)
         if self._style == "agentgym":
-            return "Let's start Wordle!", Redrawn(number, self._words)
+            return "Let's start Wordle!", AgentGymGuessing(number, self._words)
         word = self._words[number % len(self._words)]
         rules = _SHORT_RULES if self._style == "compact" else _RULES
         return self.introduced(rules, ""), Guessing(word, self._words)

@@ -1,0 +1,1 @@
+"""The learner: fills a batch from the group log, takes a step, commits it, announces the version."""

@@ -1,38 +1,188 @@
-"""What a learner makes sure of before it speaks for a run: that it can go on from where the run stands.
+"""Recovery: writes the checkpoints that a learner resumes from, and takes a run over where its newest one stands.
 
-Whoever speaks ends the learner that spoke before. So all that can fail is tried first, and changes nothing.
+A learner that speaks ends the learner that spoke before. So `resume` first tries everything that can fail, and changes
+nothing until then.
 """
 
-from collections.abc import Mapping
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.errors import CheckpointMismatch
+from horizonrl.broker.api import Transport
+from horizonrl.broker.marks import place_of
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import CheckpointMismatch, LogGap
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.service import until_stopped
 from horizonrl.common.types import Progress
-from horizonrl.learner.records.checkpoint import Checkpoint
+from horizonrl.learner.announcer import Announcer
+from horizonrl.learner.controller.curriculum import EvalTask
+from horizonrl.learner.engine.weights_file import WEIGHTS_FILE
+from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.fence import Fence
+from horizonrl.learner.intake.log_space import LogSpace
+from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
+from horizonrl.learner.records.evaluation import plan_digest
+from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.state import LearnerState
+from horizonrl.learner.weights import WeightsPublisher
+
+log = get_logger()
+
+
+@dataclass
+class Recovery:
+    state: LearnerState
+    identity: Mapping[str, str]
+    """What a checkpoint must match to be resumed (`run_identity`)."""
+    transport: Transport
+    engine: EngineThread
+    fence: Fence
+    announcer: Announcer
+    weights: WeightsPublisher
+    checkpoints: CheckpointStore
+    journal: Journal
+    log_space: LogSpace
+    metrics: Metrics
+    stopping: asyncio.Event
+
+    def __post_init__(self) -> None:
+        self._saved_step = 0
+        self._sealing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """The checkpoint that is becoming durable; done when there is none."""
+        self._sealing.set_result(None)
+
+    # ---- resume
+
+    async def resume(self) -> None:
+        """Take the run over where its newest checkpoint stands, on a new lineage if the run had one before."""
+        config = self.state.config
+        earlier, announced = await self.fence.look()
+        checkpoint, lineages = self.checkpoints.newest(), self.journal.lineages()
+        check_directory(config.run_dir, bool(lineages) or checkpoint is not None, earlier)
+        changed: dict[str, Any] = {}
+        if checkpoint is not None:
+            self.state.restore(checkpoint.state)
+            self._saved_step = checkpoint.step
+        log_cut = await self._find_place()
+        if checkpoint is not None:
+            check_identity(checkpoint, self.identity)
+            changed = changes(checkpoint.state["config"], comparable(config))
+            lineages.append(checkpoint.state["lineage"])
+            await self.engine.load(checkpoint.path)
+        lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
+        self.state.lineage = max(lineages, default=-1) + 1
+        digest = ""
+        if self.state.lineage or self.state.eval_tasks:
+            digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
+        # Nothing can fail any more. Repeating the last learner's word fences that learner and tells nobody else
+        # anything new; the next word is ours.
+        await self.fence.announce(earlier or self.state.progress())
+        self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
+        if self.state.lineage:
+            await self.announcer.announce_weights(digest)
+        await self.announcer.announce_progress()
+        await self.log_space.free()
+
+    async def _find_place(self) -> dict[str, Any]:
+        """Move the cursor if the log has lost entries that it counts; return what to record of that.
+
+        Raises CheckpointMismatch when the log does not hold what comes next.
+        """
+        commit = self.state.last_commit
+        try:
+            place = await place_of(self.transport, commit.cursor, commit.mark)
+        except LogGap as error:
+            raise CheckpointMismatch(
+                f"{self.state.config.run_dir} cannot be resumed from step {commit.step}: {error}"
+            ) from None
+        if place == commit.cursor:
+            return {}
+        log.warning("log_cut", cursor=commit.cursor, read_on_after=place, step=commit.step)
+        self.state.move_cursor(place)
+        return {"log_cut": {"cursor": commit.cursor, "read_on_after": place}}
+
+    def _record_start(self, resumed: bool, more: dict[str, Any]) -> None:
+        step, lineage, now = self.state.step, self.state.lineage, time.time()
+        self.journal.rewind(step)
+        self.journal.write_lineage({"lineage": lineage, "from_step": step, "time": now} | more)
+        log.info("learner_started", step=step, lineage=lineage, resumed=resumed, **more)
+        self.metrics.set("learner_lineage", lineage)
+        self.metrics.set("learner_step_timestamp_seconds", now)
+        self.metrics.set("max_staleness_versions", self.state.rules.max_staleness)
+
+    # ---- checkpoints
+
+    async def save(self, background: asyncio.TaskGroup) -> None:
+        """Write a checkpoint of the last commit, unless there is one; it becomes durable while the next step runs."""
+        if self._saved_step == self.state.step:
+            return
+        await self._sealing  # one checkpoint at a time
+        started = time.monotonic()
+        step = self.state.step
+        state = asdict(self.state.last_commit) | {
+            "lineage": self.state.lineage,
+            "identity": dict(self.identity),
+            "config": comparable(self.state.config),
+        }
+        with self.checkpoints.filling(step) as directory:
+            await self.engine.save(directory, state)
+            # The weights are on disk already: a hard link costs neither time nor space.
+            os.link(self.weights.path_for(self.state.policy), directory / WEIGHTS_FILE)
+        stall_s = time.monotonic() - started
+        self.metrics.observe("checkpoint_seconds", stall_s)
+        self._saved_step = step
+        self._sealing = background.create_task(self._seal(step, state, stall_s))
+
+    async def saved(self) -> None:
+        """Wait until the last checkpoint is durable, and what it makes superfluous in the log is freed."""
+        await self._sealing
+
+    async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
+        """Make a checkpoint durable, then free what of the log it makes superfluous."""
+        started = time.monotonic()
+        await asyncio.to_thread(self.checkpoints.seal, step, state)
+        seal_s = time.monotonic() - started
+        log.info("checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(seal_s, 2))
+        await until_stopped(self.log_space.free(), self.stopping)
+
+
+def run_identity(config: RunConfig, model: Mapping[str, str], eval_tasks: Sequence[EvalTask]) -> dict[str, str]:
+    """Return what must stay the same for a run to go on; `model` has the digests of model, tokenizer and template."""
+    identity = dict(model)
+    if eval_tasks:
+        identity["evaluation"] = plan_digest(config, eval_tasks)
+    if config.lora.rank:
+        identity["lora.rank"] = str(config.lora.rank)
+    return identity
+
+
+def comparable(config: RunConfig) -> dict[str, Any]:
+    """Return what a resumed run is compared with: the addresses of the broker and of the metrics may change freely."""
+    return config.model_dump(mode="json", exclude={"broker", "metrics"})
 
 
 def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -> None:
-    """Raise CheckpointMismatch for an empty run directory when the run has been trained already, somewhere else."""
+    """Raise CheckpointMismatch when the run directory is empty although the run has been trained, somewhere else."""
     if earlier is not None and earlier.step and not began_here:
         raise CheckpointMismatch(
-            f"the broker knows this run at step {earlier.step}, but {run_dir} holds nothing of it: give the run.root "
-            "that it was trained in, restore that directory, or give the run another run.name"
+            f"the broker knows this run at step {earlier.step}, but {run_dir} holds nothing of it: set run.root to the "
+            "directory that it was trained in, restore that directory, or choose another run.name"
         )
 
 
-def place_in_log(checkpoint: Checkpoint) -> tuple[int, str]:
-    """Return a checkpoint's cursor and the mark of its entry; one of an older release knows no mark."""
-    return checkpoint.state["cursor"], checkpoint.state.get("mark", "")
-
-
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
-    """Raise CheckpointMismatch, with the difference, for a checkpoint that another model or plan has made."""
+    """Raise CheckpointMismatch, with the difference, when the checkpoint is of another model or evaluation plan."""
     if changed := changes(checkpoint.state["identity"], identity):
-        told = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
+        differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
-            f"({told}); give the run another run.name, or restore what was changed"
+            f"({differences}): choose another run.name, or restore what was changed"
         )
 
 

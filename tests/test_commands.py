@@ -8,6 +8,7 @@ environment; nothing is started. What the main commands do is tried elsewhere, b
 | `train`, `export`, `replay` | `tests/process/test_train.py` |
 | `broker`, `controller`, `learner`, `actor` | `tests/process/test_roles.py`, with keys `test_secured.py` |
 | `bench chaos` | `tests/process/test_chaos.py` |
+| the commands of `examples/*/README.md` | `tests/examples` |
 | metrics of a run in a real Prometheus | `tests/process/test_observed.py` |
 | `envs list`, `envs check` | `tests/envs/test_your_own.py` |
 | `status`, `report`, `lineage`, `dataset`, `track`, `eval`, `demos`, `doctor`, `config` | `tests/ops` |
@@ -23,7 +24,8 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.common.config.schema import RunConfig, parse_overrides
+from horizonrl.common.config.loading import parse_overrides
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.ops.cli.overrides import split_options
@@ -31,7 +33,8 @@ from horizonrl.ops.cli.parser import command_names, parse
 from horizonrl.ops.cli.recipe_names import find_recipe
 
 ROOT = Path(__file__).parents[1]
-PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
+PLACES = ("*.md", "docs/**/*.md", "examples/*.md", "examples/*/*.md", "broker/*.md")
+PAGES = [page for places in PLACES for page in ROOT.glob(places)]
 SHELL = re.compile(r"^( *)```(?:bash|sh|shell|console)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^( *)```\w*\n.*?^\1```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^(?: {4}|\t).*$", re.MULTILINE)

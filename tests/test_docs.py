@@ -16,29 +16,39 @@ from playwright.sync_api import expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ROOT = Path(__file__).parents[1]
-PAGES = [page for places in ("*.md", "docs/**/*.md", "examples/*/*.md", "broker/*.md") for page in ROOT.glob(places)]
-LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#L(\d+))?[^)]*\)")
-ANCHORED = re.compile(r"\]\((?!\w+:)([^)#\s]*)#(?!L\d)([^)\s]+)\)")
+PLACES = ("*.md", "docs/**/*.md", "examples/*.md", "examples/*/*.md", "broker/*.md")
+PAGES = [page for places in PLACES for page in ROOT.glob(places)]
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)[^)]*\)")
+ANCHORED = re.compile(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 FETCHED = re.compile(
     r"<(?:script|img|iframe|source)[^>]*\ssrc=[\"']?(?:https?:)?//|<link[^>]*\shref=[\"']?(?:https?:)?//|url\([\"']?https?:"
 )
 """What a browser would fetch from elsewhere."""
-NAMED_LINE = re.compile(r"\[(\w+)\]\(([^)#]*\.py)#L(\d+)\)")
+SYMBOL = re.compile(r"\[`?([\w.]+)`?\]\((?!\w+:)([^)#\s]*\.py)\)")
+"""A link from the name of something in the code to the file that defines it."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files(page: Path) -> None:
-    for target, _ in LINK.findall(page.read_text()):
+    for target in LINK.findall(page.read_text()):
         assert not target or (page.parent / target).exists(), f"{target} does not exist"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_function_stands_at_the_line_that_is_named(page: Path) -> None:
-    for name, target, number in NAMED_LINE.findall(page.read_text()):
-        lines = (page.parent / target).read_text().splitlines()
-        places = [at + 1 for at, line in enumerate(lines) if re.match(rf"\s*(def|class) {name}\b", line)]
-        assert int(number) in places, f"{name} stands at {places}, not at {number}: mend the page"
+def test_a_linked_symbol_is_defined_in_its_file(page: Path) -> None:
+    for name, target in SYMBOL.findall(page.read_text()):
+        if name.endswith(".py"):
+            continue
+        code = (page.parent / target).read_text()
+        for part in name.split("."):
+            defined = rf"^\s*(?:(?:async )?def|class) {part}\b|^\s*{part}\b(?: = |: )"
+            assert re.search(defined, code, re.MULTILINE), f"{target} defines no {part}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_page_names_no_line_of_a_file(page: Path) -> None:
+    assert not re.findall(r"\]\([^)]*#L\d+\)", page.read_text()), "lines move: link the file, with a symbol's name"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -84,6 +94,12 @@ def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
         assert not FETCHED.search(file.read_text()), name
 
 
+def test_formulas_are_mathml(site: Path) -> None:
+    page = (site / "algorithms.html").read_text()
+    assert page.count("<math") > 50
+    assert 'class="arithmatex"' not in page
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 def test_the_sites_search_works_from_the_disk(site: Path) -> None:
     with sync_playwright() as playwright:
@@ -95,6 +111,25 @@ def test_the_sites_search_works_from_the_disk(site: Path) -> None:
         page.click(".md-search__input")
         page.keyboard.type("staleness")
         expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=20_000)
-        assert page.locator("a.md-search-result__link[href*='concepts.html']").count() > 0
+        assert page.locator("a.md-search-result__link[href*='invariants.html']").count() > 0
         assert set(asked) <= {"file", "blob", "data"}
         browser.close()
+
+
+def test_the_readmes_environment_passes_the_check(tmp_path: Path) -> None:
+    """The class of the README, installed as a package would be: a module and an entry point."""
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "readme_guess.py").write_text("".join(code))
+    package = tmp_path / "readme_guess-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: readme-guess\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[horizonrl.envs]\nguess = readme_guess:Guess\n")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("horizonrl"), "envs", "check", "guess"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "NO" not in done.stdout

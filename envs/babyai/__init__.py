@@ -1,0 +1,1 @@
+"""BabyAI: minigrid's levels with macro actions and an expert."""

@@ -183,9 +183,9 @@ class AgentGymWorld(GridWorld):
         super().__init__(task_id)
         self._reward = 0.0
 
-    def follow(self, said: str) -> tuple[Outcome, str]:
+    def follow(self, reply_action: str) -> tuple[Outcome, str]:
         """Take the action that is said word for word; or answer, paying what the one before it was paid."""
-        action = said.lower().strip()
+        action = reply_action.lower().strip()
         if "check" in action:
             return self.reject(self.listing())
         if action not in self.view.actions:

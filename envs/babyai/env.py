@@ -68,10 +68,12 @@ class BabyAI:
         world = self._begun()
         if world.over:
             raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
-        said = read_action(text, self._format, COMMANDS)
-        if isinstance(said, Unreadable) and self._style == "agentgym":
-            said = ""  # what AgentGym's client sends of a reply without an action
-        outcome, answer = world.reject(said.reason) if isinstance(said, Unreadable) else world.follow(said)
+        requested = read_action(text, self._format, COMMANDS)
+        if isinstance(requested, Unreadable) and self._style == "agentgym":
+            requested = ""  # what AgentGym's client sends of a reply without an action
+        outcome, answer = (
+            world.reject(requested.reason) if isinstance(requested, Unreadable) else world.follow(requested)
+        )
         return Step(
             clip(observation(world, answer, self._style), self._max_chars),
             reward=outcome.reward,

@@ -119,12 +119,12 @@ class Planner:
 
     def _fetch_key(self, door: Door) -> Errand:
         grid = self._level.grid
-        at = self._where([door])
-        for cell in at:
+        cells = self._where([door])
+        for cell in cells:
             self._tolls.pop(cell, None)
         # The way to the door is cleared before the key is fetched, as one carries only one thing.
-        to_open = self._reach(at, "toggle", f"I open the {door.color} door.")
-        if to_open.cells is not at:
+        to_open = self._reach(cells, "toggle", f"I open the {door.color} door.")
+        if to_open.cells is not cells:
             return to_open
         if keys := self._where([thing for thing in grid.grid if _is_key(thing, door)]):
             return self._pick_up(keys, f"I need the {door.color} key for the door.")
@@ -142,7 +142,7 @@ class Planner:
     def _is_open_ground(self, cell: Cell) -> bool:
         """Say whether no door or thing is next to the cell, and whoever passed over it could as well go around it."""
         ring = [self._is_empty((cell[0] + dx, cell[1] + dy)) for dx, dy in RING]
-        gaps = sum(ring[at - 1] and not ring[at] for at in range(len(RING)))
+        gaps = sum(ring[index - 1] and not ring[index] for index in range(len(RING)))
         beside = [self._level.grid.get(cell[0] + dx, cell[1] + dy) for dx, dy in HEADINGS]
         return gaps <= 1 and all(thing is None or thing.type == "wall" for thing in beside)
 
@@ -209,7 +209,11 @@ class Planner:
     def _where(self, things: Collection[WorldObj]) -> list[Cell]:
         """Return the cells of those things that are on the grid, and neither carried nor in a box."""
         grid = self._level.grid
-        return [(at % grid.width, at // grid.width) for at, thing in enumerate(grid.grid) if thing and thing in things]
+        return [
+            (index % grid.width, index // grid.width)
+            for index, thing in enumerate(grid.grid)
+            if thing and thing in things
+        ]
 
 
 def best_action(world: GridWorld, errand: Errand) -> str:

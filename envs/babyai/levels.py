@@ -78,8 +78,8 @@ def is_number(task_id: str) -> bool:
 
 def generate(task_id: str) -> RoomGridLevel:
     """Return the level of a task, begun. Takes 1 to 100 ms: it is drawn until it can be solved."""
-    seed, at = divmod(int(task_id), len(LEVELS))
-    name = LEVELS[at][0]
+    seed, level_number = divmod(int(task_id), len(LEVELS))
+    name = LEVELS[level_number][0]
     level = gymnasium.make(f"BabyAI-{name}", disable_env_checker=True, **OLD_KEYWORDS.get(name, {})).unwrapped
     assert isinstance(level, RoomGridLevel), "every BabyAI level is one"
     level.reset(seed=seed)

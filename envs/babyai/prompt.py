@@ -92,21 +92,23 @@ def _note(view: View) -> str:
 
 def _tell_compat(view: View) -> str:
     nothing = "You cannot see any objects within sight."
-    said = ["In front of you in this room, you can see several objects: " if view.blocked or view.things else nothing]
+    sentences = [
+        "In front of you in this room, you can see several objects: " if view.blocked or view.things else nothing
+    ]
     for thing in view.things:
         ahead, right = thing.cell
-        said.append(f"There is a {thing.name} ")
+        sentences.append(f"There is a {thing.name} ")
         if right == 0:
-            said.append(f"right in front of you {ahead} steps away.  ")
+            sentences.append(f"right in front of you {ahead} steps away.  ")
         else:
             side = "right" if right > 0 else "left"
-            said.append(f"{ahead} steps in front of you and {abs(right)} steps to your {side}.  ")
-    said.append("The room has walls around you. ")
+            sentences.append(f"{ahead} steps in front of you and {abs(right)} steps to your {side}.  ")
+    sentences.append("The room has walls around you. ")
     if view.barrier is not None:
-        said.append(f"You are facing a {view.barrier.kind} {view.barrier.cell[0]} steps away. ")
+        sentences.append(f"You are facing a {view.barrier.kind} {view.barrier.cell[0]} steps away. ")
     carried = _carried(view)
-    said.append(f"You are carrying a {carried}." if carried else "You are not carrying anything.")
-    return "".join(said)
+    sentences.append(f"You are carrying a {carried}." if carried else "You are not carrying anything.")
+    return "".join(sentences)
 
 
 def _place(cell: Cell, between: str) -> str:

@@ -130,15 +130,15 @@ class Ways:
 
     def __init__(self, blocked: Mapping[Cell, Thing]) -> None:
         self._came: dict[Pose, tuple[Pose, int]] = {}
-        self._at: dict[Cell, Pose] = {}
-        self._before: dict[Cell, Pose] = {}
+        self._poses_in: dict[Cell, Pose] = {}
+        self._poses_facing: dict[Cell, Pose] = {}
         queue = deque([START])
         while queue:
             ahead, right, heading = pose = queue.popleft()
             step = HEADINGS[heading]
             front = (ahead + step[0], right + step[1])
-            self._at.setdefault((ahead, right), pose)
-            self._before.setdefault(front, pose)
+            self._poses_in.setdefault((ahead, right), pose)
+            self._poses_facing.setdefault(front, pose)
             for action, after in (
                 (Actions.forward, (*front, heading)),
                 (Actions.left, (ahead, right, (heading - 1) % 4)),
@@ -149,10 +149,10 @@ class Ways:
                     queue.append(after)
 
     def to(self, cell: Cell) -> Moves | None:
-        return self._way(self._at.get(cell))
+        return self._way(self._poses_in.get(cell))
 
     def facing(self, cell: Cell) -> Moves | None:
-        return self._way(self._before.get(cell))
+        return self._way(self._poses_facing.get(cell))
 
     def _way(self, pose: Pose | None) -> Moves | None:
         if pose is None:
@@ -179,8 +179,8 @@ def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> 
 
 def _things(grid: Grid, in_sight: npt.NDArray[np.bool_]) -> Iterator[Thing]:
     """Yield what is in sight; a level of BabyAI has doors, keys, balls, boxes and walls."""
-    for at, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
-        ahead, right = SIZE - 1 - at // SIZE, at % SIZE - SIZE // 2
+    for index, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
+        ahead, right = SIZE - 1 - index // SIZE, index % SIZE - SIZE // 2
         if thing and seen and (ahead, right) != (0, 0):  # There stands what is carried.
             state = ""
             if isinstance(thing, Door):

@@ -55,9 +55,9 @@ class GridWorld:
         """minigrid's steps so far, of `level.max_steps`."""
         return int(self.level.step_count)
 
-    def follow(self, said: str) -> tuple[Outcome, str]:
+    def follow(self, written: str) -> tuple[Outcome, str]:
         """Take the action that is said, or answer why it cannot be taken."""
-        action = plain(said)
+        action = plain(written)
         if action in self.view.actions:
             return self.act(action), ""
         return self.reject(self.listing() if action.startswith("check") else self.view.why_not(action))
@@ -94,7 +94,7 @@ class GridWorld:
         return see(grid, in_sight, carrying)
 
 
-def plain(said: str) -> str:
+def plain(written: str) -> str:
     """Return an action in the view's words."""
-    words = " ".join(said[:MAX_ACTION_CHARS].lower().split()).strip(" .!`'\"*[]()<>")
+    words = " ".join(written[:MAX_ACTION_CHARS].lower().split()).strip(" .!`'\"*[]()<>")
     return words.replace("pick up ", "pickup ", 1)

@@ -1,0 +1,1 @@
+"""Deep search: questions over a generated library with a real search index."""

@@ -28,7 +28,7 @@ PAGE_CHARS = {"full": 1_000, "compact": 200, "agentgym": 1_000}
 """How much of a page a result shows."""
 RESULTS = {"full": 3, "compact": 1, "agentgym": 3}
 
-_ASKED = """\
+_AGENTGYM_PROMPT = """\
 You must reason inside <think>...</think> first. If you do not have enough knowledge, issue a <search>...</search> and \
 then STOP. Do not generate <information> or <answer> yet. Wait for external input wrapped in \
 <information>...</information>. After receiving information, reason again in <think>. If confident, output your final \
@@ -85,7 +85,7 @@ class Inquiry:
         return Move(f"<answer>{self._question.answers[0]}</answer>", "Now I know the answer.")
 
 
-class AskedInquiry(Inquiry):
+class AgentGymInquiry(Inquiry):
     """One question, answered in the words of AgentGym's SearchQA."""
 
     invalid = (
@@ -160,12 +160,12 @@ class DeepSearch(GameEnvironment[Inquiry]):
         if (question := questions.by_id.get(task_id)) is None:
             raise self.unknown(task_id)
         if self._style == "agentgym":
-            return _ASKED.format(question=question.text), AskedInquiry(
+            return _AGENTGYM_PROMPT.format(question=question.text), AgentGymInquiry(
                 question, index, self._shown, self._single_answer
             )
-        told = self._style != "compact"
-        rules = "Answer a question. No single page may hold what you need." if told else ""
-        again = "You may answer again after a wrong answer.\n" if told and not self._single_answer else ""
+        explains = self._style != "compact"
+        rules = "Answer a question. No single page may hold what you need." if explains else ""
+        again = "You may answer again after a wrong answer.\n" if explains and not self._single_answer else ""
         text = self.introduced(rules, f"{again}Question: {question.text}")
         return text, Inquiry(question, index, self._shown, self._single_answer)
 

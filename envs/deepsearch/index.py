@@ -28,7 +28,7 @@ class Index:
         schema.add_integer_field("number", stored=True)
         self._pages = pages
         self._titled = {
-            _plain(title): at for at, page in enumerate(pages) for title in (page.title, page.alias) if title
+            _plain(title): number for number, page in enumerate(pages) for title in (page.title, page.alias) if title
         }
         self._index = tantivy.Index(schema.build())
         writer = self._index.writer(15_000_000, num_threads=1)  # One thread, so that the segments are always the same.

@@ -91,9 +91,9 @@ def page_of(entity: Entity, style: Style) -> Page:
         facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
         known = f" ({entity.alias})" if entity.alias else ""
         return Page(entity.name, f"{entity.name}{known}. {facts}", entity.alias)
-    said = [RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()]
+    clauses = [RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()]
     known = f", also known as {entity.alias}," if entity.alias else ""
-    return Page(entity.name, f"{entity.name}{known} {', '.join(said[:-1])} and {said[-1]}.", entity.alias)
+    return Page(entity.name, f"{entity.name}{known} {', '.join(clauses[:-1])} and {clauses[-1]}.", entity.alias)
 
 
 def _question(number: int, line: QuestionLine) -> Question:

@@ -22,7 +22,7 @@ class Relation:
     """
 
     name: str
-    of: Kind
+    kind: Kind
     ask: str
     noun: str
     says: str
@@ -99,7 +99,7 @@ def build_world(seed: int = 0, people: int = 900) -> World:
         maker.add_country(cities=5)
     couples: list[tuple[str, str]] = []
     for generation in range(3):
-        born = [maker.add_person(generation, couples, sex=at % 2) for at in range(people // 3)]
+        born = [maker.add_person(generation, couples, sex=index % 2) for index in range(people // 3)]
         couples = list(zip(born[::2], born[1::2], strict=True))
     for _ in range(200):
         maker.add_firm()
@@ -121,7 +121,7 @@ class _Maker:
         self._taken: dict[str, None] = {}
         self._given = [[self._word(2) for _ in range(30)] for _ in range(2)]
         self._surnames = [self._word(2) for _ in range(160)]
-        self._of: dict[Kind, list[str]] = {}
+        self._names_by_kind: dict[Kind, list[str]] = {}
         self.world: World = {}
 
     def add_country(self, cities: int) -> None:
@@ -190,7 +190,7 @@ class _Maker:
         known = alias is not None and self._draw.random() < 0.5
         entity = Entity(self._new(name), kind, self._new(alias) if alias and known else "")
         self.world[entity.name] = entity
-        self._of.setdefault(kind, []).append(entity.name)
+        self._names_by_kind.setdefault(kind, []).append(entity.name)
         return entity
 
     def _new(self, name: Callable[[], str]) -> str:
@@ -200,7 +200,7 @@ class _Maker:
         return new
 
     def _any(self, kind: Kind) -> str:
-        return self._draw.choice(self._of[kind])
+        return self._draw.choice(self._names_by_kind[kind])
 
     def _year(self) -> str:
         return str(self._draw.randrange(1880, 1980))

@@ -1,0 +1,1 @@
+"""A household in text, as ALFWorld has it: generated houses and goals."""

@@ -112,30 +112,30 @@ class Chore:
         if carried is None:
             return self._find()
         if kind_of(carried) != self.kind:
-            return self._at(self._somewhere(), f"put {carried} in/on {self._somewhere()}", "I do not need this.")
+            return self._do_at(self._somewhere(), f"put {carried} in/on {self._somewhere()}", "I do not need this.")
         if self.category == "light":
             desk = self._lamp.name if self._lamp else ""
-            return self._at(desk, f"toggle {LAMP}", "Now the lamp.")
+            return self._do_at(desk, f"toggle {LAMP}", "Now the lamp.")
         if not self._fits(carried):
             tool, verb = _TOOLS[self.category], self.category
             if self.house.here is self.house.places[tool]:
                 return Move(f"{verb} {carried} with {tool}", f"I {verb} it here.")
             return Move(f"go to {tool}", f"I have to {verb} the {carried}.")
         target = f"{self.target} 1"
-        return self._at(target, f"put {carried} in/on {target}", f"This belongs there: {target}.")
+        return self._do_at(target, f"put {carried} in/on {target}", f"This belongs there: {target}.")
 
     def _find(self) -> Move:
         placed = self._placed()
         for place in self.house.places.values():
             for thing in place.things if place.seen else ():
                 if kind_of(thing) == self.kind and thing not in placed:
-                    return self._at(place.name, f"take {thing} from {place.name}", f"I saw the {thing} there.")
+                    return self._do_at(place.name, f"take {thing} from {place.name}", f"I saw the {thing} there.")
         unseen = next(place for place in self.house.places.values() if not place.seen)
-        return self._at(
+        return self._do_at(
             unseen.name, f"examine {unseen.name}", f"I look for a {self.kind}: I have not seen the {unseen.name}."
         )
 
-    def _at(self, place: str, action: str, thought: str) -> Move:
+    def _do_at(self, place: str, action: str, thought: str) -> Move:
         """Do something at a place: go there, open it, do it."""
         there = self.house.places[place]
         if self.house.here is not there:

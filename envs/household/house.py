@@ -45,7 +45,7 @@ class Place:
     def has_door(self) -> bool:
         return kind_of(self.name) in CLOSED
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return what can be seen there."""
         if not self.is_open:
             return f"The {self.name} is closed."
@@ -71,7 +71,7 @@ class House:
         match match_command(plain, COMMANDS):
             case ("go_to", {"place": place}) if place in self.places:
                 self.here = self.places[place]
-                return f"You arrive at the {place}. {self.here.told()}"
+                return f"You arrive at the {place}. {self.here.describe()}"
             case ("take", {"thing": thing, "place": place}):
                 return self._take(thing, place)
             case ("put", {"thing": thing, "place": place}):
@@ -114,7 +114,7 @@ class House:
         return [*found, f"use {LAMP}"] if LAMP in here.things else found
 
     def _take(self, thing: str, place: str) -> str:
-        here = self._at(place)
+        here = self._place_here(place)
         if here is None or not here.is_open or self.carried or thing not in here.things or thing == LAMP:
             return NOTHING
         here.things.remove(thing)
@@ -122,7 +122,7 @@ class House:
         return f"You take the {thing} from the {place}."
 
     def _put(self, thing: str, place: str) -> str:
-        here = self._at(place)
+        here = self._place_here(place)
         if here is None or not here.is_open or self.carried != thing:
             return NOTHING
         here.things.append(thing)
@@ -130,28 +130,28 @@ class House:
         return f"You put the {thing} in/on the {place}."
 
     def _turn(self, verb: str, place: str) -> str:
-        here = self._at(place)
+        here = self._place_here(place)
         if here is None or not here.has_door or here.is_open is (verb == "open"):
             return NOTHING
         here.is_open = verb == "open"
-        return f"You {verb} the {place}. {here.told()}"
+        return f"You {verb} the {place}. {here.describe()}"
 
     def _make(self, verb: str, thing: str, place: str) -> str:
         kind, state = _MADE[verb]
-        if self._at(place) is None or kind_of(place) != kind or self.carried != thing:
+        if self._place_here(place) is None or kind_of(place) != kind or self.carried != thing:
             return NOTHING
         self.states[thing] = state
         return f"You {verb} the {thing} using the {place}."
 
     def _examine(self, name: str) -> str:
-        if here := self._at(name):
-            return here.told()
+        if here := self._place_here(name):
+            return here.describe()
         near = self.here is not None and self.here.is_open and name in self.here.things
         if not near and name != self.carried:
             return NOTHING
         return f"There is nothing special about the {name}; it is {self.states.get(name, 'as it was')}."
 
-    def _at(self, place: str) -> Place | None:
+    def _place_here(self, place: str) -> Place | None:
         return self.here if self.here and self.here.name == place else None
 
 

@@ -158,8 +158,8 @@ class Played:
             case "click", number:
                 await self._click(number)
             case "hover", number:
-                if at := await self._aim(number):
-                    await self._page.mouse.move(*at)
+                if point := await self._aim(number):
+                    await self._page.mouse.move(*point)
             case "type", number, text, enter:
                 await self._type(number, text, enter)
             case "press", key:
@@ -173,8 +173,8 @@ class Played:
                 raise Refused("Scroll [down] or [up].")
 
     async def _click(self, number: str) -> None:
-        if at := await self._aim(number):
-            await self._page.mouse.click(*at)
+        if point := await self._aim(number):
+            await self._page.mouse.click(*point)
 
     async def _type(self, number: str, text: str, enter: str) -> None:
         if len(text) > MAX_TEXT_CHARS or enter not in ("0", "1"):

@@ -49,7 +49,7 @@ class Seen:
                 return node
         raise LookupError(name)
 
-    def of(self, *kinds: str) -> list[Node]:
+    def of_kind(self, *kinds: str) -> list[Node]:
         return [node for node in self.nodes if node.kind in kinds]
 
 
@@ -106,19 +106,19 @@ def click_name(name: Callable[[Seen], str]) -> Strategy:
 
 
 def click_kind(kind: Callable[[Seen], str]) -> Strategy:
-    return lambda seen: click(seen.of(kind(seen))[0])
+    return lambda seen: click(seen.of_kind(kind(seen))[0])
 
 
 def fill(values: Callable[[Seen], Sequence[str]]) -> Strategy:
     """Fill the fields in order, after what stands in the way is canceled, and press the button."""
 
     def strategy(seen: Seen) -> Move:
-        if popup := [node for node in seen.of("button") if node.name == "Cancel"]:
+        if popup := [node for node in seen.of_kind("button") if node.name == "Cancel"]:
             return click(popup[0])
-        for node, value in zip(seen.of("textbox"), values(seen), strict=False):
+        for node, value in zip(seen.of_kind("textbox"), values(seen), strict=False):
             if node.value != value:
                 return type_into(node, value)
-        return click(seen.of("button")[-1])
+        return click(seen.of_kind("button")[-1])
 
     return strategy
 
@@ -126,17 +126,17 @@ def fill(values: Callable[[Seen], Sequence[str]]) -> Strategy:
 def select(seen: Seen) -> Move:
     """Switch on the boxes and options that the task names, and press the button."""
     wanted = _SELECT.fullmatch(seen.query)[1].split(", ")  # type: ignore[index]
-    lists = [node.value for node in seen.of("combobox")]
-    for node in seen.of("checkbox", "radio", "menuitem"):
+    lists = [node.value for node in seen.of_kind("combobox")]
+    for node in seen.of_kind("checkbox", "radio", "menuitem"):
         if node.name in wanted and not node.on and node.name not in lists:
             return click(node)
-    return click(seen.of("button")[-1])
+    return click(seen.of_kind("button")[-1])
 
 
 def search(seen: Seen) -> Move:
     """Open the tabs or sections one after another until the link is seen."""
-    found = [node for node in seen.of("link") if node.name == seen.quoted[0]]
-    sections = [node for node in seen.of("tab") if _SECTION.fullmatch(node.name)]
+    found = [node for node in seen.of_kind("link") if node.name == seen.quoted[0]]
+    sections = [node for node in seen.of_kind("tab") if _SECTION.fullmatch(node.name)]
     return click(found[0] if found else sections[seen.turn % len(sections)])
 
 
@@ -146,16 +146,16 @@ def guess(seen: Seen) -> Move:
     for answer in seen.answers:
         for side, number in _FEEDBACK.findall(answer):
             low, high = (low, int(number) - 1) if side == "lower" else (int(number) + 1, high)
-    return type_into(seen.of("textbox")[0], str((low + high) // 2), enter=True)
+    return type_into(seen.of_kind("textbox")[0], str((low + high) // 2), enter=True)
 
 
 def mark(seen: Seen) -> Move:
     """Mark the numbers in turn as odd or even."""
     numbers = [int(text) for text in seen.texts if text.lstrip("-").isdigit()]
     if seen.turn == len(numbers):
-        return click(seen.of("button")[-1])
+        return click(seen.of_kind("button")[-1])
     name = "Odd" if numbers[seen.turn] % 2 else "Even"
-    return click([node for node in seen.of("button") if node.name == name][seen.turn])
+    return click([node for node in seen.of_kind("button") if node.name == name][seen.turn])
 
 
 def upper_or_lower(seen: Seen) -> list[str]:
@@ -201,7 +201,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "click-checkboxes": select,
     "click-checkboxes-large": select,
     "click-collapsible-2-nodelay": search,
-    "click-collapsible-nodelay": lambda seen: click([*seen.of("tab"), *seen.of("button")][seen.turn]),
+    "click-collapsible-nodelay": lambda seen: click([*seen.of_kind("tab"), *seen.of_kind("button")][seen.turn]),
     "click-dialog": click_kind(lambda seen: "button"),
     "click-dialog-2": click_name(lambda seen: seen.quoted[0].replace("x", "Close")),
     "click-link": _named,
@@ -218,7 +218,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "enter-text-dynamic": _copied,
     "find-word": fill(word_of_paragraph),
     "focus-text": click_kind(lambda seen: "textbox"),
-    "focus-text-2": lambda seen: click(seen.of("textbox")[ordinal(seen) - 1]),
+    "focus-text-2": lambda seen: click(seen.of_kind("textbox")[ordinal(seen) - 1]),
     "guess-number": guess,
     "login-user": _copied,
     "login-user-popup": _copied,

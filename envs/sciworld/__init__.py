@@ -1,0 +1,1 @@
+"""SciWorld: ScienceWorld's simulator in JVMs of its own."""

@@ -109,8 +109,8 @@ class SciWorld:
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):
                 seen = Seen(reason, self._score, completed=False)
-            case str(said):
-                seen = await self._act(simulation, " ".join(said[:MAX_ACTION_CHARS].split()))
+            case str(action):
+                seen = await self._act(simulation, " ".join(action[:MAX_ACTION_CHARS].split()))
         gained, self._score = seen.score - self._score, seen.score
         terminated = seen.completed or seen.score < 0
         cut = seen.moves > MOST_MOVES if self._style == "agentgym" else self.turns >= MAX_STEPS

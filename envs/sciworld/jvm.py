@@ -211,12 +211,12 @@ class Simulation:
         return Seen(observation, score, bool(self._interface.getCompleted()), int(self._interface.getNumMoves()))
 
     async def _ask(self, ask: Callable[[], T]) -> T:
-        def asked(_: JavaGateway) -> T:
+        def call_alive(_: JavaGateway) -> T:
             if not self.lives:
                 raise EnvironmentFailure("the simulator's JVM has died since the episode began: reset")
             return ask()
 
-        return await self._jvm.call(asked)
+        return await self._jvm.call(call_alive)
 
 
 def _texts(array: Any) -> list[str]:

@@ -41,11 +41,11 @@ class SciWorldTask:
 @cache
 def numbered() -> Mapping[str, SciWorldTask]:
     """Return AgentGym's 4,639 tasks by their numbers, whether they are listed or not."""
-    counted = [(name, at, family) for name, count, family in VARIATIONS for at in range(count)]
+    counted = [(name, variation, family) for name, count, family in VARIATIONS for variation in range(count)]
     split = _split(len(counted))
     return {
-        str(number): SciWorldTask(TaskSpec(str(number), split.get(number, "train"), family), name, at)
-        for number, (name, at, family) in enumerate(counted)
+        str(number): SciWorldTask(TaskSpec(str(number), split.get(number, "train"), family), name, variation)
+        for number, (name, variation, family) in enumerate(counted)
     }
 
 
@@ -62,7 +62,7 @@ def _split(count: int) -> Mapping[int, Split]:
         (number for number in range(count) if number not in LEFT_OUT),
         key=lambda number: sha256(f"sciworld {number}".encode()).digest(),
     )[: TEST_TASKS + TRAIN_TASKS]
-    return {number: "test" if at < TEST_TASKS else "train" for at, number in enumerate(drawn)}
+    return {number: "test" if rank < TEST_TASKS else "train" for rank, number in enumerate(drawn)}
 
 
 @cache

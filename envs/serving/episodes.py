@@ -40,7 +40,7 @@ class Refusal(HorizonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StepResult:
     """A step that was taken, and the sum of the episode's rewards with it."""
 
     step: Step
@@ -76,7 +76,7 @@ class _Episode:
     """It has begun and is not over."""
     total: float = 0.0
     last_key: str | None = None
-    last: Taken | None = None
+    last: StepResult | None = None
 
     def is_left(self, now: float) -> bool:
         """Whether its client needs it no more, as far as can be told: it is over, or was not called for long."""
@@ -126,7 +126,7 @@ class Episodes:
             episode.going = episode.begun = True
             return episode.observation
 
-    async def step(self, episode_id: int, text: str, key: str | None = None) -> Taken:
+    async def step(self, episode_id: int, text: str, key: str | None = None) -> StepResult:
         """Take a step; the same key again is answered by the first answer."""
         episode = self._find(episode_id)
         started = time.monotonic()
@@ -140,7 +140,7 @@ class Episodes:
                 step = await episode.way.host.step(episode_id, readable(text))
             episode.observation, episode.total = step.observation, episode.total + step.reward
             episode.going = not (step.terminated or step.truncated)
-            episode.last_key, episode.last = key, Taken(step, episode.total)
+            episode.last_key, episode.last = key, StepResult(step, episode.total)
             self.metrics.observe("served_step_seconds", time.monotonic() - started, env=self.env_id)
             return episode.last
 
@@ -148,7 +148,7 @@ class Episodes:
         """Return the last observation."""
         return self._find(episode_id).observation
 
-    def last(self, episode_id: int) -> Taken | None:
+    def last(self, episode_id: int) -> StepResult | None:
         """Return the last step that was taken; None before the first."""
         return self._find(episode_id).last
 

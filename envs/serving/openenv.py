@@ -23,12 +23,12 @@ async def converse(request: web.Request, episodes: Episodes, way: Way) -> web.We
             if message.type is not WSMsgType.TEXT:
                 break
             try:
-                asked, data = _read(message.data)
-                if asked == "close":
+                kind, data = _read(message.data)
+                if kind == "close":
                     break
                 if episode is None:
                     episode = await episodes.create(way)
-                answer = await _answer(episodes, episode, asked, data)
+                answer = await _answer(episodes, episode, kind, data)
             except Refusal as refusal:
                 answer = {"type": "error", "data": {"message": str(refusal), "code": refusal.code}}
             await channel.send_json(answer)
@@ -49,8 +49,8 @@ def _read(text: str) -> tuple[str, dict[str, Any]]:
     return str(message.get("type")), data
 
 
-async def _answer(episodes: Episodes, episode: int, asked: str, data: dict[str, Any]) -> dict[str, Any]:
-    match asked:
+async def _answer(episodes: Episodes, episode: int, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    match kind:
         case "reset":
             task = data.get("task_id", data.get("seed"))
             if isinstance(task, bool) or not isinstance(task, int | str | None):
@@ -65,7 +65,7 @@ async def _answer(episodes: Episodes, episode: int, asked: str, data: dict[str, 
             return _observed(step.observation, step.reward, step.terminated or step.truncated)
         case "state":
             return {"type": "state", "data": {"episode_id": str(episode)}}
-    raise Refusal("bad_request", f"type is {asked!r}: reset, step, state or close")
+    raise Refusal("bad_request", f"type is {kind!r}: reset, step, state or close")
 
 
 def _observed(text: str, reward: float | None, done: bool) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""A web shop in text, as WebShop has it: a generated catalogue and shopping goals."""

@@ -80,10 +80,10 @@ class Wish:
         """Return the share of the attributes, the options and the price that a purchase meets; 0 of another kind."""
         if product.kind != self.kind:
             return 0.0
-        met = [attribute in product.attributes for attribute in self.attributes]
-        met += [chosen.get(name) == value for name, value in self.options.items()]
-        met.append(product.price < self.most)
-        return sum(met) / len(met)
+        fulfilled = [attribute in product.attributes for attribute in self.attributes]
+        fulfilled += [chosen.get(name) == value for name, value in self.options.items()]
+        fulfilled.append(product.price < self.most)
+        return sum(fulfilled) / len(fulfilled)
 
 
 def category_of(kind: str) -> str:

@@ -58,8 +58,8 @@ class Visit:
             score = self._wish.score(self._product, self._chosen)
             return Step(f"You bought {self._product.number}.", reward=score, terminated=True, success=score == 1)
         self._click(button)
-        told = f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
-        return unmoved(self.page() + told)
+        description = f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
+        return unmoved(self.page() + description)
 
     def buttons(self) -> list[str]:
         """Return what can be clicked here."""

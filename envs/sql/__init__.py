@@ -1,0 +1,1 @@
+"""SQL questions over generated databases, in a limited SQLite."""

@@ -1,0 +1,1 @@
+"""TextCraft: crafting by Minecraft's recipes, with an expert that solves every task."""

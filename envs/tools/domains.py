@@ -3,7 +3,19 @@
 from random import Random
 
 from horizonrl.envs.game import words
-from horizonrl.envs.tools.toolbox import Call, Domain, Problem, Store, Tool, ToolError, call, listed, row_of, show, told
+from horizonrl.envs.tools.toolbox import (
+    Call,
+    Domain,
+    Problem,
+    Store,
+    Tool,
+    ToolError,
+    call,
+    fields_of,
+    listed,
+    row_of,
+    show,
+)
 
 _NAMES = words("Ada Ben Cleo Dov Eda Finn Gia Hal Ivo June Kai Lea Mona Nils Olga Piet")
 _SURNAMES = words("Abel Brook Crane Dahl Evers Frost Gold Hale Iver Jansen Kern Lund")
@@ -41,7 +53,8 @@ def _weather(category: str, draw: Random) -> Problem:
         rise = int(store[f"{city} {last}"]["temperature"]) - int(store[f"{city} {first}"]["temperature"])
         goal = f"By how many degrees did the temperature in {city} rise from {first} to {last}? A fall is below 0."
         return Problem(goal, store, calls, str(rise))
-    dates = _DATES[(at := draw.randrange(5)) : at + 3]
+    start = draw.randrange(5)
+    dates = _DATES[start : start + 3]
     warmest = max(dates, key=lambda date: int(store[f"{city} {date}"]["temperature"]))
     calls = tuple(call("weather", city=city, date=date) for date in dates)
     return Problem(f"Which of the days {listed(dates)} was the warmest in {city}?", store, calls, warmest)
@@ -49,7 +62,7 @@ def _weather(category: str, draw: Random) -> Problem:
 
 WEATHER = Domain(
     (
-        Tool("where_am_i", (), "the city where the user is, and today's date", lambda store: told(store["here"])),
+        Tool("where_am_i", (), "the city where the user is, and today's date", lambda store: fields_of(store["here"])),
         Tool(
             "weather",
             ("city", "date"),
@@ -156,7 +169,7 @@ def _sheet(category: str, draw: Random) -> Problem:
     store: Store = {"1": {"A": "item", "B": "price", "C": "amount", "D": ""}}
     for number, good in enumerate(goods, 2):
         store[str(number)] = {"A": good, "B": str(draw.randrange(1, 30)), "C": str(draw.randrange(1, 20)), "D": ""}
-    look, at = call("read_sheet"), draw.randrange(2, 7)
+    look, number = call("read_sheet"), draw.randrange(2, 7)
     if category == "total":
         column, name = draw.choice((("B", "prices"), ("C", "amounts")))
         total = sum(int(store[str(number)][column]) for number in range(2, 7))
@@ -166,9 +179,9 @@ def _sheet(category: str, draw: Random) -> Problem:
         products = {number: int(store[str(number)]["B"]) * int(store[str(number)]["C"]) for number in chosen}
         goal = f"Write price times amount into column D, in the rows {listed(map(str, chosen))} only."
         return Problem(goal, store, (look, *(_write(f"D{number}", product) for number, product in products.items())))
-    row, more = store[str(at)], draw.randrange(2, 10)
+    row, more = store[str(number)], draw.randrange(2, 10)
     goal = f"Raise the price of {row['A']} by {more}, and set its amount to 0."
-    return Problem(goal, store, (look, _write(f"B{at}", int(row["B"]) + more), _write(f"C{at}", 0)))
+    return Problem(goal, store, (look, _write(f"B{number}", int(row["B"]) + more), _write(f"C{number}", 0)))
 
 
 def _write(cell: str, value: int) -> Call:
@@ -250,7 +263,9 @@ MOVIE = Domain(
 def _academia(category: str, draw: Random) -> Problem:
     people = _people(draw, 5)
     topics = [
-        f"{what} of {of}" for what in words("Theory Limits Models") for of in words("graphs proteins markets lattices")
+        f"{what} of {subject}"
+        for what in words("Theory Limits Models")
+        for subject in words("graphs proteins markets lattices")
     ]
     store: Store = {name: {"institute": f"Institute of {draw.choice(_CITIES)}"} for name in people}
     for title, cited in zip(draw.sample(topics, 6), draw.sample(range(5, 900), 6), strict=True):

@@ -97,7 +97,7 @@ class Errand:
         return Move(f"finish {json.dumps({'answer': answer})}", "That is all.")
 
 
-class AskedErrand(Errand):
+class AgentGymErrand(Errand):
     """One problem, answered in AgentGym's words."""
 
     def follow(self, action: str) -> Step:
@@ -138,7 +138,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
             raise self.unknown(task_id)
         problem = self.domain.make(task.category, drawn(task_id))
         if self._style == "agentgym":
-            return _TRIAL.format(goal=problem.goal), AskedErrand(problem, self.domain)
+            return _TRIAL.format(goal=problem.goal), AgentGymErrand(problem, self.domain)
         rules = "Reach a goal with tools; call one a turn." if self._style == "full" else ""
         return self.introduced(rules, f"Goal: {problem.goal}"), Errand(problem, self.domain)
 

@@ -74,7 +74,7 @@ def row_of(store: Store, key: str) -> dict[str, str]:
     return store[key]
 
 
-def told(row: Mapping[str, str]) -> str:
+def fields_of(row: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in row.items())
 
 
@@ -84,4 +84,4 @@ def listed(names: Iterable[str]) -> str:
 
 def show(store: Store, name: str) -> str:
     """A tool: tell a row."""
-    return told(row_of(store, name))
+    return fields_of(row_of(store, name))

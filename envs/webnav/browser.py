@@ -28,7 +28,7 @@ class Web(Protocol):
 class Tab:
     page: Page
     history: list[str]
-    at: int = 0
+    position: int = 0
     values: dict[str, str] = field(default_factory=dict)
     """What the fields hold now."""
     top: int = 0
@@ -119,11 +119,11 @@ class Browser:
             self._send(button)
 
     def _send(self, button: Element) -> None:
-        url, said = self._web.post(urljoin(self.tab.page.url, button.url), dict(self.tab.values))
+        url, notice = self._web.post(urljoin(self.tab.page.url, button.url), dict(self.tab.values))
         self._visit(url)
-        if said:
+        if notice:
             page = self.tab.page
-            self.tab.page = Page(page.url, page.title, (text(said), *page.elements))
+            self.tab.page = Page(page.url, page.title, (text(notice), *page.elements))
 
     def _scroll(self, direction: str) -> None:
         if direction not in ("down", "up"):
@@ -138,16 +138,16 @@ class Browser:
 
     def _visit(self, url: str) -> None:
         tab, opened = self.tab, self._opened(url)
-        opened.history = [*tab.history[: tab.at + 1], url]
-        opened.at = tab.at + 1
+        opened.history = [*tab.history[: tab.position + 1], url]
+        opened.position = tab.position + 1
         self._tabs[self._current] = opened
 
     def _move(self, by: int) -> None:
         tab = self.tab
-        if not 0 <= tab.at + by < len(tab.history):
+        if not 0 <= tab.position + by < len(tab.history):
             raise Refused(f"There is no page {'before' if by < 0 else 'after'} this one.")
-        opened = self._opened(tab.history[tab.at + by])
-        opened.history, opened.at = tab.history, tab.at + by
+        opened = self._opened(tab.history[tab.position + by])
+        opened.history, opened.position = tab.history, tab.position + by
         self._tabs[self._current] = opened
 
     def _switch(self, name: str, number: str) -> None:

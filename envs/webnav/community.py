@@ -19,16 +19,14 @@ class Forum(Site):
     def get(self, path: list[str], query: dict[str, str]) -> Body | None:
         match path:
             case ["f", name] if posts := self.world.forums.get(name):
-                lines = [
-                    element
-                    for at, post in reversed([*enumerate(posts, 1)])
-                    for element in (link(post.title, f"/f/{name}/{at}"), text(f"by {post.author}, {post.votes} votes"))
-                ]
+                lines: list[Element] = []
+                for place, entry in reversed([*enumerate(posts, 1)]):
+                    lines += [link(entry.title, f"/f/{name}/{place}"), text(f"by {entry.author}, {entry.votes} votes")]
                 return name, [link("New Post", f"/f/{name}/new"), *lines]
             case ["f", name, "new"] if name in self.world.forums:
                 return f"New post in {name}", [textbox("Title"), button("Create Post", f"/f/{name}/new")]
-            case ["f", name, at] if post := numbered(self.world.forums.get(name, ()), at):
-                path_of = f"/f/{name}/{at}"
+            case ["f", name, number] if post := numbered(self.world.forums.get(name, ()), number):
+                path_of = f"/f/{name}/{number}"
                 vote = [] if post.voted else [button("Upvote", f"{path_of}/vote")]
                 comments = [text(f"{author}: {words}") for author, words in post.comments]
                 reply = [textbox("Comment"), button("Reply", f"{path_of}/reply")]
@@ -41,14 +39,14 @@ class Forum(Site):
                 posts = self.world.forums[name]
                 posts.append(Post(fields["Title"].strip(), ME, 1, voted=True))
                 return f"/f/{name}/{len(posts)}", "Your post is created."
-            case ["f", name, at, "vote"]:
-                post = self.world.forums[name][int(at) - 1]
+            case ["f", name, number, "vote"]:
+                post = self.world.forums[name][int(number) - 1]
                 if not post.voted:
                     post.votes, post.voted = post.votes + 1, True
-                return f"/f/{name}/{at}", ""
-            case ["f", name, at, "reply"]:
-                self.world.forums[name][int(at) - 1].comments.append((ME, fields["Comment"].strip()))
-                return f"/f/{name}/{at}", ""
+                return f"/f/{name}/{number}", ""
+            case ["f", name, number, "reply"]:
+                self.world.forums[name][int(number) - 1].comments.append((ME, fields["Comment"].strip()))
+                return f"/f/{name}/{number}", ""
         return None
 
 
@@ -74,12 +72,12 @@ class Code(Site):
             case [name, "issues", "new"]:
                 repo.issues.append(Issue(fields["Title"].strip(), ME, fields["Label"]))
                 return f"/{name}/issues/{len(repo.issues)}", "The issue is created."
-            case [name, "issues", at, "close"]:
-                repo.issues[int(at) - 1].open = False
-                return f"/{name}/issues/{at}", ""
-            case [name, "issues", at]:
-                repo.issues[int(at) - 1].assignee = fields["Assignee"]
-                return f"/{name}/issues/{at}", "Saved."
+            case [name, "issues", number, "close"]:
+                repo.issues[int(number) - 1].open = False
+                return f"/{name}/issues/{number}", ""
+            case [name, "issues", number]:
+                repo.issues[int(number) - 1].assignee = fields["Assignee"]
+                return f"/{name}/issues/{number}", "Saved."
         return None
 
     def _repo(self, name: str, repo: Repo, path: list[str]) -> Body | None:
@@ -91,17 +89,15 @@ class Code(Site):
             case ["contributors"]:
                 return f"Contributors of {name}", [text(f"{who}: {n} commits") for who, n in repo.commits.items()]
             case ["issues"]:
-                lines = [
-                    element
-                    for at, issue in reversed([*enumerate(repo.issues, 1)])
-                    for element in (link(issue.title, f"/{name}/issues/{at}"), text(f"{_state(issue)}, {issue.label}"))
-                ]
+                lines: list[Element] = []
+                for place, entry in reversed([*enumerate(repo.issues, 1)]):
+                    lines += [link(entry.title, f"/{name}/issues/{place}"), text(f"{_state(entry)}, {entry.label}")]
                 return f"Issues of {name}", [link("New Issue", f"/{name}/issues/new"), *lines]
             case ["issues", "new"]:
                 form = [textbox("Title"), combobox("Label", LABELS, LABELS[0])]
                 return f"New issue in {name}", [*form, button("Create Issue", f"/{name}/issues/new")]
-            case ["issues", at] if issue := numbered(repo.issues, at):
-                path_of = f"/{name}/issues/{at}"
+            case ["issues", number] if issue := numbered(repo.issues, number):
+                path_of = f"/{name}/issues/{number}"
                 facts = text(f"{_state(issue)}, {issue.label}, by {issue.author}")
                 close = [button("Close Issue", f"{path_of}/close")] if issue.open else []
                 assign = [combobox("Assignee", tuple(repo.commits), issue.assignee), button("Save", path_of)]

@@ -61,14 +61,14 @@ class Map(Site):
             for element in (link(name, f"/place/{slug(name)}"), text(f"{blocks * METRES_A_BLOCK} m"))
         ]
 
-    def _route(self, asked: dict[str, str]) -> Sequence[Element]:
-        start, end = (self.world.places.get(asked.get(name, "")) for name in ("start", "end"))
-        if start is None or end is None or asked.get("mode") not in MODES:
+    def _route(self, query: dict[str, str]) -> Sequence[Element]:
+        start, end = (self.world.places.get(query.get(name, "")) for name in ("start", "end"))
+        if start is None or end is None or query.get("mode") not in MODES:
             return [text("There is no such place. Write the names as the map does.")]
         blocks = start.blocks_to(end)
         return [
-            text(f"From {start.name} to {end.name}, {asked['mode']}"),
-            text(f"{blocks * MODES[asked['mode']]} minutes, {blocks * METRES_A_BLOCK} m"),
+            text(f"From {start.name} to {end.name}, {query['mode']}"),
+            text(f"{blocks * MODES[query['mode']]} minutes, {blocks * METRES_A_BLOCK} m"),
         ]
 
 

@@ -131,10 +131,10 @@ class Admin(Site):
                 orders = _orders(world.orders_of(customer.name))
                 return customer.name, [text(customer.email), group, button("Save", f"/customer/{key}"), *orders]
             case ["reviews"]:
-                waiting = [(at, review) for at, review in world.reviews.items() if not review.approved]
-                return "Pending Reviews", listed([link(_title(r), f"/review/{at}") for at, r in waiting])
-            case ["review", at] if review := world.reviews.get(at):
-                uses = [button(name, f"/review/{at}/{slug(name)}") for name in ("Approve", "Delete")]
+                waiting = [(number, review) for number, review in world.reviews.items() if not review.approved]
+                return "Pending Reviews", listed([link(_title(r), f"/review/{number}") for number, r in waiting])
+            case ["review", number] if review := world.reviews.get(number):
+                uses = [button(name, f"/review/{number}/{slug(name)}") for name in ("Approve", "Delete")]
                 return _title(review), [text(f"{review.author}, {review.stars} of 5: {review.title}"), *uses]
         return None
 
@@ -152,10 +152,10 @@ class Admin(Site):
                 world.products[key].price_cents, world.products[key].stock = cents, int(stock)
             case ["customer", key]:
                 world.customers[key].group = fields["Group"]
-            case ["review", at, "approve"] if review := world.reviews.get(at):
+            case ["review", number, "approve"] if review := world.reviews.get(number):
                 review.approved = True
                 return "/reviews", "The review is approved."
-            case ["review", at, "delete"] if world.reviews.pop(at, None):
+            case ["review", number, "delete"] if world.reviews.pop(number, None):
                 return "/reviews", "The review is deleted."
             case _:
                 return None

@@ -50,7 +50,12 @@ def load_tasks() -> tuple[TaskSpec, ...]:
 @cache
 def _templates() -> Mapping[str, tuple[str, Template]]:
     """Return the site and the template of every task."""
-    sites = [(site, template) for by_site in TEMPLATES.values() for site, of in by_site.items() for template in of]
+    sites = [
+        (site, template)
+        for by_site in TEMPLATES.values()
+        for site, templates in by_site.items()
+        for template in templates
+    ]
     named = {_spoken(template): (site, template) for site, template in sites}
     return {task.task_id: named[task.task_id.rpartition("-")[0]] for task in load_tasks()}
 

@@ -247,19 +247,19 @@ def create_issue(world: World, draw: Random) -> Task:
 
 
 def close_issue(world: World, draw: Random) -> Task | None:
-    name, at, issue = _issue(world, draw)
+    name, index, issue = _issue(world, draw)
     if not issue.open:
         return None
     plan = (Click(name), Click("Issues"), Click(issue.title), Click("Close Issue"))
-    effect = lambda w: setattr(w.repos[name].issues[at], "open", False)  # noqa: E731
+    effect = lambda w: setattr(w.repos[name].issues[index], "open", False)  # noqa: E731
     return Task(f'Close the issue "{issue.title}" of {name}.', plan, effect=effect)
 
 
 def assign_issue(world: World, draw: Random) -> Task:
-    name, at, issue = _issue(world, draw)
+    name, index, issue = _issue(world, draw)
     member = draw.choice([*world.repos[name].commits])
     plan = (Click(name), Click("Issues"), Click(issue.title), Click(member), Click("Save"))
-    effect = lambda w: setattr(w.repos[name].issues[at], "assignee", member)  # noqa: E731
+    effect = lambda w: setattr(w.repos[name].issues[index], "assignee", member)  # noqa: E731
     return Task(f'Assign the issue "{issue.title}" of {name} to {member}.', plan, effect=effect)
 
 
@@ -299,21 +299,21 @@ def star_repo(world: World, draw: Random) -> Task:
 
 
 def upvote_post(world: World, draw: Random) -> Task:
-    forum, at, post = _post(world, draw)
+    forum, index, post = _post(world, draw)
 
     def effect(fresh: World) -> None:
-        fresh.forums[forum][at].votes += 1
-        fresh.forums[forum][at].voted = True
+        fresh.forums[forum][index].votes += 1
+        fresh.forums[forum][index].voted = True
 
     plan = (Click(forum), Click(post.title), Click("Upvote"))
     return Task(f'Upvote the post "{post.title}" in {forum}.', plan, effect=effect)
 
 
 def comment_on_post(world: World, draw: Random) -> Task:
-    forum, at, post = _post(world, draw)
+    forum, index, post = _post(world, draw)
     words = draw.choice(REMARKS)
     plan = (Click(forum), Click(post.title), Type("Comment", words, enter=True))
-    effect = lambda w: w.forums[forum][at].comments.append((ME, words))  # noqa: E731
+    effect = lambda w: w.forums[forum][index].comments.append((ME, words))  # noqa: E731
     return Task(f'Reply "{words}" to the post "{post.title}" in {forum}.', plan, effect=effect)
 
 
@@ -361,13 +361,13 @@ def match_price(world: World, draw: Random) -> Task:
 
 def comment_customer_email(world: World, draw: Random) -> Task:
     customer = draw.choice([*world.customers.values()])
-    forum, at, post = _post(world, draw)
+    forum, index, post = _post(world, draw)
     look = (Click("Shop Admin"), Click("Customers"), Click(customer.name), Home(), Click("Forum"), Click(forum))
     write = (Click(post.title), Type("Comment", customer.email, enter=True))
     return Task(
         f'Reply to the post "{post.title}" in the forum {forum} with the email of the customer {customer.name}.',
         (*look, *write),
-        effect=lambda w: w.forums[forum][at].comments.append((ME, customer.email)),
+        effect=lambda w: w.forums[forum][index].comments.append((ME, customer.email)),
     )
 
 
@@ -377,14 +377,14 @@ def _find(place: Place) -> tuple[Type, Click]:
 
 def _issue(world: World, draw: Random) -> tuple[str, int, Issue]:
     name = draw.choice([*world.repos])
-    at, issue = draw.choice([*enumerate(world.repos[name].issues)])
-    return name, at, issue
+    index, issue = draw.choice([*enumerate(world.repos[name].issues)])
+    return name, index, issue
 
 
 def _post(world: World, draw: Random) -> tuple[str, int, Post]:
     forum = draw.choice([*world.forums])
-    at, post = draw.choice([*enumerate(world.forums[forum])])
-    return forum, at, post
+    index, post = draw.choice([*enumerate(world.forums[forum])])
+    return forum, index, post
 
 
 def _set_price(name: str, cents: int) -> Callable[[World], None]:

@@ -104,10 +104,10 @@ class Place:
     kind: str
     address: str
     closes: str
-    at: tuple[int, int]
+    position: tuple[int, int]
 
     def blocks_to(self, other: "Place") -> int:
-        return abs(self.at[0] - other.at[0]) + abs(self.at[1] - other.at[1])
+        return abs(self.position[0] - other.position[0]) + abs(self.position[1] - other.position[1])
 
 
 @dataclass(slots=True)
@@ -186,7 +186,9 @@ def build_world(seed: str, size: Size) -> World:
     products = {slug(product.name): product for product in _products(draw, size)}
     return World(
         products=products,
-        reviews={str(at): review for at, review in enumerate(_reviews(draw, list(products.values()), people), 1)},
+        reviews={
+            str(number): review for number, review in enumerate(_reviews(draw, list(products.values()), people), 1)
+        },
         orders={str(order.number): order for order in _orders(draw, size, list(products.values()), people)},
         customers={slug(name): Customer(name, _email(draw, name), draw.choice(GROUPS)) for name in people},
         places={slug(place.name): place for place in _places(draw, size.places)},
@@ -215,9 +217,9 @@ def _products(draw: Random, size: Size) -> Iterator[Product]:
 def _reviews(draw: Random, products: Sequence[Product], people: Sequence[str]) -> list[Review]:
     """Return three reviews a product, of which the first awaits approval for every other product."""
     return [
-        Review(product.name, author, stars, draw.choice(REMARKS), bool(at or number % 2))
+        Review(product.name, author, stars, draw.choice(REMARKS), bool(index or number % 2))
         for number, product in enumerate(products)
-        for at, (author, stars) in enumerate(zip(draw.sample(people, 3), draw.sample(range(1, 6), 3), strict=True))
+        for index, (author, stars) in enumerate(zip(draw.sample(people, 3), draw.sample(range(1, 6), 3), strict=True))
     ]
 
 
@@ -238,9 +240,9 @@ def _places(draw: Random, count: int) -> Iterator[Place]:
     spots = draw.sample([(x, y) for x in range(20) for y in range(20)], count)
     houses = draw.sample(range(2, 200), count)
     names = _names(draw, PLACE_NAMES, kinds, count)
-    for name, at, house in zip(names, spots, houses, strict=True):
+    for name, spot, house in zip(names, spots, houses, strict=True):
         kind = name.split()[1]
-        yield Place(name, kind, f"{house} {draw.choice(STREETS)}", f"{draw.randrange(15, 24)}:00", at)
+        yield Place(name, kind, f"{house} {draw.choice(STREETS)}", f"{draw.randrange(15, 24)}:00", spot)
 
 
 def _posts(draw: Random, count: int, people: Sequence[str]) -> list[Post]:

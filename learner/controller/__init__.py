@@ -1,0 +1,1 @@
+"""The controller: which ticket is issued next, and under which horizon."""

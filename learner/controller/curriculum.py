@@ -15,7 +15,8 @@ from math import gcd, lcm
 
 import xxhash
 
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind, Task
 from horizonrl.envs import registry
@@ -113,6 +114,29 @@ def permuted(place: int, count: int, key: str) -> int:
 
 def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> list[TaskSource]:
+    """Return each environment with its tasks, checked: it must be able to play the kinds of tickets that it is given.
+
+    `demonstrations` says whether the run needs any. Raises ConfigError for an environment that has no tasks or that
+    cannot do what its kinds demand.
+    """
+    sources = []
+    for env in envs:
+        if registry.demonstrations_only(env.id) and {*env.kinds} != {Kind.DEMO}:
+            raise ConfigError(
+                f"{env.id} only has demonstrations, and its kinds are {', '.join(env.kinds)}: give it "
+                'kinds = ["demo"], and for the other kinds an environment that can be played'
+            )
+        if demonstrations and Kind.DEMO in env.kinds and not registry.has_expert(env.id):
+            raise ConfigError(
+                f"{env.id} has no expert that could demonstrate its tasks: give it kinds = "
+                '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
+            )
+        specs = registry.select(env.id, env.split, env.categories, env.options)
+        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
+    return sources
 
 
 def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:

@@ -15,7 +15,7 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config.schema import RunConfig, kind_of
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
@@ -103,7 +103,7 @@ class Controller:
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
         """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
-        kind, before = kind_of(progress.phase), dict(issued)
+        kind, before = progress.phase.kind, dict(issued)
         while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
             await self._issue_next(Kind.EVAL, progress, issued)
         while issued[kind] - progress.settled(kind) < self._limit(progress):

@@ -1,0 +1,1 @@
+"""A batch in, new weights out: the policy-gradient step, its backends, ranks, checkpoints by parameter."""

@@ -10,10 +10,10 @@ back: no step is made of it.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
-from horizonrl.common.config.schema import kind_of
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
 from horizonrl.learner.algorithm.advantage import has_signal
 from horizonrl.learner.intake.accounts import TicketAccounts, ranges
@@ -96,9 +96,27 @@ class PendingBatch:
             for episode in group.valid_episodes
         ]
 
+    def newest_policy(self) -> PolicyVersion | None:
+        """Return the newest version that sampled a token of the batch; None for a batch of demonstrations."""
+        policies = chain.from_iterable(self.sampled())
+        return max(policies, key=lambda policy: (policy.lineage, policy.version), default=None)
+
+    def trace_index(self, policy: PolicyVersion) -> int | None:
+        """Return the index of the trace that has the most tokens of `policy`; None if no trace can be used.
+
+        The engine tells tokens apart by their version number, so a trace in which two lineages share it is no use.
+        """
+        sampled = self.sampled()
+        usable = [
+            index
+            for index, tokens in enumerate(sampled)
+            if tokens[policy] and [other.version for other in tokens].count(policy.version) == 1
+        ]
+        return max(usable, key=lambda index: sampled[index][policy], default=None)
+
     def count(self, phase: Phase) -> int:
         """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
-        return sum(group.ticket.kind is kind_of(phase) for _, group in self.admitted)
+        return sum(group.ticket.kind is phase.kind for _, group in self.admitted)
 
 
 class Collector:
@@ -209,7 +227,7 @@ class Collector:
         valid = group.valid_episodes
         if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
-        if group.ticket.kind is not kind_of(position.phase) and not (demo and self.rules.demos_in_rl):
+        if group.ticket.kind is not position.phase.kind and not (demo and self.rules.demos_in_rl):
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID

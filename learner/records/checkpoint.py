@@ -1,8 +1,8 @@
 """Checkpoints as directories that become visible all at once: `step-NNNNNN/`, or nothing.
 
-A checkpoint is written beside, into `.incoming-step-NNNNNN`; its files are fsynced, `state.json` with the size of each
-of them is written last, and one rename makes it visible. Whatever the moment of a crash, `newest()` is the last one
-that was complete. Knows nothing of what is in the files; rank 0 alone holds the store.
+A checkpoint is written into a hidden directory, `.incoming-step-NNNNNN`. Its files are fsynced, then `state.json` is
+written with the size of each of them, and one rename makes the directory visible. Whenever a crash comes, `newest()`
+is the last checkpoint that was complete. The store knows nothing of what is in the files. Only rank 0 holds it.
 """
 
 import json
@@ -20,7 +20,7 @@ from horizonrl.common.service import DISK_FULL
 
 STATE_FILE = "state.json"
 FULL_BYTES = 16 << 20
-"""A disk with less room is full: a failed write leaves that little behind, but a block or two it may."""
+"""A disk with less free space counts as full. It is not 0: a failed write may leave some blocks free."""
 _VISIBLE = re.compile(r"step-(\d{6,})")
 _INCOMING = ".incoming-"
 _OUTGOING = ".outgoing-"
@@ -34,39 +34,51 @@ class Checkpoint:
     path: Path
     state: Mapping[str, Any]
 
+    @property
+    def cursor(self) -> int:
+        """Sequence of the last log entry that was consumed for it."""
+        return int(self.state["cursor"])
+
+    @property
+    def mark(self) -> str:
+        """Mark of that entry; empty in a checkpoint of a release that knew no marks."""
+        return str(self.state.get("mark", ""))
+
 
 class CheckpointStore:
-    """The checkpoints of one run, of which the newest `keep` stay."""
+    """The checkpoints of one run. The newest `keep` are kept."""
 
     def __init__(self, root: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}: a run that keeps no checkpoint cannot resume; keep 1 or more")
+            raise ValueError(f"keep is {keep}: a run that keeps no checkpoint cannot resume, so keep at least 1")
         self._root, self._keep = root, keep
         root.mkdir(parents=True, exist_ok=True)
 
     def write(self, step: int, save: Callable[[Path], None], state: Mapping[str, Any]) -> Path:
-        """Make the checkpoint of `step` from what `save` puts into a directory; return its path once it is durable.
+        """Make the checkpoint of `step` from the files that `save` writes; return its path once it is durable.
 
-        Whatever raises leaves the earlier checkpoints as they were. Older ones than the newest `keep` are removed.
+        If anything raises, the earlier checkpoints stay as they were. All but the newest `keep` are removed.
         """
-        self.fill(step, save)
+        with self.filling(step) as directory:
+            save(directory)
         return self.seal(step, state)
 
-    def fill(self, step: int, save: Callable[[Path], None]) -> None:
-        """Let `save` put the files of step's checkpoint into a directory beside; nothing is visible yet."""
+    @contextmanager
+    def filling(self, step: int) -> Iterator[Path]:
+        """Give the body a hidden directory for the files of step's checkpoint; `seal` makes it visible."""
         visible, incoming = self._places(step)
         if _opened(visible) is not None:
             raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
         self._discard(visible)
         _remove(incoming)
-        with self._room_for(incoming):
+        with self._space_for(incoming):
             incoming.mkdir()
-            save(incoming)
+            yield incoming
 
     def seal(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Make what `fill` wrote durable and visible: it takes as long as the disk does, and no step need wait."""
+        """Make what `filling` wrote durable and visible. It takes as long as the disk does; no step has to wait."""
         visible, incoming = self._places(step)
-        with self._room_for(incoming):
+        with self._space_for(incoming):
             _seal(incoming, {"step": step, "state": dict(state)})
         incoming.rename(visible)
         _sync(self._root)
@@ -74,8 +86,8 @@ class CheckpointStore:
         return visible
 
     @contextmanager
-    def _room_for(self, incoming: Path) -> Iterator[None]:
-        """Tell a full disk as such, and give back what was written: torch has no error of its own for it."""
+    def _space_for(self, incoming: Path) -> Iterator[None]:
+        """Report a full disk as such, and delete what was written: torch has no error of its own for a full disk."""
         try:
             yield
         except Exception as error:
@@ -86,7 +98,7 @@ class CheckpointStore:
             newest = self.newest()
             raise CheckpointError(
                 f"the disk of {self._root} is full, {free_bytes >> 20} MiB are left ({type(error).__name__}: {error}): "
-                f"free some space and start again, to resume from step {newest.step if newest else 0}"
+                f"free some space and start again to resume from step {newest.step if newest else 0}"
             ) from error
 
     def _places(self, step: int) -> tuple[Path, Path]:
@@ -94,7 +106,7 @@ class CheckpointStore:
         return visible, self._root / f"{_INCOMING}{visible.name}"
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint, or None; what a crash left half-written or damaged is passed over."""
+        """Return the newest complete checkpoint, or None. Damaged and half-written ones are skipped."""
         return next(self._complete(), None)
 
     def all(self) -> list[Checkpoint]:
@@ -112,7 +124,7 @@ class CheckpointStore:
         return sorted(steps, key=lambda path: int(steps[path][1]), reverse=True)
 
     def _tidy(self) -> None:
-        """Remove leftovers and all visible directories that are older than the newest `keep` complete ones."""
+        """Remove leftovers, and all visible directories older than the newest `keep` complete checkpoints."""
         for path in list(self._root.iterdir()):
             if path.name.startswith((_INCOMING, _OUTGOING)):
                 _remove(path)
@@ -122,7 +134,7 @@ class CheckpointStore:
                 self._discard(path)
 
     def _discard(self, visible: Path) -> None:
-        """Remove a visible directory, out of sight first: a removal cut short leaves nothing like a checkpoint."""
+        """Remove a visible directory. It is hidden first: an interrupted removal leaves no half of a checkpoint."""
         outgoing = self._root / f"{_OUTGOING}{visible.name}"
         _remove(outgoing)
         if visible.exists():
@@ -130,7 +142,7 @@ class CheckpointStore:
 
 
 def opened(path: Path) -> Checkpoint:
-    """Return the checkpoint at `path`; raise CheckpointError when there is no complete one."""
+    """Return the checkpoint at `path`; raise CheckpointError if it is not complete."""
     checkpoint = _opened(path)
     if checkpoint is None:
         raise CheckpointError(f"no complete checkpoint at {path}: choose another step-NNNNNN directory of the run")
@@ -149,7 +161,7 @@ def _opened(path: Path) -> Checkpoint | None:
 
 
 def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state under its present names; one from before 0.1.0 has others, and is read until 0.2.0."""
+    """Return a state under its present names. A state from before 0.1.0 has other names; it can be read until 0.2.0."""
     if "books" in state:
         state["accounts"] = state.pop("books")
     for result in state.get("rounds", ()):
@@ -159,7 +171,7 @@ def _upgraded(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
-    """Make a directory's files durable, then say in `state.json` that they are all there."""
+    """Make a directory's files durable, then list them in `state.json`, which makes the checkpoint complete."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     for path in files:
         _sync(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS
 from horizonrl.common.service import locked
 from horizonrl.common.types import Group
 
@@ -28,7 +29,7 @@ EVAL_EPISODES_BYTES = 256_000_000
 def only_learner(run_dir: Path) -> Iterator[None]:
     """Hold the run directory while the body runs. Raises RunFailed when another learner of this machine holds it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / "learner.lock").open("w") as file:
+    with (run_dir / LEARNER_LOCK).open("w") as file:
         if not locked(file):
             raise RunFailed(f"another learner works in {run_dir}: end it, or give this run another run.name")
         yield
@@ -36,11 +37,11 @@ def only_learner(run_dir: Path) -> Iterator[None]:
 
 class Journal:
     def __init__(self, run_dir: Path) -> None:
-        self._metrics = run_dir / "metrics.jsonl"
-        self._ledger = run_dir / "ledger.jsonl"
-        self._evaluations = run_dir / "evals.jsonl"
-        self._lineages = run_dir / "lineages.jsonl"
-        self._episodes = run_dir / "episodes"
+        self._metrics = run_dir / METRICS
+        self._ledger = run_dir / LEDGER
+        self._evaluations = run_dir / EVALS
+        self._lineages = run_dir / LINEAGES
+        self._episodes = run_dir / EPISODES
         self._episodes.mkdir(parents=True, exist_ok=True)
         self._unchecked_bytes = 0
         """Of episodes that were written since the bound was last looked at."""

@@ -16,11 +16,10 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
-from horizonrl.learner.loop import EngineThread
 from horizonrl.learner.records.checkpoint import Checkpoint
-from horizonrl.learner.recovery import place_in_log
 
 ENTRY_WAIT_S = 30.0
 """The log is there: only a broker that is cut off makes an entry come later."""
@@ -59,8 +58,8 @@ class Replay:
         """
         collector = Collector(self.rules, TicketAccounts())
         if start is not None:
-            await self.engine.call(self.engine.engine.load, start.path)
-            place = await place_of(self.transport, *place_in_log(start))
+            await self.engine.load(start.path)
+            place = await place_of(self.transport, start.cursor, start.mark)
             collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place)
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
         reader = await GroupLog(self.transport, signer).read(after=collector.cursor)
@@ -82,14 +81,14 @@ class Replay:
             batch = collector.batch(step - 1)
             trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]
             self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
-            stats = await self.engine.train(self.config, batch)
+            stats = await self.engine.train_step(batch, self.config.lr(batch.version))
             frame = self.scratch_dir / "replayed.safetensors"
             yield ReplayedStep(
                 step=step,
                 stats=stats,
                 groups_equal=trained == line["trained"],
                 data_equal=batch.digest() == line["data_digest"],
-                weights_equal=await self.engine.call(self.engine.engine.write_weights, frame) == line["weights_digest"],
+                weights_equal=await self.engine.write_weights(frame) == line["weights_digest"],
             )
         await reader.close()
 

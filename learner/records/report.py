@@ -1,9 +1,8 @@
-"""What one step says of itself: the line of `metrics.jsonl` and its mirror in Prometheus.
+"""What one step reports: its lines of `ledger.jsonl` and `metrics.jsonl`, and its mirror in Prometheus.
 
-Reward, success and the like are measured on every group consumed for the step, not only on the trained ones: dropping
-the groups without variance would make success look closer to a half than it is. Cost counts the turns and
-tokens of the broken episodes too; the lines of steps that were rolled back are cut, so a run's cost is the sum over its
-file.
+Reward, success and the like are measured on every group consumed for the step, not only on the trained ones. Without
+the groups that have no variance, success would look closer to one half than it is. The cost includes the turns and
+tokens of broken episodes. The lines of steps that were rolled back are cut, so a run's cost is the sum over its file.
 """
 
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from horizonrl.common.config.schema import kind_of
 from horizonrl.common.metrics import TABLE, Metrics
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
@@ -31,11 +29,31 @@ class StepTimes:
     weights_bytes: int
 
 
+def ledger_line(
+    policy: PolicyVersion, cursor: int, pending: PendingBatch, data_digest: str, weights_digest: str
+) -> dict[str, Any]:
+    """Return what the step that made `policy` consumed, and the digests that a replay must reproduce."""
+    return {
+        "step": policy.version,
+        "version": policy.version,
+        "lineage": policy.lineage,
+        "cursor": cursor,
+        "trained": [[sequence, group.ticket.ticket_id] for sequence, group in pending.admitted],
+        "dropped": [[drop.sequence, drop.ticket_id, drop.reason.value] for drop in pending.dropped],
+        "voids": [[sequence, ticket_id] for sequence, ticket_id in pending.voids],
+        "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in pending.admitted},
+        "repeats": pending.repeats,
+        "never_issued": pending.unissued,
+        "data_digest": data_digest,
+        "weights_digest": weights_digest,
+    }
+
+
 def metrics_line(
     phase: Phase, policy: PolicyVersion, pending: PendingBatch, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
-    """Return the step's line, JSON-able, with a key for every quantity; None for what was not measured."""
-    consumed = [group for group in pending.consumed if group.ticket.kind is kind_of(phase)]
+    """Return the step's line of `metrics.jsonl`, with a key for every quantity. What was not measured is None."""
+    consumed = [group for group in pending.consumed if group.ticket.kind is phase.kind]
     episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     returns = [episode.episode_return for episode in valid]
@@ -73,7 +91,7 @@ def metrics_line(
 
 
 def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return how the groups' valid episodes went, and what all of their episodes cost."""
+    """Return the results of the groups' valid episodes, and the cost of all their episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
     return {
@@ -96,7 +114,7 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], pending: PendingBatch
     """Set the learner's Prometheus metrics from a step's line."""
     for _, group in pending.admitted:
         metrics.count("groups_trained_total", kind=group.ticket.kind.value)
-        if group.ticket.kind is not Kind.DEMO:  # an expert is of no version
+        if group.ticket.kind is not Kind.DEMO:  # an expert has no version
             trained, oldest, newest = line["step"] - 1, group.oldest_version, group.newest_version
             metrics.observe("staleness_versions", trained - oldest, group.ticket.ticket_id)
             metrics.observe("staleness_in_flight_versions", newest - oldest)

@@ -1,0 +1,1 @@
+"""Measurements: each prints what it measured next to what a user would pick instead."""

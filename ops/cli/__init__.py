@@ -1,0 +1,1 @@
+"""The command line and the commands that have no room of their own."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from horizonrl.common.config.schema import parse_overrides
+from horizonrl.common.config.loading import parse_overrides
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
@@ -54,7 +54,7 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
     console.print(table)
     for item in (item for item in report.checks if not item.passed):
-        told = [item.detail, f"at: {item.place}", f"after: {item.asked}" if item.asked else ""]
+        told = [item.detail, f"at: {item.place}", f"after: {item.last_call}" if item.last_call else ""]
         text = "\n    ".join(["", *filter(None, told)])
         console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
     return 0 if report.passed else 1

@@ -26,7 +26,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def split_options(overrides: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Separate the config's own overrides from `--options.KEY value`, which goes to the environments."""
-    from horizonrl.common.config.schema import parse_overrides
+    from horizonrl.common.config.loading import parse_overrides
 
     own: list[str] = []
     options: list[str] = []

@@ -44,7 +44,8 @@ def _parser() -> tuple[CommandParser, list[str]]:
     subparsers = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog="horizonrl", help="one of those below"
     )
-    listing, names = [], []
+    listing: list[str] = []
+    names: list[str] = []
     for group in GROUPS:
         commands = Commands(subparsers)
         group.add(commands)

@@ -15,14 +15,16 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connect, connected
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.common.config.schema import LearnerSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigError
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.run_dir import LEDGER, LINEAGES, METRICS
 from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import LEDGER, LINEAGES, METRICS, read_config, read_lines
+from horizonrl.ops.run.directory import read_config, read_lines
 from horizonrl.ops.run.models import resolve_model
 
 PROBE_S = 2.0
@@ -42,7 +44,7 @@ class ReplayRequest:
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay, print a line a step, and return 0 when every digest is the ledger's, or when the config was changed."""
-    from horizonrl.learner.main import spawn_ranks
+    from horizonrl.learner.launch import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
     start = _start(request.run_dir, request.first, config.learner)
@@ -65,9 +67,9 @@ async def _replay(
     ledger: Sequence[Mapping[str, Any]],
     rows: list[dict[str, Any]],
 ) -> None:
+    from horizonrl.learner.engine_thread import EngineThread
     from horizonrl.learner.intake.collector import Rules
-    from horizonrl.learner.loop import EngineThread
-    from horizonrl.learner.main import on_ranks
+    from horizonrl.learner.launch import on_ranks
     from horizonrl.learner.records.replay import Replay
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}

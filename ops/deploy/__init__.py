@@ -1,0 +1,1 @@
+"""What a platform team deploys: images, compose, Kubernetes, Prometheus rules, Grafana dashboards."""

@@ -1,0 +1,1 @@
+"""`horizonrl eval`: any model on any environments, with intervals."""

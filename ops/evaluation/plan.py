@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import xxhash
 
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TURNS, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry

@@ -12,12 +12,13 @@ from pydantic import SecretStr
 
 from horizonrl.actors.rollout import Rollout
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import BEST, CONFIG
 from horizonrl.common.scratch import scratch
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
-from horizonrl.ops.run.directory import BEST, CONFIG
 from horizonrl.ops.run.models import model_identity, resolve_model
 
 MakeRollout = Callable[[EnvSection], Rollout]

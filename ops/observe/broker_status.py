@@ -12,7 +12,7 @@ from typing import Any
 from horizonrl.broker.api import Extent, Key, QueueState, Stream, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config.schema import RunConfig, kind_of
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import HorizonState, Kind, Outcomes, Progress, WeightsManifest
 from horizonrl.ops.observe.figures import duration
 
@@ -46,7 +46,7 @@ class BrokerStatus:
         """Groups that have been read and admitted for the step in the making."""
         if self.progress is None:
             return 0
-        kind = kind_of(self.progress.phase)
+        kind = self.progress.phase.kind
         ended = sum(last - first + 1 for first, last in self.progress.ended_ranges.get(kind, ()))
         return ended - (self.progress.settled(kind) - self.progress.lowest_unsettled.get(kind, 0))
 

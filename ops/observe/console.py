@@ -21,6 +21,7 @@ from rich.text import Text
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.quantities import QUANTITIES
+from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Progress
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
@@ -28,7 +29,7 @@ from horizonrl.ops.observe.broker_status import BrokerStatus, waits
 from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
 from horizonrl.ops.observe.snapshot import checkpoint_in_writing
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
-from horizonrl.ops.run.directory import EVALS, METRICS, GrowingLines
+from horizonrl.ops.run.directory import GrowingLines
 from horizonrl.ops.run.models import Tell
 
 log = get_logger()
@@ -73,7 +74,18 @@ COLUMNS = dict[str, Callable[[dict[str, Any]], str]](
     ]
 )
 """What a step's line shows, by header."""
-WIDTHS = {"step": 5, "phase": 9, "reward": 6, "turns": 6, "truncated": 9, "stale": 6, "loss": 6, "gap": 6}
+WIDTHS = {
+    "step": 5,
+    "phase": 9,
+    "reward": 6,
+    "turns": 6,
+    "truncated": 9,
+    "stale": 6,
+    "loss": 6,
+    "gap": 6,
+    "step s": 6,
+    "wait s": 6,
+}
 """Columns that are not 7 wide."""
 DISPENSABLE = ("gap", "loss", "phase", "turns", "reward", "stale", "truncated", "tok/s")
 """Columns that a narrow terminal leaves out, the first of these first."""

@@ -26,9 +26,10 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
-from horizonrl.ops.run.directory import EVALS, METRICS, public_config, read_config
+from horizonrl.ops.run.directory import public_config, read_config
 
 log = get_logger()
 

@@ -25,8 +25,8 @@ that was not measured is null in the file and keeps its last value in Prometheus
 ## Prometheus
 
 Each role answers `/healthz`, `/readyz` and `/metrics` on one port (`metrics.host`, `metrics.port`); of a learner's
-ranks only the first does. Counters and histograms start at 0. A gauge appears with its first value. Nothing is measured per
-token. Where a metric has an exemplar, a scrape in OpenMetrics format carries a ticket's id, which
+ranks only the first does. Counters and histograms start at 0. A gauge appears with its first value. Nothing is measured
+per token. Where a metric has an exemplar, a scrape in OpenMetrics format carries a ticket's id, which
 `horizonrl lineage RUN_DIR --ticket ID` follows.
 
 | label | values |

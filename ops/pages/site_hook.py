@@ -17,6 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = {
     "broker/PROTOCOL.md": "protocol.md",
+    "examples/README.md": "examples.md",
+    "examples/local-run/README.md": "local-run.md",
+    "examples/external-broker/README.md": "external-broker.md",
+    "examples/own-environment/README.md": "own-environment.md",
+    "examples/own-loss/README.md": "own-loss.md",
+    "examples/evaluate-endpoint/README.md": "evaluate-endpoint.md",
+    "examples/resume-elsewhere/README.md": "resume-elsewhere.md",
     "examples/actor-js/README.md": "actor-js.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

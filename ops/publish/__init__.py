@@ -1,0 +1,1 @@
+"""What leaves a run: model and dataset cards, datasets, demonstrations, the hub."""

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.run_dir import BEST
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
-from horizonrl.ops.run.directory import BEST, read_config
+from horizonrl.ops.run.directory import read_config
 from horizonrl.ops.run.models import resolve_model
 
 

@@ -1,0 +1,1 @@
+"""`horizonrl report`: a run as one self-contained HTML page."""

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.controller.horizon import horizon_turns
 from horizonrl.ops.observe.figures import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
-from horizonrl.ops.run.directory import EVALS, LEDGER, LINEAGES, METRICS, model_label, read_lines, to_toml
+from horizonrl.ops.run.directory import model_label, read_lines, to_toml
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """Whom a broker's address names before its host."""

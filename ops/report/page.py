@@ -16,10 +16,11 @@ from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import REPORT
 from horizonrl.ops.report.episodes import Episodes, collect, packed
 from horizonrl.ops.report.facts import Files, ends, facts
 from horizonrl.ops.report.tokens import TokenTexts
-from horizonrl.ops.run.directory import REPORT, read_config
+from horizonrl.ops.run.directory import read_config
 from horizonrl.ops.run.models import known_model
 
 SCRIPTS = ("elements.js", "store.js", "charts.js", "overview.js", "list.js", "reader.js", "app.js")

@@ -13,18 +13,8 @@ import tomli_w
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.run_dir import ADDRESS, CONFIG, TRAIN_LOCK
 from horizonrl.ops.run.models import hub_id
-
-CONFIG = "config.toml"
-ADDRESS = "broker.url"
-METRICS = "metrics.jsonl"
-LEDGER = "ledger.jsonl"
-LINEAGES = "lineages.jsonl"
-EVALS = "evals.jsonl"
-BEST = "best"
-REPORT = "report.html"
-LOCK = "train.lock"
-"""Held by the `horizonrl train` of the directory; names its process."""
 
 
 def to_toml(config: RunConfig) -> str:
@@ -76,7 +66,7 @@ def only_train(run_dir: Path) -> Iterator[None]:
     from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / LOCK).open("a+") as file:
+    with (run_dir / TRAIN_LOCK).open("a+") as file:
         if not locked(file):
             raise RunFailed(
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
@@ -98,7 +88,7 @@ def in_training(run_dir: Path) -> bool:
 
 
 def _holder(run_dir: Path) -> int | None:
-    file = run_dir / LOCK
+    file = run_dir / TRAIN_LOCK
     told = file.read_text() if file.exists() else ""
     return int(told) if told.isdecimal() else None
 

@@ -19,8 +19,8 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, HorizonError
 from horizonrl.common.logs import configure_logs, get_logger
-from horizonrl.learner.controller.curriculum import eval_tasks
-from horizonrl.learner.controller.main import sources_of
+from horizonrl.common.run_dir import ADDRESS, REPORT
+from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
 from horizonrl.ops.observe.trackers import require
@@ -28,7 +28,7 @@ from horizonrl.ops.observe.troubles import STARTED
 from horizonrl.ops.publish.export import export_run
 from horizonrl.ops.report.page import save_page
 from horizonrl.ops.run.broker import earlier_port, end_when_curable, restart_broker
-from horizonrl.ops.run.directory import ADDRESS, REPORT, only_train, write_config
+from horizonrl.ops.run.directory import only_train, write_config
 from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import resolve_model
 from horizonrl.ops.run.roles import stop_within_s

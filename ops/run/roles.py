@@ -52,7 +52,8 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
-    from horizonrl.learner.main import run_learner, spawn_ranks
+    from horizonrl.learner.launch import spawn_ranks
+    from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.trackers import require
     from horizonrl.ops.observe.tracking import tracked
     from horizonrl.ops.run.models import model_identity, resolve_model

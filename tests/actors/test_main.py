@@ -12,7 +12,8 @@ from horizonrl.actors.main import agreed, version_of
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller

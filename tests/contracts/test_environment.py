@@ -1,6 +1,12 @@
-"""The environment's contract, against every environment that is registered."""
+"""The environment contract, checked against every environment that this process can play.
+
+`served` needs a server, so it is checked against one that plays parity. The `agentgym-*` clients do not know whether a
+task can be solved: `tests/envs/serving/test_agentgym_clients.py` checks one of them against a server of ours, and
+`tests/envs/agentgym` all of them against a stub of AgentGym's.
+"""
 
 import asyncio
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -10,16 +16,22 @@ import pytest
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.check import TRIALS, CheckReport, check
+from horizonrl.envs.miniwob.pages import BROWSERS
+from tests.envs.serving.servers import server_of
 
-HERE = [name for name in registry.names() if name != "served" and not name.startswith("agentgym-")]
-"""What a server plays has a contract of its own: tests/envs/agentgym."""
+ENVS = Path(__file__).parents[2] / "envs"
+NATIVE = [name for name in registry.names() if name != "served" and not name.startswith("agentgym-")]
 OPTIONS = {"transcripts": {"path": Path(__file__).with_name("transcripts.jsonl")}}
+TASKS = {
+    "miniwob": ("click-test-0", "enter-text-1"),
+    "sciworld": ("2321", "3470"),
+}
+"""Tasks of environments in which an episode takes up to a second; `check` would try 20 of them."""
+PROGRAMS = {"miniwob": BROWSERS, "sciworld": ("java",)}
+"""Programs that `make setup` cannot install: without them the environment is skipped.
 
-
-TASKS = {"miniwob": ("click-test-0", "enter-text-1", "choose-list-2", "click-tab-3")}
-"""Where an episode costs a second, not the twenty tasks that `check` would take."""
-OPTIONAL = {"miniwob": "chromium"}
-"""What an environment needs that no package index has."""
+A missing Python package fails instead, because `make setup` installs every one of them.
+"""
 
 
 @cache
@@ -27,19 +39,35 @@ def report_on(env_id: str) -> CheckReport:
     try:
         return asyncio.run(check(env_id, OPTIONS.get(env_id), TASKS.get(env_id)))
     except MissingDependency as missing:
-        if env_id in OPTIONAL and shutil.which(OPTIONAL[env_id]) is None:
+        if env_id in PROGRAMS and not any(map(shutil.which, PROGRAMS[env_id])):
             pytest.skip(str(missing))
         raise
 
 
 @pytest.mark.parametrize("name", TRIALS)
-@pytest.mark.parametrize("env_id", HERE)
+@pytest.mark.parametrize("env_id", NATIVE)
 def test_an_environment_keeps_its_contract(env_id: str, name: str) -> None:
     found = next(found for found in report_on(env_id).checks if found.name == name)
-    assert found.passed, found.detail
+    assert found.passed, f"{found.detail}\nat: {found.place}\nafter: {found.last_call}"
+
+
+def test_every_environment_of_the_package_is_registered() -> None:
+    declared = re.compile(r'^    env_id\b.* = "(\w+)"', re.MULTILINE)
+    named = {name for file in ENVS.rglob("*.py") for name in declared.findall(file.read_text(encoding="utf-8"))}
+    assert len(named) >= 18
+    assert named <= set(registry.names()), "a class without an entry point is never checked"
 
 
 @pytest.mark.parametrize("env_id", registry.names())
 def test_an_environment_is_registered_under_its_own_id(env_id: str) -> None:
     assert registry.load(env_id).env_id == env_id
     assert registry.load(env_id).version
+
+
+def test_a_served_environment_keeps_the_contract_too() -> None:
+    async def scenario() -> CheckReport:
+        async with server_of({"parity": {}}) as url:
+            return await check("served", {"env": "parity", "url": f"{url}/parity"})
+
+    report = asyncio.run(scenario())
+    assert [found for found in report.checks if not found.passed] == []

@@ -11,7 +11,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
 from horizonrl.envs.odd_texts import odd_texts
-from horizonrl.learner.controller.main import sources_of
+from horizonrl.learner.controller.curriculum import sources_of
 
 Install = Callable[..., None]
 
@@ -39,7 +39,7 @@ def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "check_name", "function", "asked"),
+    ("name", "check_name", "function", "call"),
     [
         ("Chokes", "no text raises", "Chokes.step", "step("),
         ("PaysTwice", "an episode ends once", "PaysTwice.step", "step('look')"),
@@ -49,7 +49,7 @@ def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
     ],
 )
 def test_a_failed_check_names_the_line_and_the_text(
-    install: Install, name: str, check_name: str, function: str, asked: str
+    install: Install, name: str, check_name: str, function: str, call: str
 ) -> None:
     install("flawed", WORLDS, name)
     report = asyncio.run(check("flawed", {"max_observation_chars": 100}))
@@ -61,7 +61,7 @@ def test_a_failed_check_names_the_line_and_the_text(
     assert source == WORLDS
     own = source.splitlines()[: int(place[2])]
     assert next(line for line in reversed(own) if line.startswith("class")).startswith(f"class {name}(")
-    assert asked in f"{found.detail} after {found.asked}"
+    assert call in f"{found.detail} after {found.last_call}"
 
 
 def test_an_expert_is_optional(install: Install) -> None:

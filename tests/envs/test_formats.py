@@ -87,8 +87,8 @@ def test_what_is_not_one_call_of_a_known_function_says_so(action_format: ActionF
 
 def test_every_format_is_explained_and_calls_name_their_functions() -> None:
     for action_format in FORMATS:
-        told = explain(action_format, COMMANDS)
-        assert ("put(thing, place): lay something down" in told) == (action_format in ("function", "code"))
+        explained = explain(action_format, COMMANDS)
+        assert ("put(thing, place): lay something down" in explained) == (action_format in ("function", "code"))
 
 
 def test_an_action_of_no_command_cannot_be_written_as_a_call() -> None:

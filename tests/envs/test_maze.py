@@ -67,7 +67,7 @@ def test_the_expert_walks_in_every_format(action_format: str) -> None:
     assert asyncio.run(check("maze", {"format": action_format, "style": "compact"}, ["maze-001"])).passed
 
 
-def asked(task_id: str, *actions: str) -> tuple[str, list[Step]]:
+def agentgym_maze(task_id: str, *actions: str) -> tuple[str, list[Step]]:
     """Play LMRL-Gym's maze in AgentGym's words; `ops/bench/agentgym games` compares both turn by turn."""
 
     async def run() -> tuple[str, list[Step]]:
@@ -81,18 +81,21 @@ def asked(task_id: str, *actions: str) -> tuple[str, list[Step]]:
 def test_lmrl_gyms_maze_is_told_in_agentgyms_words_from_each_of_its_starts() -> None:
     tasks = registry.tasks("maze", {"mazes": "lmrl"})
     assert [task.task_id for task in tasks] == [f"lmrl-{number:02d}" for number in range(25)]
-    at = "The goal is at position 8, 6. Your current position is at position"
-    assert asked("lmrl-00")[0] == f"{at} 1, 1. There are walls to your left, above you, below you."
-    assert asked("lmrl-17", "move left")[1][0].observation == f"{at} 6, 6. There are walls to your right, to your left."
-    _, (there, done) = asked("lmrl-17", "move down", "move down")
-    assert there.observation == f"{at} 7, 6. There are walls to your right, to your left."
+    position = "The goal is at position 8, 6. Your current position is at position"
+    assert agentgym_maze("lmrl-00")[0] == f"{position} 1, 1. There are walls to your left, above you, below you."
+    assert (
+        agentgym_maze("lmrl-17", "move left")[1][0].observation
+        == f"{position} 6, 6. There are walls to your right, to your left."
+    )
+    _, (there, done) = agentgym_maze("lmrl-17", "move down", "move down")
+    assert there.observation == f"{position} 7, 6. There are walls to your right, to your left."
     assert (done.observation, done.reward, done.success) == ("Success\n", 1.0, True)
     with pytest.raises(ConfigError, match="maze has no task 'maze-001'"):
-        asked("maze-001")
+        agentgym_maze("maze-001")
 
 
 def test_only_agentgyms_four_actions_move_and_the_51st_step_fails() -> None:
-    first, steps = asked("lmrl-17", *["down", "move down.", "Move down"] * 17)
+    first, steps = agentgym_maze("lmrl-17", *["down", "move down.", "Move down"] * 17)
     assert {step.observation for step in steps[:-1]} == {first}
     assert [step.terminated for step in steps] == [False] * STEPS + [True]
     assert (steps[-1].observation, steps[-1].reward, steps[-1].success) == ("Failure\n", -1.0, False)

@@ -102,9 +102,9 @@ RULES, ACK = "These are the rules.", "OK. I'll follow your instructions and try 
 
 def logged(reward: float, item_id: str | int = "textcraft_12", **extra: Any) -> dict[str, Any]:
     """A record as AgentGym-RL's rollouts write it: roles and contents; the first answer is not marked as no turn."""
-    said = [("user", RULES), ("assistant", ACK), ("user", "Goal: craft stick."), ("assistant", "get 2 planks"),
+    turns = [("user", RULES), ("assistant", ACK), ("user", "Goal: craft stick."), ("assistant", "get 2 planks"),
             ("user", "Got 2 planks"), ("assistant", "craft 4 stick"), ("user", "Crafted 4 stick")]  # fmt: skip
-    messages = [{"role": role, "content": text, **extra} for role, text in said]
+    messages = [{"role": role, "content": text, **extra} for role, text in turns]
     return {"item_id": item_id, "conversations": messages, "reward": reward}
 
 
@@ -191,8 +191,8 @@ def test_any_episode_that_is_written_is_read_back(tmp_path: Path, episodes: Any,
     path.write_text(text, encoding="utf-8", newline="\n")
     found = read(path)
     for (prompt, turns), transcript in zip(episodes, found.values(), strict=True):
-        said, answers = zip(*turns, strict=True)
-        assert transcript == Transcript(prompt=prompt, turns=said, observations=(*answers[:-1], ""))
+        replies, answers = zip(*turns, strict=True)
+        assert transcript == Transcript(prompt=prompt, turns=replies, observations=(*answers[:-1], ""))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)

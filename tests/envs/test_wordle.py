@@ -8,7 +8,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.wordle import Guessing, Redrawn, Wordle, list_words, signs_of
+from horizonrl.envs.wordle import AgentGymGuessing, Guessing, Wordle, list_words, signs_of
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_expert_guesses_in_every_format(action_format: str) -> None:
 
 def drawn_anew(words: tuple[str, ...], *guesses: str, seed: int = 3) -> list[Step]:
     """Play by LMRL-Gym's rules; `ops/bench/agentgym games` compares both turn by turn."""
-    game = Redrawn(seed, words)
+    game = AgentGymGuessing(seed, words)
     return [game.follow(guess) for guess in guesses]
 
 

@@ -58,14 +58,14 @@ def test_the_pages_recipe_draws_tasks_that_its_expert_solves_in_its_horizon(inst
     assert made.returncode == 0, made.stdout + made.stderr
     config = RunConfig.load([installed / "recipe.toml"])
     turns = [json.loads(line)["conversations"] for line in out.read_text().splitlines()]
-    assert max(len(said) for said in turns) / 2 <= max(config.horizon.horizons) + 1
+    assert max(len(messages) for messages in turns) / 2 <= max(config.horizon.horizons) + 1
 
 
 def test_the_page_names_every_field_of_the_types() -> None:
     page = PAGE.read_text()
     for record in (TaskSpec, Observation, Step):
-        for of in fields(record):
-            assert re.search(rf"^\| .*`{of.name}`.* \|", page, re.MULTILINE), f"{record.__name__}.{of.name}"
+        for field in fields(record):
+            assert re.search(rf"^\| .*`{field.name}`.* \|", page, re.MULTILINE), f"{record.__name__}.{field.name}"
 
 
 @pytest.mark.process

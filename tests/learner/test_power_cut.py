@@ -13,11 +13,12 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
 from horizonrl.common.types import Kind, Progress
 from horizonrl.learner.controller.audit import Audit
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.replay import Replay
 from horizonrl.ops.run.directory import read_lines
 from tests.brokers import Broker, broker
-from tests.learner.world import EVALUATING, EngineThread, HashEngine, InlineExecutor, MortalTransport, World
+from tests.learner.world import EVALUATING, HashEngine, InlineExecutor, MortalTransport, World
 from tests.records import make_group
 
 __all__ = ["broker"]

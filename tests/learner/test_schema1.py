@@ -14,7 +14,7 @@ import pytest
 
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.types import Kind
-from horizonrl.learner.loop import EngineThread
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.evaluation import Rounds
 from horizonrl.learner.records.replay import Replay

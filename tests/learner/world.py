@@ -23,8 +23,9 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights import digest_file
-from horizonrl.common.config.schema import RunConfig, kind_of
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import (
     Group,
     Kind,
@@ -40,12 +41,13 @@ from horizonrl.common.types import (
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop import EngineThread, LearnerLoop
+from horizonrl.learner.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.directory import METRICS, read_lines
+from horizonrl.ops.run.directory import read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
@@ -338,7 +340,7 @@ class World:
         assert [line["environment_steps"] for line in lines] == [
             sum(sizes[kind] for _, ticket, *_ in [*line["trained"], *line["dropped"]] if ticket.startswith(kind))
             for line in ledger
-            for kind in [kind_of(self.config.phase(line["step"] - 1)[0]).value]
+            for kind in [self.config.phase(line["step"] - 1)[0].kind.value]
         ]
         grown = [(line["step"], growth["to_turns"]) for line in lines for growth in line["growths"]]
         assert grown == ([(4, 6)] if self.config.horizon.kind == "adaptive" else [])

@@ -35,24 +35,26 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=0, help="of each environment; 5 for ours, 64 for theirs")
     parser.add_argument("--parallel", type=int, default=32)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    if asked.what == "games" and asked.lmrl is None:
+    options = parser.parse_args()
+    if options.what == "games" and options.lmrl is None:
         parser.error("games needs --lmrl DIR")
-    rows = [asdict(row) for row in asyncio.run(_run(asked))]
+    rows = [asdict(row) for row in asyncio.run(_run(options))]
     _print(rows)
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(rows, indent=2) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0
 
 
-async def _run(asked: argparse.Namespace) -> Sequence[Any]:
-    match asked.what:
+async def _run(options: argparse.Namespace) -> Sequence[Any]:
+    match options.what:
         case "ours":
-            return await ours.drive(asked.agentgym, asked.python, asked.ids or list(ours.TASKS), asked.episodes or 5)
+            return await ours.drive(
+                options.agentgym, options.python, options.ids or list(ours.TASKS), options.episodes or 5
+            )
         case "theirs":
-            ids = asked.ids or list(theirs.SERVERS)
-            return await theirs.compare(asked.agentgym, asked.python, ids, asked.episodes or 64, asked.parallel)
-    return await lmrl.compare(asked.agentgym, asked.lmrl)
+            ids = options.ids or list(theirs.SERVERS)
+            return await theirs.compare(options.agentgym, options.python, ids, options.episodes or 64, options.parallel)
+    return await lmrl.compare(options.agentgym, options.lmrl)
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -37,8 +37,8 @@ def write_bird(folder: Path, count: int) -> list[Problem]:
 
 def _described(name: str, problem: Problem) -> dict[str, Any]:
     columns: list[list[Any]] = [[-1, "*"]]
-    for at, declared in enumerate(problem.tables.values()):
-        columns += [[at, column.split()[0]] for column in declared]
+    for table_number, declared in enumerate(problem.tables.values()):
+        columns += [[table_number, column.split()[0]] for column in declared]
     names = list(problem.tables)
     return {"db_id": name, "table_names": names, "column_names": columns, "primary_keys": [], "foreign_keys": []}
 

@@ -14,17 +14,17 @@ from typing import Any
 
 def main() -> None:
     """Let AgentGym's Evaluator play each job with its own agent, which asks the endpoint."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     out, sys.stdout = sys.stdout, sys.stderr  # the clients print what they do
     import agentenv.envs  # type: ignore[import-not-found]
     from agentenv.controller import APIAgent, Evaluator  # type: ignore[import-not-found]
 
-    for job in asked["jobs"]:
+    for job in request["jobs"]:
         task_class = getattr(agentenv.envs, job["task"])
         arguments = {"env_server_base": job["url"], "data_len": 1, "timeout": 60}
         task = task_class(client_args=arguments, n_clients=1)
         for number in job["numbers"]:
-            agent = APIAgent(api_key="none", base_url=asked["endpoint"], model=f"{job['env']}/{number}")
+            agent = APIAgent(api_key="none", base_url=request["endpoint"], model=f"{job['env']}/{number}")
             played = _play(Evaluator(agent, [task]), number, job["max_rounds"])
             print(json.dumps({"env": job["env"], "number": number, **played}), file=out, flush=True)
         with contextlib.suppress(Exception):

@@ -76,9 +76,9 @@ async def answer(environment: Environment, dialect: Dialect, reply: str) -> Step
     return await environment.step(action)
 
 
-def reply_of(dialect: Dialect, said: str) -> str:
+def reply_of(dialect: Dialect, action: str) -> str:
     """Return an expert's action as a reply to AgentGym's prompt."""
-    return _FORMS.get(dialect.name, _react)(said)
+    return _FORMS.get(dialect.name, _react)(action)
 
 
 def _react(action: str) -> str:

@@ -88,7 +88,7 @@ async def _wordle(lmrl: Path) -> LmrlComparison:
             guess = draw.choice([expert_of(ours).act(""), " ".join(draw.choice(vocabulary.all_vocab)), "q q q q q"])
             history, reward, done = theirs.step((_TEXT("", False), _TEXT(guess, True)))
             step = await ours.step(guess)
-            told = (history[-1].text.strip() and history[-1].text) or "invalid word"
+            text = (history[-1].text.strip() and history[-1].text) or "invalid word"
             turns, solved = turns + 1, solved + step.success
-            same += (step.observation, step.reward, step.terminated) == (told, reward + (reward <= 0), done)
+            same += (step.observation, step.reward, step.terminated) == (text, reward + (reward <= 0), done)
     return LmrlComparison("wordle", SEEDS, turns, same, solved)

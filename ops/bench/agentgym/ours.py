@@ -79,8 +79,8 @@ async def _games(env_id: str, episodes: int) -> list[Game]:
 
 def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any]) -> Driven:
     dialect = door(env_id).dialect
-    told = {entry["number"]: entry for entry in found}
-    differences = [_difference(env_id, game, told.get(game.number, {"error": "not played"})) for game in games]
+    played = {entry["number"]: entry for entry in found}
+    differences = [_difference(env_id, game, played.get(game.number, {"error": "not played"})) for game in games]
     return Driven(
         env=env_id,
         agentgym=dialect.name,
@@ -147,10 +147,10 @@ async def _endpoint(games: Mapping[str, Sequence[Game]]) -> AsyncIterator[str]:
     """Serve the expert's replies as chat completions; the model's name tells the episode."""
 
     async def complete(request: web.Request) -> web.Response:
-        asked = await request.json()
-        env_id, _, number = asked["model"].partition("/")
+        body = await request.json()
+        env_id, _, number = body["model"].partition("/")
         game = next(game for game in games[env_id] if game.number == int(number))
-        turn = sum(message["role"] == "assistant" for message in asked["messages"]) - 1
+        turn = sum(message["role"] == "assistant" for message in body["messages"]) - 1
         content = game.replies[turn] if turn < len(game.replies) else "nothing"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}
         return web.json_response(

@@ -91,7 +91,7 @@ async def _play(url: str, env_id: str, number: int, found: GameComparison) -> No
         found.same_first += _is_same_first(env_id, first, own)
         total, observation, expert = 0.0, own, expert_of(here)
         for _ in range(TURNS):
-            reply = reply_of(door(env_id).dialect, _said(expert, observation, draw))
+            reply = reply_of(door(env_id).dialect, _act(expert, observation, draw))
             theirs, ours = await there.step(reply), await answer(here, door(env_id).dialect, reply)
             total, observation = total + ours.reward * door(env_id).dialect.unit, ours.observation
             found.turns += 1
@@ -114,7 +114,7 @@ async def _play(url: str, env_id: str, number: int, found: GameComparison) -> No
         await here.close()
 
 
-def _said(expert: Expert, observation: str, draw: Random) -> str:
+def _act(expert: Expert, observation: str, draw: Random) -> str:
     """Return the expert's action, or a blind one where it knows no way: AgentGym's rules are not always ours."""
     try:
         return expert.act(observation)
@@ -145,9 +145,9 @@ def _is_same_first(env_id: str, first: str, own: str) -> bool:
     """Return whether two first observations tell the same, whatever the order. TextCraft adds ten recipes at random."""
     if env_id != "textcraft":
         return _words(env_id, first) == _words(env_id, own)
-    told = {line for line in first.splitlines() if line.startswith("craft ")}
+    listed = {line for line in first.splitlines() if line.startswith("craft ")}
     needed = {str(recipe) for recipe in load_book().reachable(_goal(env_id, own))}
-    return needed <= told and len(told - needed) <= 10
+    return needed <= listed and len(listed - needed) <= 10
 
 
 def _words(env_id: str, text: str) -> Sequence[str]:

@@ -1,0 +1,1 @@
+"""Proof by killing: chaos, soak and fuzz runs, and the verdict on what they leave behind."""

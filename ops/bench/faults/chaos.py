@@ -21,12 +21,13 @@ from rich.table import Table
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
+from horizonrl.common.run_dir import EVALS, LEDGER
 from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
 from horizonrl.ops.bench.faults.plan import Event, make_plan
 from horizonrl.ops.bench.faults.storm import Storm
 from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import EVALS, LEDGER, read_lines
+from horizonrl.ops.run.directory import read_lines
 from horizonrl.ops.run.logfiles import last_lines
 
 LAST_STEPS = 10

@@ -92,7 +92,7 @@ class RoleProcess:
     _running: asyncio.Event = field(default_factory=asyncio.Event)
     _dead_s: float | None = None
     """How long to stay dead after the end that was asked for."""
-    _asked: int = 0
+    _requested_code: int = 0
     """The exit code of that end."""
     _log_start: int = 0
 
@@ -103,7 +103,7 @@ class RoleProcess:
                 if self._dead_s is None:
                     self.crashes.append(code)
                 await asyncio.sleep(CRASH_PAUSE_S if self._dead_s is None else self._dead_s)
-                self._asked, self._dead_s = code, None
+                self._requested_code, self._dead_s = code, None
                 self.restarts += 1
         finally:
             if self.process is not None and self.process.returncode is None:
@@ -143,7 +143,7 @@ class RoleProcess:
         self._running.clear()
         self.signal(number)
         await self._running.wait()
-        return self._asked
+        return self._requested_code
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -73,12 +73,12 @@ ODD: Sequence[Any] = (
     *(0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
     *("", "1", "-1", "nan", "1e400", "9" * 5000, "\x00", "a.b", "→" * 300, "x" * 3000, "train", "group"),
     *(b"", b"\x00", b"abc", b"\xff" * 8, struct.pack("<2f", -1e38, float("-inf")), struct.pack("<3i", 1, -2, 3)),
-    *([], {}, [[]], [{}], {"": ""}, [0] * 4096, [None] * 1025, {str(at): at for at in range(300)}),
+    *([], {}, [[]], [{}], {"": ""}, [0] * 4096, [None] * 1025, {str(number): number for number in range(300)}),
     *(msgpack.Timestamp(1, 1), msgpack.ExtType(5, b"x")),
 )
 """What takes the place of a value: every type, the ends of every range, and things that look like other things."""
-PACKABLE = [struct.pack("<i", at) for at in (0, 1, 65_535, (1 << 31) - 1, -1)]
-PACKABLE += [struct.pack("<f", at) for at in (-0.1, -3.4e38, 0.0, -1e-45)]
+PACKABLE = [struct.pack("<i", number) for number in (0, 1, 65_535, (1 << 31) - 1, -1)]
+PACKABLE += [struct.pack("<f", number) for number in (-0.1, -3.4e38, 0.0, -1e-45)]
 
 Mutation = Callable[[random.Random, bytes, bytes], bytes]
 """From a valid record's bytes, and another's, to a payload."""
@@ -123,12 +123,12 @@ def fuzz(payloads: int, seed: int) -> Report:
     started, before = time.perf_counter(), _resident_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # NumPy warns of a number that does not fit: here it must not come to that
-        for at in range(payloads):
+        for index in range(payloads):
             (own, data), (_, other) = chance.choice(valid), chance.choice(valid)
             mutation = chance.choice(list(MUTATIONS))
             payload = MUTATIONS[mutation](chance, data, other)[:MAX_PAYLOAD_BYTES]
             for record_type in (own, chance.choice([another for another in TYPES if another is not own])):
-                with _traced(report) if at % SAMPLE_EVERY == 0 else nullcontext():
+                with _traced(report) if index % SAMPLE_EVERY == 0 else nullcontext():
                     error = _attempt(payload, record_type, report)
                 if error is not None and len(report.failed) < MAX_KEPT:
                     report.failed.append((f"{mutation} as {record_type.__name__}", error, payload.hex()))
@@ -260,15 +260,15 @@ def _repeat(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 def _inflate(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Claim a huge length, in the place of some bytes or before them."""
-    at, header = chance.randrange(len(data)), chance.choice(HEADERS)
-    return data[:at] + header * chance.choice((1, 1, 1, 100)) + data[at + chance.choice((0, 1, len(header))) :]
+    place, header = chance.randrange(len(data)), chance.choice(HEADERS)
+    return data[:place] + header * chance.choice((1, 1, 1, 100)) + data[place + chance.choice((0, 1, len(header))) :]
 
 
 def _nest(chance: random.Random, data: bytes, other: bytes) -> bytes:
     """Put a value that is deeper than anything needs, or the whole record, into nested arrays or maps."""
     depth, opening = chance.choice((2, 30, 500, 1100, 30_000)), chance.choice((b"\x91", b"\x81\xa1a", b"\x81\x91"))
-    at = chance.choice((0, chance.randrange(len(data))))
-    return data[:at] + opening * depth + data[at:]
+    place = chance.choice((0, chance.randrange(len(data))))
+    return data[:place] + opening * depth + data[place:]
 
 
 def _noise(chance: random.Random, data: bytes, other: bytes) -> bytes:
@@ -317,7 +317,7 @@ def _crowd(chance: random.Random, data: bytes, other: bytes) -> bytes:
     record = msgpack.unpackb(data)
     holder, key = chance.choice([place for place in _places(record) if isinstance(place[0][place[1]], list | dict)])
     wrong, many = chance.choice(((None, 4096), ([None] * 200, 200), ({"turns": [None] * 1024}, 256), ({}, 4096)))
-    holder[key] = [wrong] * many if isinstance(holder[key], list) else {str(at): wrong for at in range(many)}
+    holder[key] = [wrong] * many if isinstance(holder[key], list) else {str(index): wrong for index in range(many)}
     return _packed(record)
 
 

@@ -174,8 +174,8 @@ class Storm:
         restarts = learner.restarts
         async with _within(FENCED_S, "the end of a learner that was fenced"):
             while learner.restarts == restarts:  # a learner that is only starting has not spoken yet
-                if (said := await transport.get(Key.PROGRESS)) is not None:
-                    await transport.put(Key.PROGRESS, said)
+                if (progress := await transport.get(Key.PROGRESS)) is not None:
+                    await transport.put(Key.PROGRESS, progress)
                 await asyncio.sleep(1.0)
         self._expect("the learner that was fenced", learner.crashes[-1], FENCED_CODE)
 

@@ -88,7 +88,7 @@ def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
         first = max(getattr(each.curve, axis)[0] for each in own)
         last = min(getattr(each.curve, axis)[-1] for each in own)
         places = np.linspace(first, max(first, last), POINTS)
-        found[variant] = Band(places, *success_band(_at(own, axis, places)))
+        found[variant] = Band(places, *success_band(_counts_at(own, axis, places)))
     return found
 
 
@@ -132,7 +132,9 @@ def _row(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], budgets: Map
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
         difference=_difference(own, baseline),
-        at_equal_cost={axis: success_interval(_at(own, axis, np.array(budget))) for axis, budget in budgets.items()},
+        at_equal_cost={
+            axis: success_interval(_counts_at(own, axis, np.array(budget))) for axis, budget in budgets.items()
+        },
         ess_mean=_mean_known([each.ess_mean for each in own]),
         ess_min=min((each.ess_min for each in own if each.ess_min is not None), default=None),
         staleness_mean=_mean_known([each.staleness_mean for each in own]),
@@ -156,9 +158,9 @@ def _counts(measures: Sequence[Success]) -> Counts:
     return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
 
 
-def _at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
+def _counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
     """Return the counts of every run at places of an axis."""
-    points = [each.curve.at(axis, places) for each in own]
+    points = [each.curve.interpolate(axis, places) for each in own]
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Phase
 from horizonrl.ops.bench.learning.statistics import Array
-from horizonrl.ops.run.directory import EVALS, METRICS, read_lines
+from horizonrl.ops.run.directory import read_lines
 
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
 """Of the RL steps, where a run has no evaluations: what counts as its start and its end, and what smooths its curve."""
@@ -38,7 +39,7 @@ class Curve:
     successes: Array
     episodes: Array
 
-    def at(self, axis: str, places: Array) -> tuple[Array, Array]:
+    def interpolate(self, axis: str, places: Array) -> tuple[Array, Array]:
         """Return successes and episodes at places of an axis, the points joined by straight lines."""
         along = getattr(self, axis)
         return np.interp(places, along, self.successes), np.interp(places, along, self.episodes)

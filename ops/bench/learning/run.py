@@ -117,8 +117,8 @@ def _carry_out(runs: Sequence[Run], command: Command) -> bool:
                 ending = _train(each, ending, command)
             if ending is None or ending.code == INTERRUPTED:
                 return False
-            told = f"[{number}/{len(runs)}] {each.name}: {_told(each, ending, again)}; {_left(runs, number)}"
-            print(told, flush=True)
+            line = f"[{number}/{len(runs)}] {each.name}: {_finish_run(each, ending, again)}; {_left(runs, number)}"
+            print(line, flush=True)
     except KeyboardInterrupt:
         return False
     finally:
@@ -161,7 +161,7 @@ def _endings(runs: Sequence[Run]) -> list[tuple[Run, Ending]]:
     return [(each, ending) for each in runs if (ending := _ending(each)) is not None]
 
 
-def _told(each: Run, ending: Ending, again: bool) -> str:
+def _finish_run(each: Run, ending: Ending, again: bool) -> str:
     """Say how a run ended, having removed the large folders of a finished one: a failed one goes on from its own."""
     spent = f"{ending.wall_s / 60:.1f} min"
     if ending.failed:
@@ -190,9 +190,9 @@ def _write_recipe(each: Run) -> None:
         old, new = (dict(flattened(tomllib.loads(one))) for one in (path.read_text(), text))
         changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key] and key != "run.root")
         if changed:
-            told = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)
+            differences = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)
             raise ConfigError(
-                f"{each.directory} was begun with another {told}: give a new --directory, or remove that run"
+                f"{each.directory} was begun with another {differences}: give a new --directory, or remove that run"
             )
     each.directory.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -246,12 +246,12 @@ def _commit() -> str:
     """Return the commit of this program, `-dirty` with changes in it, or `unknown` outside a repository."""
     place = Path(__file__).parents[1]
     try:
-        told = subprocess.run(
+        described = subprocess.run(
             ["git", "-C", str(place), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
         return "unknown"
-    return told.stdout.strip() or "unknown"
+    return described.stdout.strip() or "unknown"
 
 
 def _machine() -> str:

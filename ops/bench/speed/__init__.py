@@ -1,0 +1,1 @@
+"""How fast the broker and the environments are."""

@@ -178,7 +178,7 @@ async def _play(
     await asyncio.gather(*(environment.reset(games[0][0]) for environment in environments))
     cpu_s, began = time.process_time(), time.perf_counter()
     end = began + seconds
-    orders = (islice(cycle(games), at % len(games), None) for at in range(clients))
+    orders = (islice(cycle(games), client_number % len(games), None) for client_number in range(clients))
     await asyncio.gather(*map(client, environments, orders))
     elapsed_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     await asyncio.gather(*(environment.close() for environment in environments))

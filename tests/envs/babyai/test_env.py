@@ -75,9 +75,9 @@ def test_compat_has_the_words_of_agentgym() -> None:
 
 
 def test_only_compat_loses_the_order_of_a_mission() -> None:
-    said = "go to a door and go to the purple key after you go to a door"
-    assert f"Goal: {said}\n" in first_observation("1927")
-    assert f"Your goal: {said.replace('after you', 'and')}\n" in first_observation("1927", style="compat")
+    sentence = "go to a door and go to the purple key after you go to a door"
+    assert f"Goal: {sentence}\n" in first_observation("1927")
+    assert f"Your goal: {sentence.replace('after you', 'and')}\n" in first_observation("1927", style="compat")
 
 
 def test_pick_up_and_capitals_are_understood_and_a_check_lists_the_actions() -> None:

@@ -17,7 +17,7 @@ needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="ScienceWor
 
 def task_of(*names: str) -> str:
     """Return the first test task of one of these kinds."""
-    return next(at for at, task in load_tasks().items() if task.spec.split == "test" and task.name in names)
+    return next(index for index, task in load_tasks().items() if task.spec.split == "test" and task.name in names)
 
 
 LIFESPAN = task_of("lifespan-longest-lived", "lifespan-shortest-lived")
@@ -58,7 +58,7 @@ def test_an_episode_does_not_depend_on_others_in_its_jvm() -> None:
         environments = [SciWorld(format="plain") for _ in task_ids]
         alone = [await solve(*each) for each in zip(environments, task_ids, strict=True)]
         more = [SciWorld(format="plain") for _ in range(6)]
-        together = await asyncio.gather(*(solve(each, task_ids[at % 3]) for at, each in enumerate(more)))
+        together = await asyncio.gather(*(solve(each, task_ids[index % 3]) for index, each in enumerate(more)))
         assert list(together) == alone * 2
         for environment in (*environments, *more):
             await environment.close()

@@ -195,9 +195,9 @@ def test_every_available_action_of_the_household_does_something() -> None:
     async def scenario() -> None:
         environment = registry.make("household", door("household").options)
         observation = (await environment.reset("household-0003")).text
-        for at in range(60):
+        for index in range(60):
             actions = observation.rpartition("AVAILABLE ACTIONS: ")[2].split(",")
-            reply = f"Action: {actions[at % len(actions)]}"
+            reply = f"Action: {actions[index % len(actions)]}"
             observation = (await answer(environment, door("household").dialect, reply)).observation
             assert not observation.startswith("Nothing happens")
 

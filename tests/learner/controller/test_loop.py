@@ -9,7 +9,8 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.config.schema import EvalSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EvalSection
 from horizonrl.common.types import (
     HorizonGrowth,
     HorizonState,

@@ -9,8 +9,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Kind
 from horizonrl.envs.transcripts import to_record
-from horizonrl.learner.controller.curriculum import Curriculum
-from horizonrl.learner.controller.main import sources_of
+from horizonrl.learner.controller.curriculum import Curriculum, sources_of
 
 
 def recipe(tmp_path: Path, transcripts: str, others: str = "") -> RunConfig:

@@ -134,6 +134,33 @@ def test_an_eval_ticket_ends_at_once_and_takes_no_part_in_the_step(
     assert collector.pending == PendingBatch(repeats=0 if isinstance(record, DeadLetter) else 1)
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        make_group(version=5),
+        make_group(version=5, kind=Kind.EVAL),
+        Void(ticket=make_ticket(), reason="gone", actor="a"),
+        DeadLetter("not MessagePack", "train-00000000"),
+    ],
+)
+def test_an_entry_of_a_ticket_that_was_never_issued_is_passed_over_and_its_ticket_stays_open(
+    record: Group | Void | DeadLetter,
+) -> None:
+    collector = Collector(RULES, TicketAccounts())
+    entry = Entry(7, record, mark="m")
+    collector.pass_over(entry)
+    assert (collector.cursor, collector.mark) == (7, "m")
+    assert collector.pending == PendingBatch(unissued=[7])
+    assert all(outcomes.settled == 0 for outcomes in collector.accounts.outcomes().values())
+    assert entry.ends is not None
+    assert not collector.accounts.ended(*entry.ends)
+    collector.consume(Entry(8, make_group(version=5)), RL)  # the honest one, once the ticket has been issued
+    assert [sequence for sequence, _ in collector.pending.admitted] == [8]
+    assert collector.pending.repeats == 0
+    assert collector.commit().unissued == [7]
+    assert collector.pending.unissued == []
+
+
 def test_demonstrations_are_trained_whatever_they_earned() -> None:
     position = LearnerPosition(version=0, phase=Phase.IMITATION)
     collector = consume(make_group(kind=Kind.DEMO, rewards=(1.0,)), position)

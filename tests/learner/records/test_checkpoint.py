@@ -124,7 +124,7 @@ def test_a_damaged_directory_gives_way_to_the_same_step(store: CheckpointStore) 
 
 
 def test_a_store_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep 1 or more"):
+    with pytest.raises(ValueError, match="keep at least 1"):
         CheckpointStore(tmp_path, keep=0)
 
 

@@ -23,7 +23,7 @@ def test_there_is_a_task_of_agentgyms_for_each_counterpart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "action"),
     [
         ("textcraft", "get 1 oak logs"),
         ("sqlgym", "SELECT 1"),
@@ -32,10 +32,10 @@ def test_there_is_a_task_of_agentgyms_for_each_counterpart() -> None:
         ("todo", 'Action: finish {"answer": "12"}'),
     ],
 )
-def test_a_reply_is_one_that_agentgyms_prompt_asks_for(name: str, said: str) -> None:
-    sent = DIALECTS[name].read(reply_of(DIALECTS[name], said))
+def test_a_reply_is_one_that_agentgyms_prompt_asks_for(name: str, action: str) -> None:
+    sent = DIALECTS[name].read(reply_of(DIALECTS[name], action))
     assert isinstance(sent, str)
-    assert said.removeprefix("Action: ").partition(" ")[0] in sent
+    assert action.removeprefix("Action: ").partition(" ")[0] in sent
 
 
 def test_an_experts_game_is_compared_text_by_text() -> None:
@@ -44,10 +44,10 @@ def test_an_experts_game_is_compared_text_by_text() -> None:
     texts = [game.first]
     for reply, step in zip(game.replies, game.answers, strict=True):
         texts += [reply, step.observation]
-    told = [{"content": text} for text in ("rules", "Ok.", *texts)]
-    same = {"env": "textcraft", "number": 3, "seconds": 0.1, "conversation": told, "reward": 1}
+    messages = [{"content": text} for text in ("rules", "Ok.", *texts)]
+    same = {"env": "textcraft", "number": 3, "seconds": 0.1, "conversation": messages, "reward": 1}
     assert ours._compare("textcraft", [game], [same]).whole == 1
-    told[4] = {"content": "something else"}
+    messages[4] = {"content": "something else"}
     differs = ours._compare("textcraft", [game], [same])
     assert (differs.whole, differs.solved) == (0, 1)
     assert "text 2: 'something else' and not" in differs.first_difference

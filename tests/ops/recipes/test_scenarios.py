@@ -9,7 +9,8 @@ import pytest
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.rollout import Rollout, play
-from horizonrl.common.config.schema import EnvSection, RunConfig
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import EnvSection
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import spread

@@ -20,13 +20,13 @@ def sample(at_s: float, step: int, rss_mb: float) -> Sample:
 
 
 def test_the_slope_is_that_of_the_second_half_per_hour() -> None:
-    warming_up = [(float(at), 100.0 * at) for at in range(0, 1800, 10)]
-    leaking = [(float(at), 500.0 + 2.0 * (at / 3600)) for at in range(1800, 3600, 10)]
+    warming_up = [(float(second), 100.0 * second) for second in range(0, 1800, 10)]
+    leaking = [(float(second), 500.0 + 2.0 * (second / 3600)) for second in range(1800, 3600, 10)]
     assert per_hour([*warming_up, *leaking]) == pytest.approx(2.0)
 
 
 def test_a_summary_tells_speeds_extremes_and_slopes() -> None:
-    facts = summary([sample(at, step=4 * at, rss_mb=300 + at / 3600) for at in range(0, 610, 10)])
+    facts = summary([sample(second, step=4 * second, rss_mb=300 + second / 3600) for second in range(0, 610, 10)])
     assert (facts["minutes"], facts["steps"], facts["steps_per_s"], facts["groups_per_s"]) == (10.0, 2400, 4.0, 8.0)
     assert facts["rss_mb"]["learner"]["per_hour"] == pytest.approx(1.0)
     assert facts["stream_messages"]["GROUPS"]["max"] == 40

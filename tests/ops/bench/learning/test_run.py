@@ -81,11 +81,11 @@ def study_of(place: Path, text: str) -> Study:
     return read_study(place / "study.toml")
 
 
-def carry_out(place: Path, **asked: Any) -> int:
+def carry_out(place: Path, **options: Any) -> int:
     def command(recipe: Path) -> Sequence[str]:
         return [sys.executable, str(place / "child.py"), str(recipe)]
 
-    return run(StudyRequest(place / "study.toml", place / "out", **asked), command)
+    return run(StudyRequest(place / "study.toml", place / "out", **options), command)
 
 
 def started(place: Path) -> list[str]:
@@ -169,11 +169,11 @@ def test_every_config_is_checked_before_the_first_run(place: Path, text: str, me
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"), [({"seeds": [2]}, "names \\[2\\]"), ({"only": ["mid"]}, "mid matches no variant")]
+    ("selection", "message"), [({"seeds": [2]}, "names \\[2\\]"), ({"only": ["mid"]}, "mid matches no variant")]
 )
-def test_asking_for_what_the_study_lacks_is_refused(place: Path, asked: dict[str, Any], message: str) -> None:
+def test_asking_for_what_the_study_lacks_is_refused(place: Path, selection: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        carry_out(place, **asked)
+        carry_out(place, **selection)
 
 
 def test_the_committed_studies_can_be_read(place: Path) -> None:

@@ -1,7 +1,7 @@
-"""The group log's room: what of it is freed, when, and when the run has to end because nothing can be.
+"""The space of the group log: what of it is freed, when, and when the run has to end because nothing can be.
 
-Place in the flow: beside Group → Batch. While the log is full, publishers wait. A learner that waits for groups while
-the log is full of entries that it has settled would wait for ever; so it frees them with an early checkpoint.
+While the log is full, publishers wait. A learner that waits for groups while the log is full of entries that it has
+settled would wait forever, so it frees them with an early checkpoint.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,14 @@ from horizonrl.common.errors import LogFull, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
-from horizonrl.learner.recovery import place_in_log
 
 log = get_logger()
 
 SHORT_SHARE = 0.5
-"""Of the log's bound: a learner that waits with more than that stored frees what it can."""
+"""Share of the log's bound above which a waiting learner frees what it can."""
 
 
-class LogRoom:
+class LogSpace:
     def __init__(self, config: RunConfig, transport: Transport, fence: Fence, checkpoints: CheckpointStore) -> None:
         self._transport = transport
         self._groups = GroupLog(transport, TicketSigner.load(config.run.name, config.broker.ticket_key))
@@ -32,26 +31,26 @@ class LogRoom:
         self._checkpoints = checkpoints
         self._keep = config.learner.keep_log
         self._total_steps = config.total_steps
-        self._freed = 0
-        """Cursor of the last commit that the log was found short at: there is no more to free until the next one."""
+        self._short_at = 0
+        """Cursor of the commit at which the log was last found short: only a later commit can free more."""
         self._foreseen = False
 
     async def is_short(self, cursor: int) -> bool:
-        """Say whether a checkpoint at `cursor` should be written now to free what it has settled."""
-        if self._keep or cursor <= self._freed:
+        """Return whether to write a checkpoint at `cursor` now, so that the entries before it can be freed."""
+        if self._keep or cursor <= self._short_at:
             return False
         extent = await self._extent()
         if not _tight(extent):
             return False
         log.warning("log_short", stored_bytes=extent.stored_bytes, max_log_bytes=extent.limit_bytes)
-        self._freed = cursor
+        self._short_at = cursor
         return True
 
     async def free(self, *, short: bool = False) -> None:
-        """Free what no kept checkpoint needs; when the log is short, what the older ones of them need as well.
+        """Free what no kept checkpoint needs. If `short`, free also what only older checkpoints need, oldest first.
 
-        A log that is kept whole is only looked at. Raises Fenced when another learner speaks for the run: it may need
-        all of it.
+        A log that is kept whole is only checked against its bound. Raises Fenced when another learner speaks for the
+        run: that learner may need all of it.
         """
         kept = self._checkpoints.all()
         if self._keep:
@@ -67,15 +66,15 @@ class LogRoom:
             kept.pop()
 
     async def _needed_from(self, checkpoints: Sequence[Checkpoint]) -> int:
-        """Return the lowest sequence that the checkpoints need: that of the entry whose mark proves the log theirs."""
+        """Return the lowest sequence that a checkpoint needs: its last entry, whose mark proves that the log is its."""
         places = []
         for checkpoint in checkpoints:
-            with suppress(LogGap):  # of an older one, freed when the log was short
-                places.append(await place_of(self._transport, *place_in_log(checkpoint)))
+            with suppress(LogGap):  # an older one's entries were freed when the log was short
+                places.append(await place_of(self._transport, checkpoint.cursor, checkpoint.mark))
         return min(places, default=0)
 
     async def _foresee(self, step: int) -> None:
-        """Say so once when the log will not hold the run."""
+        """Warn once when the log will not hold the whole run."""
         extent = await self._extent()
         needed = extent.stored_bytes * self._total_steps // max(1, step)
         if not step or self._foreseen or extent.limit_bytes is None or needed <= extent.limit_bytes:
@@ -89,25 +88,26 @@ class LogRoom:
             hint=f"raise broker.max_log_bytes to {needed:,} or more, or set learner.keep_log to false",
         )
 
-    async def check(self, groups: int, wanted: int, what_for: str) -> None:
-        """Raise LogFull when no more groups can come: the log is full, and `groups` of the `wanted` ones are in.
+    async def check(self, groups: int, wanted: int, purpose: str) -> None:
+        """Raise LogFull when no more groups can come: the log is full, with `groups` of the `wanted` ones consumed.
 
-        For a learner that has read all of the log, has freed what it could and has heard nothing for a while.
+        Call it only when the learner has read the whole log, freed what it could, and received nothing for a while.
         """
         extent = await self._extent()
         if not extent.full:
             return
-        told = f"the group log is full ({extent.stored_bytes:,} of {extent.limit_bytes:,} bytes)"
+        problem = f"the group log is full ({extent.stored_bytes:,} of {extent.limit_bytes:,} bytes)"
         again = "and start the controller and the learner again: the run resumes"
         if self._keep:
             raise LogFull(
-                f"{told} and learner.keep_log keeps all of it: raise broker.max_log_bytes, or set learner.keep_log to "
-                f"false, {again}"
+                f"{problem} and learner.keep_log keeps all of it: raise broker.max_log_bytes, or set learner.keep_log "
+                f"to false, {again}"
             )
+        # Twice what the present entries suggest for all groups: a bound just met would only be met again.
         least = 2 * max(extent.limit_bytes or 0, extent.stored_bytes * wanted // max(1, groups))
         raise LogFull(
-            f"{told} with {groups} of {wanted} groups for {what_for}, and none of it can be freed before the rest is "
-            f"in: raise broker.max_log_bytes to {least:,} or more, or let fewer groups make a step, {again}"
+            f"{problem} with {groups} of {wanted} groups for {purpose}, and nothing can be freed before the others "
+            f"are in: raise broker.max_log_bytes to {least:,} or more, or use fewer groups per step, {again}"
         )
 
     async def _extent(self) -> Extent:

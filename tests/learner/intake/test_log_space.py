@@ -21,8 +21,8 @@ FREED = ("--learner.keep_log=false", *RARELY)
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horizonrl.learner.loop.LOOK_S", 0.02)
-    monkeypatch.setattr("horizonrl.learner.loop.QUIET_S", 0.1)
+    monkeypatch.setattr("horizonrl.learner.intake.log_intake.LOOK_S", 0.02)
+    monkeypatch.setattr("horizonrl.learner.intake.log_intake.QUIET_S", 0.1)
 
 
 def small(tmp_path: Path, groups: float, overrides: tuple[str, ...] = FREED) -> World:
@@ -79,7 +79,7 @@ def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_befor
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = CapturingLogger()
-    monkeypatch.setattr("horizonrl.learner.room.log", log)
+    monkeypatch.setattr("horizonrl.learner.intake.log_space.log", log)
     kept = ("--learner.keep_log=true", "--learner.checkpoint_every=2", "--rl.steps=18")
 
     async def scenario() -> None:

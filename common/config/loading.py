@@ -1,0 +1,179 @@
+"""How a config is read: recipes, environment variables and overrides, and what a mistake in them is answered with."""
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from horizonrl.common.errors import ConfigError, did_you_mean
+from horizonrl.common.run_dir import CONFIG
+
+
+def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the validated sections of a config by name, from recipes, environment variables and overrides.
+
+    Later sources win. Raises ConfigError with one line per mistake.
+    """
+    for recipe in recipes:
+        _require_toml(recipe)
+    given = parse_overrides(overrides)
+    _refuse_unknown_variables(config)
+
+    class Loaded(config):  # type: ignore[valid-type, misc]  # sources can only be chosen by a subclass
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
+            _refuse_secrets(given, "the command line")
+            _refuse_secrets(recipe.toml_data, "a recipe")
+            return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)
+
+    try:
+        loaded = Loaded()
+    except ValidationError as error:
+        problems = _innermost(error.errors())
+        raise ConfigError("\n".join(_explain(problem, config) for problem in problems)) from None
+    except SettingsError as error:
+        raise ConfigError(f"an environment variable HORIZONRL_... is not JSON: {error}") from None
+    return dict(loaded)
+
+
+def _require_toml(recipe: Path) -> None:
+    """Raise ConfigError unless a recipe can be read."""
+    if recipe.is_dir() and (recipe / CONFIG).is_file():
+        raise ConfigError(f"{recipe} is a run directory, not a recipe: give {recipe / CONFIG}, or a TOML file")
+    if not recipe.is_file():
+        raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
+    try:
+        tomllib.loads(recipe.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{recipe} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise ConfigError(f"{recipe} is not TOML: {error}") from None
+
+
+def _refuse_unknown_variables(model: type[BaseModel]) -> None:
+    """Raise ConfigError for HORIZONRL_RL_STEPS and HORIZONRL_LEARN__RANKS, which would be passed over.
+
+    Other names of the prefix are not ours: Kubernetes makes some for the services of a namespace.
+    """
+    for name in (name for name in os.environ if name.startswith("HORIZONRL_")):
+        words = name.removeprefix("HORIZONRL_").lower()
+        section, nested, _ = words.partition("__")
+        meant, _, key = words.partition("_")
+        field = model.model_fields.get(meant)
+        slip = field is not None and key in getattr(field.annotation, "model_fields", ())
+        if section not in model.model_fields if nested else slip:
+            raise ConfigError(
+                f"the environment variable {name} names no key of the config: write it as HORIZONRL_SECTION__KEY, with "
+                "two underscores, or unset it"
+            )
+
+
+def _refuse_secrets(given: Any, place: str) -> None:
+    """Raise ConfigError for a secret where others can read it."""
+    broker = given.get("broker")
+    if isinstance(broker, dict) and broker.get("password", "none") != "none":
+        raise ConfigError(
+            f"broker.password stands in {place}, where others can read it: set the environment variable "
+            "HORIZONRL_BROKER__PASSWORD, or use broker.nkey_seed"
+        )
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Turn `--section.key value` and `--section.key=value` into a nested dict; a value is JSON or a plain string."""
+    tokens = list(overrides)
+    parsed: dict[str, Any] = {}
+    while tokens:
+        flag, equals, value = tokens.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise ConfigError(f"unexpected argument {flag!r}: overrides are written --section.key value")
+        if not equals:
+            if not tokens:
+                raise ConfigError(f"{flag} has no value: overrides are written --section.key value")
+            value = tokens.pop(0)
+        *sections, key = flag[2:].split(".")
+        place = parsed
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ConfigError(
+                    f"{flag} sets a part of a value that another flag has set as a whole: give one of the two"
+                )
+        place[key] = _parse_value(value)
+    return parsed
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _innermost(problems: Sequence[Any]) -> list[Any]:
+    """Leave out what is wrong with a value only because something inside it is."""
+    places = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if not any(
+            len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"] for place in places
+        )
+    ]
+
+
+PLAINLY = {
+    "tuple_type": "a list is wanted: [1, 2] in a recipe, '[1, 2]' in quotes on the command line ([[envs]] for envs)",
+    "too_short": "the list is empty: give one element at least",
+    "string_type": "a text is wanted: in a recipe write it in quotes, on the command line as '\"123\"'",
+    "string_pattern_mismatch": "only letters, digits, _ and - can stand in a name",
+    "model_type": "this is a section with keys of its own: [section] in a recipe, --section.key on the command line",
+    "dict_type": "a table is wanted: { key = 1 } in a recipe, '{\"key\": 1}' on the command line",
+}
+"""What pydantic says in the words of Python's types."""
+
+
+def _explain(problem: Any, model: type[BaseModel]) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _known_keys(problem["loc"], model)
+        return f"{place}: no such key{_meant(problem['loc'], known, model)} Known keys: {', '.join(known)}"
+    message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    secret = problem["loc"][:1] == ("broker",)
+    given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
+    return f"{place + ': ' if place else ''}{message}{given}"
+
+
+def _meant(place: tuple[Any, ...], known: Sequence[str], model: type[BaseModel]) -> str:
+    """Return what an unknown section or key may have meant; a key, one of its section or of another one."""
+    given = ".".join(map(str, place))
+    if len(place) == 1:
+        return did_you_mean(given, known)
+    beside = [f"{given.rpartition('.')[0]}.{key}" for key in known]
+    sections = {name: field.annotation for name, field in model.model_fields.items()}
+    others = [f"{name}.{key}" for name, section in sections.items() for key in getattr(section, "model_fields", ())]
+    return did_you_mean(given, [*beside, *others])
+
+
+def _known_keys(place: tuple[Any, ...], model: type[BaseModel]) -> list[str]:
+    """Return the keys of the section that an unknown key was given in."""
+    for part in place[:-1]:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        for candidate in (annotation, *get_args(annotation)):  # a list of sections is tuple[Section, ...]
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                model = candidate
+    return sorted(model.model_fields)

@@ -1,0 +1,36 @@
+"""The names of what a run directory holds: the learner and `horizonrl train` write it, the rest of `ops` reads it.
+
+Each name stands here once, since those who write a file and those who read it may not import each other.
+"""
+
+CONFIG = "config.toml"
+"""The resolved config, without secrets."""
+ADDRESS = "broker.url"
+"""The URL of the embedded broker, while there is one."""
+METRICS = "metrics.jsonl"
+"""One line per step: what it measured."""
+LEDGER = "ledger.jsonl"
+"""One line per step: the groups it settled."""
+EVALS = "evals.jsonl"
+"""One line per evaluation on held-out tasks."""
+LINEAGES = "lineages.jsonl"
+"""One line each time a learner starts."""
+REPORT = "report.html"
+
+CHECKPOINTS = "checkpoints"
+"""Folder of `step-NNNNNN/`, the learner's complete checkpoints."""
+WEIGHTS = "weights"
+"""Folder of the key frames that actors on this machine or volume read."""
+EPISODES = "episodes"
+"""Folder of `step-NNNNNN.jsonl` (consumed for a step) and `eval-NNNNNN.jsonl` (held out)."""
+BEST = "best"
+"""Folder of the weights that did best on held-out tasks."""
+LOGS = "logs"
+"""Folder of one log per process."""
+NATS = "nats"
+"""Folder of the embedded broker's streams and log."""
+
+TRAIN_LOCK = "train.lock"
+"""Held by the `horizonrl train` of the directory; holds its process id."""
+LEARNER_LOCK = "learner.lock"
+"""Held by the learner of the directory."""

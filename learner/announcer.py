@@ -1,0 +1,40 @@
+"""The announcer: tells the run where the learner stands, and the actors which weights to sample with.
+
+Place in the flow: **Version** → everyone. Everything goes through the fence: a learner that has been replaced raises
+Fenced here, before it changes anything.
+"""
+
+from horizonrl.common.metrics import Metrics
+from horizonrl.learner.fence import Fence
+from horizonrl.learner.state import LearnerState
+from horizonrl.learner.weights import WeightsPublisher
+
+
+class Announcer:
+    def __init__(self, state: LearnerState, fence: Fence, weights: WeightsPublisher, metrics: Metrics) -> None:
+        self._state = state
+        self._fence = fence
+        self._weights = weights
+        self._metrics = metrics
+
+    async def announce_progress(self, *, finished: bool = False) -> None:
+        """Set the key `progress`."""
+        await self._fence.announce(self._state.progress(finished))
+
+    async def announce_version(self, weights_digest: str) -> None:
+        """Announce a committed step: to the actors if its version is one that they get, to the controller always."""
+        if self._state.config.publishes(self._state.step):
+            await self.announce_weights(weights_digest)
+        else:
+            self._keep_awaited()
+            self._weights.tidy()
+        await self.announce_progress()
+
+    async def announce_weights(self, digest: str) -> None:
+        """Publish the present version's weights, which are in their file already, and set the key `policy`."""
+        self._keep_awaited()
+        await self._weights.announce(self._state.policy, digest)
+        self._metrics.set("learner_policy_version", self._state.step)
+
+    def _keep_awaited(self) -> None:
+        self._weights.held = self._state.versions_awaited()

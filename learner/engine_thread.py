@@ -1,0 +1,60 @@
+"""The engine's thread: the asynchronous side of the engine's seam.
+
+Every method of `Engine` blocks. `EngineThread` makes each call on one worker thread, so that the event loop keeps
+answering the broker and the health checks meanwhile, and gives each call a deadline.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from horizonrl.common.errors import RunFailed
+from horizonrl.learner.engine.api import Engine, StepStats
+from horizonrl.learner.intake.batch import Batch, Trace
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """An engine, and the thread that makes every call of it; each method is that of `Engine`, awaited.
+
+    The engine has to be made on the same thread: torch counts its threads per calling thread. Each call raises
+    RunFailed after `timeout_s`. Its thread hangs then, so the process has to end.
+    """
+
+    def __init__(self, engine: Engine, thread: Executor, timeout_s: float | None = None) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._timeout_s = timeout_s
+
+    async def train_step(self, batch: Batch, lr: float) -> StepStats:
+        return await self._call(self._engine.train_step, batch, lr)
+
+    async def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        return await self._call(self._engine.logprob_gap_at, trace, version, weights)
+
+    async def write_weights(self, path: Path) -> str:
+        return await self._call(self._engine.write_weights, path)
+
+    async def save(self, directory: Path, state: dict[str, Any]) -> None:
+        await self._call(self._engine.save, directory, state)
+
+    async def load(self, directory: Path) -> dict[str, Any]:
+        return await self._call(self._engine.load, directory)
+
+    async def close(self) -> None:
+        await self._call(self._engine.close)
+
+    async def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        # The engine's own deadlines are not enough: DeepSpeed's collectives wait half an hour for a rank that is stuck.
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+        except TimeoutError:
+            raise RunFailed(
+                f"the engine's {getattr(call, '__name__', 'call')} took longer than learner.step_timeout_s = "
+                f"{self._timeout_s} s: a rank is stuck, or the batch is too large. Start the learner again to resume "
+                "from the last checkpoint"
+            ) from None

@@ -1,0 +1,150 @@
+"""The intake: reads the group log, entry by entry, until the next step's batch is full or the evaluations are in.
+
+Place in the flow: Group → **Batch**. The collector decides what happens to an entry. The intake waits for entries,
+tells the controller what they have settled, and notices when none come, when the log is short of space, and when hardly
+any group can be trained on.
+"""
+
+import time
+from collections import Counter
+
+from horizonrl.broker.groups import DeadLetter, Entry, LogReader
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.errors import NothingToLearn
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import Kind
+from horizonrl.learner.announcer import Announcer
+from horizonrl.learner.intake.log_space import LogSpace
+from horizonrl.learner.records.recorder import Recorder
+from horizonrl.learner.state import LearnerState
+
+log = get_logger()
+
+LOOK_S = 5.0
+"""Time without an entry after which the learner checks whether the log has space for one."""
+QUIET_S = 60.0
+"""Time without an entry after which the learner says what it waits for."""
+STARVED_AFTER = 10
+"""Dropped groups of one step, in batches, at which the learner warns, and again at every doubling. verl's DAPO gives
+up at this number."""
+GIVE_UP_AFTER = 16 * STARVED_AFTER
+
+
+class LogIntake:
+    def __init__(
+        self,
+        state: LearnerState,
+        tickets: TicketQueue,
+        announcer: Announcer,
+        recorder: Recorder,
+        log_space: LogSpace,
+        metrics: Metrics,
+    ) -> None:
+        self._state = state
+        self._tickets = tickets
+        self._announcer = announcer
+        self._recorder = recorder
+        self._log_space = log_space
+        self._metrics = metrics
+        self.tickets_issued = 0
+        """Tickets that had been issued when the last batch was full."""
+
+    async def fill(self, reader: LogReader) -> None:
+        """Consume entries until the batch is full.
+
+        Takes entries of the log. Gives the pending batch, and progress whenever no further entry is at hand. Waits for
+        groups; woken by each entry, and by the clock to check for a log that is full or silent. Returns early, with
+        groups missing, when the log is short of space and a checkpoint now would free some.
+        """
+        state = self._state
+        wanted = state.groups_wanted
+        warn_at, last_entry_at = STARVED_AFTER * wanted, time.monotonic()
+        while missing := state.groups_missing:
+            entry = await reader.next(min(LOOK_S, QUIET_S))
+            if entry is None:
+                if await self._log_space.is_short(state.last_commit.cursor):
+                    return
+                if time.monotonic() - last_entry_at >= QUIET_S:
+                    log.warning("groups_awaited", missing=missing, step=state.step, quiet_s=QUIET_S)
+                    # The last entry may have been followed by nothing but the parts of a group that was never joined,
+                    # which count as ahead: then it has not been announced yet.
+                    await self._announcer.announce_progress()
+                    await self._log_space.check(wanted - missing, wanted, "the next step")
+                    last_entry_at = time.monotonic()
+                continue
+            last_entry_at = time.monotonic()
+            await self._consume(entry)
+            if len(state.collector.pending.dropped) == warn_at:
+                self._warn_of_starvation()
+                warn_at *= 2
+            if not reader.ahead or not state.groups_missing:
+                await self._announcer.announce_progress()
+        self.tickets_issued = sum([await self._tickets.count_issued(kind) for kind in Kind])
+
+    async def await_evaluations(self, reader: LogReader) -> None:
+        """Consume entries until every evaluation has ended, including the one after the last step.
+
+        Takes entries of the log. Gives results of evaluations, and progress. Waits for eval groups; woken by each
+        entry, and by the clock. Without an entry for `learner.step_timeout_s` nobody plays the tickets any more, so it
+        returns with evaluations missing.
+        """
+        state = self._state
+        config = state.config
+        due = max(await self._tickets.count_issued(Kind.EVAL), config.eval_rounds * len(state.eval_tasks))
+        patience_s, last_entry_at = config.learner.step_timeout_s, time.monotonic()
+        while (ended := state.collector.accounts.outcomes()[Kind.EVAL].settled) < due:
+            entry = await reader.next(min(LOOK_S, QUIET_S, patience_s))
+            if entry is None:
+                if await self._log_space.is_short(state.last_commit.cursor):
+                    await self._log_space.free(short=True)
+                if (waited_s := time.monotonic() - last_entry_at) >= QUIET_S:
+                    await self._log_space.check(ended, due, "the evaluations")
+                if waited_s >= patience_s:
+                    log.warning("evaluation_given_up", missing=due - ended, waited_s=round(waited_s))
+                    return
+                continue
+            last_entry_at = time.monotonic()
+            await self._consume(entry)
+            if not reader.ahead:
+                await self._announcer.announce_progress()
+
+    async def _consume(self, entry: Entry) -> None:
+        """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""
+        collector = self._state.collector
+        # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
+        if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
+            kind, number = entry.ends
+            log.warning("end_of_no_ticket", sequence=entry.sequence, kind=kind.value, number=number)
+            self._metrics.count("log_entries_refused_total", reason="never_issued")
+            collector.pass_over(entry)
+            return
+        repeats = collector.pending.repeats
+        end = collector.consume(entry, self._state.position)
+        if isinstance(entry.record, DeadLetter):
+            self._metrics.count("log_entries_refused_total", reason=entry.record.cause)
+        elif collector.pending.repeats > repeats:
+            self._metrics.count("log_entries_refused_total", reason="repeat")
+        if end is not None:
+            self._recorder.record_evaluated(end)
+
+    def _warn_of_starvation(self) -> None:
+        """Warn that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.
+
+        A policy that solves every task, or none, would otherwise be sampled forever.
+        """
+        state, pending = self._state, self._state.collector.pending
+        episodes = [episode for group in pending.consumed for episode in group.valid_episodes]
+        numbers = {
+            "step": state.step,
+            "missing": state.groups_missing,
+            "dropped": dict(Counter(drop.reason.value for drop in pending.dropped)),
+            "success_rate": round(sum(episode.success for episode in episodes) / max(1, len(episodes)), 3),
+        }
+        log.warning("batch_starved", **numbers)
+        if len(pending.dropped) >= GIVE_UP_AFTER * state.groups_wanted:
+            raise NothingToLearn(
+                f"hardly any group can be trained on ({numbers}): the policy solves all of these tasks, or it has "
+                "collapsed and solves none. Use harder or easier tasks, a larger rollout.group_size or a lower "
+                "rl.lr, or export the model as it is (`horizonrl export`)"
+            )

@@ -1,0 +1,138 @@
+"""What the learner knows of its run: what it has consumed, what it has committed, and the `Progress` that follows.
+
+Place in the flow: between the collector, which settles entries, and everyone who tells or stores where the run stands.
+Pure logic over records: no broker, no disk, no engine. A checkpoint holds the `Commit`, and the log holds the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
+from horizonrl.learner.controller.curriculum import EvalTask
+from horizonrl.learner.controller.horizon import Histories, adaptive_rules
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
+from horizonrl.learner.records.evaluation import Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Where the learner stands after a step. With the engine's state and the log, it is enough to continue exactly.
+
+    A checkpoint's state has these fields under the same names.
+    """
+
+    step: int
+    cursor: int
+    accounts: dict[str, Any]
+    horizons: dict[str, Any] = field(default_factory=dict)
+    rounds: Sequence[Mapping[str, Any]] = ()
+    """Results of the evaluation rounds that are not complete."""
+    mark: str = ""
+    """Mark of the entry at the cursor (`broker/marks.py`)."""
+
+
+class LearnerState:
+    def __init__(self, config: RunConfig, rules: Rules, eval_tasks: Sequence[EvalTask] = ()) -> None:
+        self.config = config
+        self.rules = rules
+        self.eval_tasks = eval_tasks
+        self.lineage = 0
+        self.collector = Collector(rules, TicketAccounts())
+        self.horizons = Histories(adaptive_rules(config))
+        self.rounds = Rounds(eval_tasks)
+        self.last_commit = Commit(
+            step=0, cursor=0, accounts=self.collector.accounts.dump(), horizons=self.horizons.dump()
+        )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the commit in a checkpoint's state."""
+        known = {name: state[name] for name in (field.name for field in fields(Commit)) if name in state}
+        self.last_commit = Commit(**known)
+        accounts = TicketAccounts.restore(self.last_commit.accounts)
+        self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
+        self.horizons = Histories.restore(adaptive_rules(self.config), self.last_commit.horizons)
+        self.rounds = Rounds(self.eval_tasks, self.last_commit.rounds)
+
+    def move_cursor(self, cursor: int) -> None:
+        """Read on from another place: the log has lost the entry at the cursor, and what was read is read again."""
+        self.last_commit = replace(self.last_commit, cursor=cursor, mark="")
+        self.collector.cursor = cursor
+
+    @property
+    def step(self) -> int:
+        """Steps committed; also the version that the next step trains."""
+        return self.last_commit.step
+
+    @property
+    def policy(self) -> PolicyVersion:
+        return PolicyVersion(version=self.step, lineage=self.lineage)
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the step in the making."""
+        return self.config.phase(self.step)[0]
+
+    @property
+    def position(self) -> LearnerPosition:
+        return LearnerPosition(version=self.step, phase=self.phase)
+
+    @property
+    def complete(self) -> bool:
+        """The last step is committed. A run may also have been given fewer steps than it has taken."""
+        return self.step >= self.config.total_steps
+
+    @property
+    def groups_wanted(self) -> int:
+        """Groups that make the next step."""
+        return self.config.groups_per_step(self.phase)
+
+    @property
+    def groups_missing(self) -> int:
+        """Groups that the next step still needs."""
+        return max(0, self.groups_wanted - self.collector.pending.count(self.phase))
+
+    def batch(self) -> Batch:
+        """Return the pending groups as the batch that trains the present version."""
+        return self.collector.batch(self.step)
+
+    def commit(self) -> PendingBatch:
+        """Commit the step that was trained on the pending batch, and return that batch."""
+        phase, step = self.phase, self.step + 1
+        pending = self.collector.commit()
+        if phase is Phase.RL:
+            self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
+        self.last_commit = Commit(
+            step=step,
+            cursor=self.collector.cursor,
+            accounts=self.collector.accounts.dump(),
+            horizons=self.horizons.dump(),
+            rounds=self.rounds.dump(),
+            mark=self.collector.mark,
+        )
+        return pending
+
+    def versions_awaited(self) -> set[int]:
+        """Return the versions whose evaluation is not complete: one of them may turn out to be the best."""
+        ended = self.collector.accounts.lowest_unsettled()[Kind.EVAL]
+        return self.rounds.awaited(self.config, ended, self.step)
+
+    def progress(self, finished: bool = False) -> Progress:
+        """Return what the learner announces: the committed step, and the ends consumed so far."""
+        phase, phase_step = self.config.phase(self.step)
+        accounts = self.collector.accounts
+        return Progress(
+            step=self.step,
+            phase=phase,
+            phase_step=phase_step,
+            policy=self.policy,
+            cursor=self.collector.cursor,
+            outcomes=accounts.outcomes(),
+            lowest_unsettled=accounts.lowest_unsettled(),
+            ended_ranges=self.collector.ended_ranges(),
+            growths=self.horizons.growths(),
+            finished=finished,
+        )

@@ -1,0 +1,103 @@
+"""Each example's README, run from top to bottom on real processes."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.examples.readme import EXAMPLES, ROOT, TERMINAL, Example
+
+pytestmark = pytest.mark.process
+
+Copied = Callable[..., Example]
+
+
+def test_the_local_run_leaves_a_report_and_a_model(copied: Copied) -> None:
+    example = copied("local-run")
+    example.run_all()
+    assert [line["step"] for line in example.lines("runs/local-run")] == [1, 2, 3, 4]
+    assert (example.place / "runs/local-run/report.html").is_file()
+    assert (example.place / "runs/local-run-export/model.safetensors").is_file()
+
+
+def test_the_roles_meet_at_an_external_broker(copied: Copied) -> None:
+    example = copied("external-broker", on_free_port=True)
+    *roles, status = example.commands
+    for command in roles:
+        example.run(command)
+    server, *programs = example.background.values()
+    codes = [program.wait(120) for program in programs]
+    assert codes == [0, 0, 0], example.logs()
+    assert server.poll() is None
+    assert "finished" in example.run(status)
+    assert [line["step"] for line in example.lines("runs/external-broker")] == [1, 2, 3, 4]
+
+
+def test_a_package_brings_an_environment(copied: Copied) -> None:
+    example = copied("own-environment")
+    shown = example.run_all()
+    assert re.search(r"guess +│ 1 +│ \d\d +│ \d\d +│ all 100", shown), shown
+    assert len((example.place / "runs/guess-demonstrations.jsonl").read_text().splitlines()) == 8
+    assert [line["phase"] for line in example.lines("runs/guess")] == ["imitation", "imitation"]
+
+
+def test_the_page_on_environments_shows_the_files_of_the_example() -> None:
+    page = (ROOT / "docs/environments/your-own.md").read_text()
+    shown = dict(re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE))
+    assert shown == {name: (EXAMPLES / "own-environment" / name).read_text() for name in shown}
+    assert len(shown) == 3
+
+
+def test_a_patched_clone_trains_with_its_own_loss(copied: Copied, tmp_path: Path) -> None:
+    example = copied("own-loss")
+    packages = ("actors", "broker", "common", "envs", "learner", "ops")
+    for package in packages:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed/horizonrl").symlink_to(tmp_path)
+    example.environ["PYTHONPATH"] = str(tmp_path / "installed")
+    *commands, remove = example.commands
+    for command in commands:
+        example.run(command)
+    assert [line["step"] for line in example.lines("runs/own-loss")] == [1, 2]
+    assert 'kind = "spo"' in example.run("horizonrl config recipe.toml")
+    example.place = tmp_path
+    example.run(remove)
+    unchanged = [(tmp_path / file).read_bytes() == (ROOT / file).read_bytes() for file in patched()]
+    assert unchanged == [True, True]
+
+
+def patched() -> list[str]:
+    return re.findall(r"^\+\+\+ b/(\S+)$", (EXAMPLES / "own-loss/spo.patch").read_text(), re.MULTILINE)
+
+
+def test_the_page_of_the_loss_links_the_files_that_its_patch_changes() -> None:
+    page = (EXAMPLES / "own-loss/README.md").read_text()
+    assert re.findall(r"\]\(\.\./\.\./(\S+\.py)\)", page) == patched()
+
+
+def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:
+    example = copied("evaluate-endpoint", on_free_port=True)
+    example.run_all()
+    table = (example.place / "runs/maze-evaluation/table.md").read_text()
+    rows = re.findall(r"^\|.*\|$", table, re.MULTILINE)
+    shown = re.findall(r"^\|.*\|$", (EXAMPLES / "evaluate-endpoint/README.md").read_text(), re.MULTILINE)
+    assert rows == shown
+
+
+def test_a_run_resumes_in_a_copy_of_its_directory(copied: Copied) -> None:
+    example = copied("resume-elsewhere")
+    example.run_all()
+    assert [line["lineage"] for line in example.lines("runs/machine-b/resume-elsewhere", "lineages.jsonl")] == [0, 1]
+    first, second = (example.lines(f"runs/machine-{name}/resume-elsewhere") for name in "ab")
+    assert 2 <= len(first) < 8
+    assert [line["step"] for line in second] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert second[: len(first)] == first
+
+
+@pytest.mark.parametrize("readme", sorted(EXAMPLES.glob("*/README.md")), ids=lambda readme: readme.parent.name)
+def test_only_programs_that_stay_have_a_terminal(readme: Path) -> None:
+    staying = [line for line in readme.read_text().splitlines() if TERMINAL.search(line)]
+    assert all(re.match(r"(nats-server|horizonrl (controller|learner|actor)|python) ", line) for line in staying)

@@ -1,0 +1,142 @@
+"""A learner that starts again: what it takes up, what it refuses, and who else may be speaking."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from horizonrl.broker.api import Key
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.state import StateStore
+from horizonrl.common.errors import CheckpointError, RunFailed
+from horizonrl.common.types import Kind, PolicyVersion, Progress, WeightsManifest
+from horizonrl.learner.records.journal import only_learner
+from horizonrl.ops.run.directory import read_lines
+from tests.learner.world import EVALUATING, MortalTransport, World, played
+from tests.records import make_ticket
+
+
+def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        second = World(tmp_path, server=first.server, overrides=("--rl.steps=7", "--rl.lr=0.5"))
+        await second.run()
+        before, now = read_lines(second.config.run_dir / "lineages.jsonl")
+        assert (before["lineage"], before["from_step"], before["changed"]) == (0, 0, {})
+        assert (now["lineage"], now["from_step"]) == (1, 7)
+        assert now["changed"] == {"rl.lr": [first.config.rl.lr, 0.5], "rl.steps": [5, 7]}
+        assert len(second.ledger()) == 9
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        other = first.learner(MortalTransport(first.server, None), identity={"model": "m", "template": "t"})
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.run()
+        assert refused.group_contains(CheckpointError, match=r"template: None → t")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str)
+def test_a_run_does_not_go_on_with_adapters_of_another_rank(tmp_path: Path, before: int, now: int, told: str) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=(f"--lora.rank={before}",))
+        await first.run()
+        other = World(tmp_path, server=first.server, overrides=(f"--lora.rank={now}", "--rl.steps=9"))
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match=rf"lora\.rank: {told}")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        other = World(tmp_path, server=first.server, overrides=("--eval.every=3", "--rl.steps=9"))
+        with pytest.raises(ExceptionGroup) as refused:
+            await other.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match="or evaluation")
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        second = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=8"))
+        await second.run()
+        await second.check()
+        assert [line["version"] for line in second.evals()] == [0, 2, 4, 6, 7, 10]
+        assert second.evals()[4]["settled_step"] == 8  # it had been read after the last step, now before the next
+
+    asyncio.run(scenario())
+
+
+def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path)
+        transport = MortalTransport(world.server, None)
+        running = asyncio.create_task(world.learner(transport).run())
+        await asyncio.sleep(0.05)  # it has announced its lineage and waits for groups
+        await StateStore(transport).put(Key.PROGRESS, Progress(policy=PolicyVersion(lineage=3)))
+        log = GroupLog(transport)
+        for number in range(2):
+            ticket = make_ticket(number, Kind.DEMO, group_size=1)
+            await log.publish(played(ticket, PolicyVersion(), world.dice))
+        with pytest.raises(ExceptionGroup) as replaced:
+            async with asyncio.timeout(10):
+                await running
+        assert replaced.group_contains(RunFailed, match="another learner speaks")
+        assert world.ledger() == []
+
+    asyncio.run(scenario())
+
+
+def test_two_learners_do_not_share_a_run_directory(tmp_path: Path) -> None:
+    with only_learner(tmp_path), pytest.raises(RunFailed, match="another learner works"), only_learner(tmp_path):
+        pass
+
+
+def test_a_run_that_begins_again_with_other_steps_has_actors_begin_again_too(tmp_path: Path) -> None:
+    """It died before its first checkpoint. Groups of versions that the new line does not reach would all be dropped."""
+
+    async def scenario() -> None:
+        rarely = ("--imitation.steps=0", "--learner.checkpoint_every=100", "--rl.steps=6")
+        first = World(tmp_path, overrides=rarely)
+        running = asyncio.create_task(first.run())
+        while len(first.ledger()) < 4:
+            await asyncio.sleep(0.005)
+        running.cancel()
+        await asyncio.wait([running])
+        second = World(tmp_path, server=first.server, overrides=(*rarely, "--rl.groups_per_step=8"))
+        await second.run()
+        of_the_old_line = [drop for line in second.ledger() for drop in line["dropped"] if drop[2] == "lineage"]
+        assert len(second.ledger()) == 6
+        assert 0 < len(of_the_old_line) <= 24  # those in the log, and those under way
+        announced = await StateStore(MortalTransport(first.server, None)).get(Key.POLICY)
+        assert isinstance(announced, WeightsManifest)
+        assert announced.policy == PolicyVersion(version=6, lineage=1)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=EVALUATING)
+        await first.run()
+        shorter = World(tmp_path, server=first.server, overrides=(*EVALUATING, "--rl.steps=3"))
+        await shorter.run()
+        progress = await StateStore(MortalTransport(first.server, None)).get(Key.PROGRESS)
+        assert isinstance(progress, Progress)
+        assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
+
+    asyncio.run(scenario())

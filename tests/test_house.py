@@ -1,0 +1,72 @@
+"""The rules of the house that a test can hold: rooms, sizes, names, and the tree that CONTRIBUTING.md shows."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from horizonrl.ops.pages import tree
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = tree.PACKAGES
+MOST_MODULES = 14
+MOST_LINES = 400
+DATA = {"envs/webnav/templates.py"}
+"""Files that are data written as Python."""
+SOURCES = [file for package in (*PACKAGES, "tests", "examples") for file in (ROOT / package).rglob("*.py")]
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def test_contributing_shows_the_tree_as_it_is() -> None:
+    assert tree.PAGE.read_text() == tree.page(), "run `make generated`"
+
+
+@pytest.mark.parametrize("directory", list(tree.directories()), ids=name)
+def test_a_directory_says_what_it_is_for_and_is_no_crowd(directory: Path) -> None:
+    assert tree.purpose(directory), f"{name(directory)}/__init__.py has no docstring"
+    modules = [file for file in directory.glob("*.py") if file.stem != "__init__"]
+    assert len(modules) <= MOST_MODULES
+
+
+def test_no_file_is_longer_than_a_reader_bears() -> None:
+    lines = {name(file): len(file.read_text().splitlines()) for file in SOURCES if name(file) not in DATA}
+    assert {file: count for file, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    """Environments may each have their own `Action` or `Task`: nobody reads two of them at once."""
+    places = defaultdict(list)
+    for package in set(PACKAGES) - {"envs"}:
+        for file in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(name(file))
+    assert {known: files for known, files in places.items() if len(files) > 1} == {}
+
+
+def test_nobody_imports_helpers_from_a_main() -> None:
+    """A `main` is wiring: it may be run and called, but it holds nothing that others need."""
+    found = [
+        f"{name(file)}: {line.strip()}"
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for line in file.read_text().splitlines()
+        if re.match(r"\s*from horizonrl\.[\w.]*\bmain import (?!main\b|run_\w+$)", line)
+    ]
+    assert found == []
+
+
+def test_no_variable_is_a_preposition() -> None:
+    """`for of in ...` makes a reader stumble."""
+    loops = re.compile(r"\bfor (?:of|at|to|by)\b(?:, \w+)* in\b")
+    found = [f"{name(file)}:{place}" for file in SOURCES for place, line in numbered(file) if loops.search(line)]
+    assert found == []
+
+
+def numbered(file: Path) -> list[tuple[int, str]]:
+    return list(enumerate(file.read_text().splitlines(), 1))
