@@ -215,7 +215,7 @@ class ActorLoop:
         finally:
             self._count_running(-1)
         self.metrics.count("episodes_total", env=env_id, stop=episode.stop.value)
-        self.metrics.count("tokens_generated_total", episode.generated_tokens, env=env_id)
+        self.metrics.count("sampled_tokens_total", episode.generated_tokens, env=env_id)
         self.metrics.observe("episode_turns", len(episode.turns), env=env_id)
         if episode.turns:
             turns, ticket_id = len(episode.turns), ticket.ticket_id

@@ -165,7 +165,7 @@ def mirror_evaluation(metrics: Metrics, line: Mapping[str, Any]) -> None:
     metrics.set("eval_version", line["version"])
     for env_id, measured in line["environments"].items():
         if measured["success_rate"] is not None:
-            metrics.set("eval_success_ratio", measured["success_rate"], env=env_id)
+            metrics.set("eval_success_rate", measured["success_rate"], env=env_id)
 
 
 def _by_category(results: Results, samples: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from horizonrl.common.metrics import Metrics
+from horizonrl.common.metrics import TABLE, Metrics
+from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.engine.api import StepStats
@@ -51,7 +52,7 @@ def ledger_line(
 def metrics_line(
     phase: Phase, policy: PolicyVersion, pending: PendingBatch, stats: StepStats, times: StepTimes
 ) -> dict[str, Any]:
-    """Return the step's line of `metrics.jsonl`, as JSON-able values. What was not measured is None."""
+    """Return the step's line of `metrics.jsonl`, with a key for every quantity. What was not measured is None."""
     consumed = [group for group in pending.consumed if group.ticket.kind is phase.kind]
     episodes = [episode for group in consumed for episode in group.episodes]
     valid = [episode for episode in episodes if episode.valid]
@@ -123,27 +124,23 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], pending: PendingBatch
     metrics.count("groups_void_total", len(pending.voids))
     for env, outcome in line["environments"].items():
         metrics.count("environment_steps_total", outcome["environment_steps"], env=env)
-    metrics.count("generated_tokens_total", line["generated_tokens"])
-    metrics.count("tokens_trained_total", line["tokens_trained"])
-    metrics.observe("learner_step_seconds", line["step_s"])
-    metrics.observe("learner_wait_seconds", line["wait_s"])
-    metrics.observe("weights_publish_seconds", line["weights_publish_s"])
-    for name, key in GAUGES.items():
-        if line[key] is not None:
-            metrics.set(name, line[key])
+    metrics.set("learner_step", line["step"])
+    metrics.set("learner_step_timestamp_seconds", line["time"])
+    for quantity in MIRRORED:
+        if (value := line[quantity.name]) is not None:
+            _record(metrics, quantity, value)
 
 
-GAUGES = {
-    "learner_step": "step",
-    "learner_step_timestamp_seconds": "time",
-    "reward_mean": "reward_mean",
-    "success_ratio": "success_rate",
-    "truncated_ratio": "truncated_share",
-    "importance_ratio_mean": "importance_mean",
-    "importance_ratio_max": "importance_max",
-    "effective_sample_size_ratio": "ess",
-    "mismatch_kl_nats": "kl",
-    "logprob_gap_nats": "logprob_gap",
-    "grad_norm": "grad_norm",
-    "weights_bytes": "weights_bytes",
-}
+def _record(metrics: Metrics, quantity: Quantity, value: float) -> None:
+    match quantity.metric:
+        case "counter":
+            metrics.count(quantity.metric_name, value)
+        case "histogram":
+            metrics.observe(quantity.metric_name, value)
+        case _:
+            metrics.set(quantity.metric_name, value)
+
+
+WITHOUT_LABELS = {metric.name for metric in TABLE["learner"] if not metric.labels}
+MIRRORED = [quantity for quantity in QUANTITIES.values() if quantity.metric and quantity.metric_name in WITHOUT_LABELS]
+"""Quantities of a step that the learner's metrics have as one number each."""

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
+from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Progress
 from horizonrl.ops.cli.terminal import plain_console
@@ -46,27 +47,48 @@ READY = "service_opened"
 MEASURED = "part_ready"
 """What the console then writes to its own."""
 
-COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "step": lambda line: str(line["step"]),
-    "phase": lambda line: line["phase"],
-    "horizon": lambda line: str(line["horizon"]),
-    "success": lambda line: percent(line["success_rate"]),
-    "reward": lambda line: number(line["reward_mean"]),
-    "turns": lambda line: number(line["turns_mean"]),
-    "cut": lambda line: percent(line["truncated_share"]),
-    "stale": lambda line: "-" if line["staleness_max"] is None else f"≤{line['staleness_max']}",
-    "groups": lambda line: f"{line['groups_trained']}+{line['groups_dropped']}",
-    "loss": lambda line: number(line["loss"], 3),
-    "gap": lambda line: number(line["logprob_gap"], 3),
-    "tok/s": lambda line: number(line["generated_tokens_per_s"], 0),
-    "step s": lambda line: number(line["step_s"], 1),
-    "wait s": lambda line: number(line["wait_s"], 1),
-}
+Column = tuple[str, Callable[[dict[str, Any]], str]]
 
-WIDTHS = {"step": 5, "phase": 9, "turns": 6, "cut": 5, "stale": 6}
+
+def _column(name: str, show: Callable[[Any], str]) -> Column:
+    """Return the column of a quantity, under the name that the table of quantities gives it."""
+    return QUANTITIES[name].column, lambda line: show(line[name])
+
+
+COLUMNS = dict[str, Callable[[dict[str, Any]], str]](
+    [
+        ("step", lambda line: str(line["step"])),
+        ("phase", lambda line: line["phase"]),
+        _column("horizon", str),
+        _column("success_rate", percent),
+        _column("reward_mean", number),
+        _column("turns_mean", number),
+        _column("truncated_share", percent),
+        _column("staleness_max", lambda versions: "-" if versions is None else f"≤{versions}"),
+        ("groups", lambda line: f"{line['groups_trained']}+{line['groups_dropped']}"),
+        _column("loss", lambda loss: number(loss, 3)),
+        _column("logprob_gap", lambda gap: number(gap, 3)),
+        _column("generated_tokens_per_s", lambda tokens: number(tokens, 0)),
+        _column("step_s", lambda seconds: number(seconds, 1)),
+        _column("wait_s", lambda seconds: number(seconds, 1)),
+    ]
+)
+"""What a step's line shows, by header."""
+WIDTHS = {
+    "step": 5,
+    "phase": 9,
+    "reward": 6,
+    "turns": 6,
+    "truncated": 9,
+    "stale": 6,
+    "loss": 6,
+    "gap": 6,
+    "step s": 6,
+    "wait s": 6,
+}
 """Columns that are not 7 wide."""
-DISPENSABLE = ("gap", "loss", "phase", "turns", "reward", "stale", "cut", "tok/s")
-"""What a narrow terminal does without, in this order."""
+DISPENSABLE = ("gap", "loss", "phase", "turns", "reward", "stale", "truncated", "tok/s")
+"""Columns that a narrow terminal leaves out, the first of these first."""
 
 
 class Console:

@@ -137,7 +137,7 @@ class Snapshot:
         told = ", ".join(f"{env} {count} turns" for env, count in turns.items())
         if self.files.metrics:
             last = self.files.metrics[-1]
-            told += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} cut"
+            told += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} truncated"
         rows = [("horizon", told)] if told else []
         for growth in self.broker.progress.growths if self.broker and self.broker.progress else ():
             why = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
@@ -157,7 +157,7 @@ class Snapshot:
             if last["phase"] == Phase.RL.value:
                 bound = f" (at most {self.config.rl.max_staleness})" if self.config else ""
                 stale = f"mean {number(last['staleness_mean'], 1)}, max {last['staleness_max']}{bound}"
-                rows += [("stale by", f"{stale} versions; ESS {percent(last['ess'])}")]
+                rows += [("stale by", f"{stale} versions; effective sample size {percent(last['ess'])}")]
         return rows + self._versions() + self._tickets()
 
     def _versions(self) -> Rows:

@@ -1,36 +1,67 @@
-"""`python -m horizonrl.ops.pages.metrics`: write docs/metrics.md from the table in common/metrics.py."""
+"""`python -m horizonrl.ops.pages.metrics`: write docs/metrics.md from the tables of quantities and of metrics."""
 
 from pathlib import Path
 
 from horizonrl.common.metrics import PREFIX, SERVED_CALLS, TABLE, Metric
+from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.types import Kind, StopReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-Made from `common/metrics.py` by `python -m horizonrl.ops.pages.metrics`; do not edit.
+Made from `common/quantities.py` and `common/metrics.py` by `python -m horizonrl.ops.pages.metrics`; do not edit.
+
+## What a step measures
+
+A quantity has one name. It is the key in `metrics.jsonl` and in `horizonrl status --json`. A tracker has it as
+`train/NAME`. Prometheus has it as `{prefix}NAME`, where `_s` becomes `_seconds` and a counter ends with `_total`. The
+last two columns are its header on the console and the title of its curve in the report.
+
+{quantities}
+Success, reward, turns and truncation are those of every group consumed for the step, dropped ones included. A quantity
+that was not measured is null in the file and keeps its last value in Prometheus.
+
+## Prometheus
 
 Each role answers `/healthz`, `/readyz` and `/metrics` on one port (`metrics.host`, `metrics.port`); of a learner's
-ranks the first. Counters and histograms stand at 0 from the start, a gauge appears with its first value, and nothing is
-measured a token. Where an exemplar is named, a reading in OpenMetrics format carries the id of a ticket, which
+ranks only the first does. Counters and histograms start at 0. A gauge appears with its first value. Nothing is measured
+per token. Where a metric has an exemplar, a scrape in OpenMetrics format carries a ticket's id, which
 `horizonrl lineage RUN_DIR --ticket ID` follows.
 
 | label | values |
 |---|---|
-| `env` | the run's environments; what a ticket of any other does counts as `other` |
+| `env` | the run's environments; `other` for a ticket that names any other |
 | `kind` | {kinds} |
 | `call` | {calls} |
 | `stop` | {stops} |
-| `reason` | given with the metric |
+| `reason` | listed with the metric |
 """
 
 
 def page() -> str:
     """Return the page's text."""
-    head = HEAD.format(kinds=", ".join(Kind), stops=", ".join(StopReason), calls=", ".join(SERVED_CALLS))
-    parts = [f"## {_title(role)}\n\n{_section(metrics)}" for role, metrics in TABLE.items()]
+    head = HEAD.format(
+        prefix=PREFIX,
+        quantities=_quantities(),
+        kinds=", ".join(Kind),
+        calls=", ".join(SERVED_CALLS),
+        stops=", ".join(StopReason),
+    )
+    parts = [f"### {_title(role)}\n\n{_section(metrics)}" for role, metrics in TABLE.items()]
     return "\n".join([head, *parts])
+
+
+def _quantities() -> str:
+    rows = ["| name | unit | meaning | Prometheus | console | report |", "|---|---|---|---|---|---|"]
+    return "\n".join([*rows, *map(_row, QUANTITIES.values())]) + "\n"
+
+
+def _row(quantity: Quantity) -> str:
+    metric = f"`{PREFIX}{quantity.metric_name}`" if quantity.metric else ""
+    column = f"`{quantity.column}`" if quantity.column else ""
+    meaning = quantity.meaning.replace("|", "\\|")
+    return f"| `{quantity.name}` | {quantity.unit} | {meaning} | {metric} | {column} | {quantity.curve} |"
 
 
 def _title(role: str) -> str:

@@ -4,19 +4,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.statistics import mean, wilson
 from horizonrl.common.types import Phase
 
 Line = dict[str, Any]
 
 MAX_POINTS = 400
-"""Of a curve: more steps than that are averaged, as a screen has no place for them."""
+"""Points of a curve: in a longer run several steps are averaged into one, since a screen shows no more."""
 MAX_ENVIRONMENTS = 6
-"""With a curve of their own: as many as there are colours to tell apart."""
+"""Environments with a curve of their own: there are no more colours that a reader can tell apart."""
 
 
 def curves(lines: Sequence[Line], evals: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return the curves that have points, in reading order. What an expert did is in none that tells of the policy."""
+    """Return the curves that have points, in reading order. Curves of the policy leave demonstrations out."""
     if not lines:
         return []
     rl = [line for line in lines if line["phase"] == Phase.RL.value]
@@ -29,108 +30,119 @@ def _outcomes(
     rl: Sequence[Line], envs: Sequence[str], lines: Sequence[Line], evals: Sequence[Line]
 ) -> list[dict[str, Any]]:
     whole_and_each = (None, *envs)
-    cuts = [_mean("share", rl, _of("truncated_share", env), env) for env in whole_and_each]
-    turns = [_mean("mean", rl, _of("turns_mean", env), env) for env in whole_and_each]
+    truncated = [_mean("share", rl, "truncated_share", env) for env in whole_and_each]
+    turns = [_mean("mean", rl, "turns_mean", env) for env in whole_and_each]
     return [
-        _curve("Success", "percent", "episodes solved", [_success(rl, env) for env in whole_and_each], high=1.0)
+        _curve(
+            "success_rate",
+            "percent",
+            "share of the episodes",
+            [_success(rl, env) for env in whole_and_each],
+            high=1.0,
+        )
         | {"wide": True, "evaluations": [evaluation_point(line) for line in evals]},
         _curve(
-            "Reward",
+            "reward_mean",
             "number",
             "return of an episode",
-            [_mean("return", rl, _of("reward_mean", env), env) for env in whole_and_each],
+            [_mean("return", rl, "reward_mean", env) for env in whole_and_each],
         ),
         _curve(
-            "Horizon",
+            "horizon",
             "turns",
             "turns allowed",
-            [_largest(env, rl, _horizon(env)) for env in envs or _only(lines)],
+            [_series(env, rl, _horizon(env), max) for env in envs or _only(lines)],
             steps=True,
         ),
-        _curve("Cut by a limit", "percent", "episodes cut", cuts),
-        _curve("Turns", "turns", "turns of an episode", turns),
+        _curve("truncated_share", "percent", "share of the episodes", truncated),
+        _curve("turns_mean", "turns", "turns of an episode", turns),
         _curve(
-            "Groups",
+            "groups_trained",
             "groups",
             "groups per step",
-            [_mean("trained", lines, _of("groups_trained")), _mean("dropped", lines, _of("groups_dropped"))],
+            [_mean("trained", lines, "groups_trained"), _mean("dropped", lines, "groups_dropped")],
         ),
     ]
 
 
 def _corrections(rl: Sequence[Line], lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return how far the data was from the policy that it trained, and what training made of it."""
+    """Return how far the data was from the policy in training, and what training made of it."""
     return [
         _curve(
-            "Staleness",
+            "staleness_mean",
             "versions",
             "versions behind",
-            [_mean("mean", rl, _of("staleness_mean")), _largest("largest", rl, _of("staleness_max"))],
+            [_mean("mean", rl, "staleness_mean"), _largest("largest", rl, "staleness_max")],
         ),
         _curve(
-            "Logprob gap",
+            "logprob_gap",
             "nats",
             "nats per token",
             [
-                _mean("all tokens", rl, _of("logprob_gap")),
-                _mean("same version", rl, _of("logprob_gap_fresh")),
+                _mean("all tokens", rl, "logprob_gap"),
+                _mean("same version", rl, "logprob_gap_fresh"),
             ],
         ),
         _curve(
-            "KL divergence",
+            "kl",
             "nats",
             "nats per token",
             [
-                _mean("from the policy that sampled", rl, _of("kl")),
-                _mean("from the reference", rl, _of("reference_kl")),
+                _mean("from the policy that sampled", rl, "kl"),
+                _mean("from the reference", rl, "reference_kl"),
             ],
             zero=False,
         ),
         _curve(
-            "Effective sample size",
+            "ess",
             "ratio",
             "share of the tokens",
-            [_mean("share", rl, _of("ess"))],
+            [_mean("share", rl, "ess")],
             high=1.0,
             zero=False,
         ),
         _curve(
-            "Importance ratio",
+            "importance_mean",
             "ratio",
             "ratio",
-            [_mean("mean", rl, _of("importance_mean")), _largest("largest", rl, _of("importance_max"))],
+            [_mean("mean", rl, "importance_mean"), _largest("largest", rl, "importance_max")],
             zero=False,
         ),
-        _curve("Clip share", "percent", "tokens clipped", [_mean("share", rl, _of("clip_share"))]),
-        _curve("Entropy", "nats", "nats per token", [_mean("of a token", rl, _of("entropy"))]),
-        _curve("Loss", "number", "loss", [_mean("loss", lines, _of("loss"))], zero=False),
-        _curve("Gradient norm", "number", "norm before clipping", [_mean("norm", lines, _of("grad_norm"))]),
+        _curve("clip_share", "percent", "share of the tokens", [_mean("share", rl, "clip_share")]),
+        _curve("entropy", "nats", "nats per token", [_mean("of a token", rl, "entropy")]),
+        _curve("loss", "number", "loss", [_mean("loss", lines, "loss")], zero=False),
+        _curve("grad_norm", "number", "norm before clipping", [_mean("norm", lines, "grad_norm")]),
     ]
 
 
 def _speeds(rl: Sequence[Line], lines: Sequence[Line]) -> list[dict[str, Any]]:
     return [
         _curve(
-            "Throughput",
+            "generated_tokens_per_s",
             "tokens/s",
             "tokens per second",
             [
-                _mean("generated", rl, _of("generated_tokens_per_s")),
-                _mean("trained", lines, _of("train_tokens_per_s")),
+                _mean("generated", rl, "generated_tokens_per_s"),
+                _mean("trained", lines, "train_tokens_per_s"),
             ],
         ),
         _curve(
-            "Time of a step",
+            "step_s",
             "seconds",
             "seconds per step",
-            [_mean("training", lines, _of("step_s")), _mean("waiting for groups", lines, _of("wait_s"))],
+            [_mean("training", lines, "step_s"), _mean("waiting for groups", lines, "wait_s")],
         ),
-        _curve("Weights published", "bytes", "size of a version", [_mean("a version", lines, _of("weights_bytes"))]),
+        _curve(
+            "weights_bytes",
+            "bytes",
+            "size of a version",
+            [_mean("a version", lines, "weights_bytes")],
+        ),
     ]
 
 
 def _environments(lines: Sequence[Line]) -> list[str]:
-    """Return the environments that have curves of their own: none of a single one, the most played of many."""
+    """Return the environments with curves of their own: the most played ones; none if there is only one."""
     played: Counter[str] = Counter()
     for line in lines:
         played.update({env: outcome["episodes"] for env, outcome in line["environments"].items()})
@@ -142,7 +154,7 @@ def _only(lines: Sequence[Line]) -> list[str]:
 
 
 def _curve(
-    title: str,
+    quantity: str,
     unit: str,
     axis: str,
     series: Sequence[Line],
@@ -151,25 +163,27 @@ def _curve(
     zero: bool = True,
     steps: bool = False,
 ) -> dict[str, Any]:
+    """Return a curve under the title of its quantity, with the series that have points."""
+    title = QUANTITIES[quantity].curve
     kept = [one for one in series if one["y"]]
     return {"title": title, "unit": unit, "axis": axis, "series": kept, "high": high, "zero": zero, "steps": steps}
 
 
-def _mean(name: str, lines: Sequence[Line], of: Callable[[Line], Any], env: str | None = None) -> dict[str, Any]:
-    return _series(env or name, lines, of, mean)
+def _mean(name: str, lines: Sequence[Line], key: str, env: str | None = None) -> dict[str, Any]:
+    return _series(env or name, lines, _value(key, env), mean)
 
 
-def _largest(name: str, lines: Sequence[Line], of: Callable[[Line], Any]) -> dict[str, Any]:
-    return _series(name, lines, of, max)
+def _largest(name: str, lines: Sequence[Line], key: str) -> dict[str, Any]:
+    return _series(name, lines, _value(key), max)
 
 
 def _series(
-    name: str, lines: Sequence[Line], of: Callable[[Line], Any], fold: Callable[[list[Any]], Any]
+    name: str, lines: Sequence[Line], value_of: Callable[[Line], Any], fold: Callable[[list[Any]], Any]
 ) -> dict[str, Any]:
     """Return a series with a point for each bin of steps that has a value."""
     series: dict[str, Any] = {"name": name, "x": [], "y": []}
     for part in _bins(lines):
-        if values := [value for line in part if (value := of(line)) is not None]:
+        if values := [value for line in part if (value := value_of(line)) is not None]:
             series["x"].append(part[-1]["step"])
             series["y"].append(fold(values))
     return series
@@ -181,8 +195,8 @@ def _success(lines: Sequence[Line], env: str | None) -> dict[str, Any]:
     for part in _bins(lines):
         outcomes = [
             (
-                _of("success_rate", env)(line),
-                round((_of("episodes", env)(line) or 0) * (1 - (line["error_share"] or 0.0))),
+                _value("success_rate", env)(line),
+                round((_value("episodes", env)(line) or 0) * (1 - (line["error_share"] or 0.0))),
             )
             for line in part
         ]
@@ -202,7 +216,7 @@ def _bins(lines: Sequence[Line]) -> Iterator[Sequence[Line]]:
     return (lines[start : start + size] for start in range(0, len(lines), size))
 
 
-def _of(key: str, env: str | None = None) -> Callable[[Line], Any]:
+def _value(key: str, env: str | None = None) -> Callable[[Line], Any]:
     if env is None:
         return lambda line: line[key]
     return lambda line: line["environments"].get(env, {}).get(key)

@@ -168,7 +168,7 @@ def evaluations(lines: Sequence[Line]) -> list[dict[str, Any]]:
             "pass": line["pass_at"],
             "turns": line["turns_mean"],
         }
-        row |= {"cut": line["truncated_share"], "broken": line["broken"], "dropped": line["dropped"], "parts": []}
+        row |= {"truncated": line["truncated_share"], "broken": line["broken"], "dropped": line["dropped"], "parts": []}
         for env, measured in line["environments"].items():
             for category, part in measured["categories"].items():
                 row["parts"].append(
@@ -221,7 +221,7 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
                     )
     return [
         dict(decision)
-        | {"step": decision["phase_step"] + config.imitation.steps, "ended_ranges": _met(files, decision)}
+        | {"step": decision["phase_step"] + config.imitation.steps, "first_step": _first_step(files, decision)}
         for decision in made
     ]
 
@@ -264,6 +264,6 @@ def _ends(files: Files) -> Iterator[tuple[int, str, str]]:
         yield from ((line["settled_step"], ticket, end) for _, ticket, end in line["ends"])
 
 
-def _met(files: Files, decision: Line) -> int | None:
+def _first_step(files: Files, decision: Line) -> int | None:
     reached = (line["step"] for line in files.rl if line["horizons"].get(decision["env_id"], 0) >= decision["to_turns"])
     return next(reached, None)

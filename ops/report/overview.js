@@ -42,12 +42,12 @@ function drawEvaluations(place) {
     interval(one.value, one.low, one.high, one.value === best),
     one.episodes,
     ...(most === "1" ? [] : [withUnit(one.pass[most], "percent")]),
-    withUnit(one.cut, "percent"),
+    withUnit(one.truncated, "percent"),
     one.turns === null ? "–" : plain(one.turns),
     one.broken + one.dropped,
     ...parts.map((name) => one.parts.find((part) => part.name === name)).map((part) => (part ? interval(part.success_rate, part.low, part.high) : "–")),
   ]);
-  const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Cut", "Turns", "Broken", ...parts];
+  const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Truncated", "Turns", "Broken", ...parts];
   place.append(h("p", { class: "hint" }, "Held-out tasks, played by the actors and never trained on; a version leads to its episodes. Bars and brackets are Wilson's intervals, 95 %."), table(heads, rows));
 }
 
@@ -80,8 +80,8 @@ function drawBooks(place) {
 function drawDecisions(place) {
   place.append(h("h2", {}, "Horizon schedule"));
   if (!facts.decisions.length) return place.append(h("p", { class: "hint" }, "The horizon has not changed in this run."));
-  place.append(table(["After step", "Environment", "Horizon", "Why", "First met in step"], facts.decisions.map((one) =>
-    [one.step, one.env_id, `${one.from_turns} → ${one.to_turns} turns`, one.reason, one.met ?? "not yet"])));
+  place.append(table(["After step", "Environment", "Horizon", "Why", "First in step"], facts.decisions.map((one) =>
+    [one.step, one.env_id, `${one.from_turns} → ${one.to_turns} turns`, one.reason, one.first_step ?? "not yet"])));
 }
 
 function drawLineages(place) {

@@ -52,12 +52,12 @@ def test_a_metric_is_counted_set_and_observed_under_its_prefix() -> None:
     metrics = Metrics()
     metrics.count("episodes_total", env="textcraft", stop="horizon")
     metrics.set("learner_step", 4)
-    metrics.observe("learner_step_seconds", 2.0)
+    metrics.observe("step_seconds", 2.0)
     text, content_type = metrics.exposition()
     assert content_type.startswith("text/plain; version=0.0.4")
     assert b'horizonrl_episodes_total{env="textcraft",stop="horizon"} 1.0' in text
     assert b"horizonrl_learner_step 4.0" in text
-    assert b"horizonrl_learner_step_seconds_sum 2.0" in text
+    assert b"horizonrl_step_seconds_sum 2.0" in text
     assert b"_created" not in text
 
 
@@ -80,9 +80,9 @@ def test_a_counter_stands_at_zero_from_the_start_and_a_gauge_only_once_it_is_set
     metrics = Metrics("learner", ["echo"])
     assert all(sample(metrics, "groups_dropped_total", reason=reason.value) == 0 for reason in DropReason)
     assert sample(metrics, "horizon_growths_total", env="echo") == 0
-    assert sample(metrics, "effective_sample_size_ratio") is None
-    metrics.set("effective_sample_size_ratio", 0.5)
-    assert sample(metrics, "effective_sample_size_ratio") == 0.5
+    assert sample(metrics, "ess") is None
+    metrics.set("ess", 0.5)
+    assert sample(metrics, "ess") == 0.5
 
 
 def test_a_forged_environment_makes_no_series_of_its_own() -> None:

@@ -93,7 +93,7 @@ LEARNING = Dashboard(
         "Is it learning": (
             Panel(
                 "Success",
-                [last("success_ratio", legend="batch"), last("eval_success_ratio", "env", legend="held out {{env}}")],
+                [last("success_rate", legend="batch"), last("eval_success_rate", "env", legend="held out {{env}}")],
                 "percentunit",
             ),
             Panel("Reward", [last("reward_mean")]),
@@ -101,23 +101,23 @@ LEARNING = Dashboard(
                 "Horizon",
                 [last("horizon_turns", "env"), rate("horizon_growths_total", "env", legend="growths {{env}}")],
             ),
-            Panel("Truncated", [last("truncated_ratio")], "percentunit"),
+            Panel("Truncated", [last("truncated_share")], "percentunit"),
         ),
         "Is it sound": (
             Panel(
                 "Importance ratio",
-                [last("importance_ratio_mean", legend="mean"), last("importance_ratio_max", legend="largest")],
+                [last("importance_mean", legend="mean"), last("importance_max", legend="largest")],
             ),
-            Panel("Effective sample size", [last("effective_sample_size_ratio")], "percentunit"),
+            Panel("Effective sample size", [last("ess")], "percentunit"),
             Panel(
                 "Actor against learner",
-                [last("mismatch_kl_nats", legend="KL"), last("logprob_gap_nats", legend="logprob gap")],
+                [last("kl", legend="KL"), last("logprob_gap", legend="logprob gap")],
             ),
             Panel("Gradient norm", [last("grad_norm")]),
         ),
         "How fast": (
-            Panel("Step", quantiles("learner_step_seconds"), "s"),
-            Panel("Wait for a batch", quantiles("learner_wait_seconds"), "s"),
+            Panel("Step", quantiles("step_seconds"), "s"),
+            Panel("Wait for a batch", quantiles("wait_seconds"), "s"),
             Panel("Checkpoint", quantiles("checkpoint_seconds"), "s"),
             Panel(
                 "Tokens",
@@ -141,7 +141,7 @@ ACTORS = Dashboard(
         "Now": (
             Panel("Actors", [Query('sum (up{job="actor", run="$run"})')], kind="stat"),
             Panel("Episodes in flight", [last("episodes_running", fold="sum")], kind="stat"),
-            Panel("Tokens a second", [rate("tokens_generated_total")], "ops", "stat"),
+            Panel("Tokens per second", [rate("sampled_tokens_total")], "ops", "stat"),
             Panel("Slowest actor's version", [last("actor_policy_version", fold="min")], kind="stat"),
         ),
         "Episodes": (
@@ -153,7 +153,7 @@ ACTORS = Dashboard(
         "Time": (
             Panel("Generation of a turn", quantiles("generate_seconds"), "s"),
             Panel("Step of an environment", quantiles("environment_step_seconds", "env"), "s"),
-            Panel("Tokens", [rate("tokens_generated_total", "instance")], "ops"),
+            Panel("Tokens", [rate("sampled_tokens_total", "instance")], "ops"),
         ),
         "Weights": (
             Panel(

@@ -181,7 +181,7 @@ def test_ends_and_rounds_are_mirrored_in_prometheus() -> None:
     mirror_evaluation(metrics, line_of(*ends))
     assert metrics.value("groups_evaluated_total") == metrics.value("groups_void_total") == 1
     assert metrics.value("groups_dropped_total", reason="malformed") == 1
-    assert metrics.value("eval_success_ratio", env="a") == 0.5
+    assert metrics.value("eval_success_rate", env="a") == 0.5
     assert metrics.value("eval_version") == 4
 
 

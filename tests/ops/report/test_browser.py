@@ -196,7 +196,7 @@ def test_the_overview_has_every_part(open_page: Open) -> None:
     expect(page.locator("#evaluations")).to_contain_text("pass@2")
     assert page.locator(".curve").count() == 18
     axes = [text for text in page.locator(".curve").first.locator(".axis").all_text_contents() if text]
-    assert axes == ["episodes solved", "optimizer step"]
+    assert axes == ["share of the episodes", "optimizer step"]
     assert page.locator(".evaluated").count() == 3
 
 

@@ -45,9 +45,9 @@ def test_the_books_balance_and_say_when_they_do_not(files: Files) -> None:
     assert books(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
 
 
-def test_decisions_name_the_step_that_first_met_them(config: RunConfig, files: Files) -> None:
+def test_decisions_name_the_step_that_they_began_with(config: RunConfig, files: Files) -> None:
     made = decisions(config, files)
-    assert [(one["env_id"], one["step"], one["from_turns"], one["to_turns"], one["ended_ranges"]) for one in made] == [
+    assert [(one["env_id"], one["step"], one["from_turns"], one["to_turns"], one["first_step"]) for one in made] == [
         ("textcraft", 3, 4, 8, 4),
         ("parity", 3, 4, 8, 4),
     ]
@@ -58,7 +58,7 @@ def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -
     growth = {"env_id": "parity", "phase_step": 2, "from_turns": 4, "to_turns": 8, "reason": "40% cut"}
     lines = [dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics]
     (made,) = decisions(config.model_copy(update={"horizon": horizon}), replace(files, metrics=lines))
-    assert (made["reason"], made["step"], made["ended_ranges"]) == ("40% cut", 2, 4)
+    assert (made["reason"], made["step"], made["first_step"]) == ("40% cut", 2, 4)
 
 
 def test_an_end_is_told_of_every_ticket(files: Files) -> None:

@@ -1,0 +1,249 @@
+"""What a step measures: one name for each quantity, wherever it is shown.
+
+The name is the key in `metrics.jsonl`. From it follow the key of a tracker (`train/NAME`) and the name in Prometheus
+(`horizonrl_NAME`), where a unit is spelled out and a counter ends with `_total`. The title of its curve in the report
+and its column on the console are in the table too, which `docs/metrics.md` shows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    name: str
+    """The key in `metrics.jsonl`."""
+    unit: str
+    """Empty for a number without one."""
+    meaning: str
+    metric: Literal["gauge", "counter", "histogram"] | None = None
+    """Its kind in Prometheus; None if only files have it."""
+    curve: str = ""
+    """Title of the curve that draws it in the report; two quantities may share one."""
+    column: str = ""
+    """Its column on the console."""
+
+    @property
+    def metric_name(self) -> str:
+        """The name in Prometheus, without the prefix of all metrics."""
+        spelled = f"{self.name.removesuffix('_s')}_seconds" if self.name.endswith("_s") else self.name
+        return f"{spelled}_total" if self.metric == "counter" else spelled
+
+
+# What the episodes came to
+OUTCOMES = (
+    Quantity(
+        name="success_rate",
+        unit="share",
+        meaning="Share of the valid episodes that were solved.",
+        metric="gauge",
+        curve="Success",
+        column="success",
+    ),
+    Quantity(
+        name="reward_mean",
+        unit="return",
+        meaning="Mean return of the valid episodes.",
+        metric="gauge",
+        curve="Reward",
+        column="reward",
+    ),
+    Quantity(name="return_std", unit="return", meaning="Standard deviation of the valid episodes' returns."),
+    Quantity(
+        name="turns_mean",
+        unit="turns",
+        meaning="Mean number of turns of the valid episodes.",
+        curve="Turns",
+        column="turns",
+    ),
+    Quantity(
+        name="truncated_share",
+        unit="share",
+        meaning="Share of the valid episodes that the horizon, the context or the environment's own limit ended.",
+        metric="gauge",
+        curve="Truncated",
+        column="truncated",
+    ),
+    Quantity(name="error_share", unit="share", meaning="Share of all episodes that an error ended."),
+    Quantity(
+        name="horizon",
+        unit="turns",
+        meaning="Longest horizon of the groups consumed.",
+        curve="Horizon",
+        column="horizon",
+    ),
+)
+
+# What they cost, and what became of groups and tickets
+COSTS = (
+    Quantity(name="episodes", unit="episodes", meaning="Episodes of the groups consumed, broken ones included."),
+    Quantity(
+        name="environment_steps", unit="turns", meaning="Turns of all episodes that were consumed.", metric="counter"
+    ),
+    Quantity(
+        name="generated_tokens",
+        unit="tokens",
+        meaning="Generated tokens of all episodes that were consumed.",
+        metric="counter",
+    ),
+    Quantity(
+        name="tokens_trained", unit="tokens", meaning="Generated tokens that the step trained on.", metric="counter"
+    ),
+    Quantity(
+        name="groups_trained",
+        unit="groups",
+        meaning="Groups that the step trained on.",
+        metric="counter",
+        curve="Groups",
+    ),
+    Quantity(
+        name="groups_dropped",
+        unit="groups",
+        meaning="Groups that were dropped while the batch was made.",
+        metric="counter",
+        curve="Groups",
+    ),
+    Quantity(
+        name="tickets_issued",
+        unit="tickets",
+        meaning="Tickets of all kinds issued so far, when the step was committed.",
+        metric="counter",
+    ),
+    Quantity(
+        name="tickets_outstanding",
+        unit="tickets",
+        meaning="Tickets issued and not settled, when the step was committed.",
+        metric="gauge",
+    ),
+)
+
+# How far the data was from the policy that it trained
+CORRECTIONS = (
+    Quantity(
+        name="staleness_mean",
+        unit="versions",
+        meaning="Mean number of versions that the trained groups were behind.",
+        curve="Staleness",
+    ),
+    Quantity(
+        name="staleness_max",
+        unit="versions",
+        meaning="Largest number of versions that a trained group was behind.",
+        curve="Staleness",
+        column="stale",
+    ),
+    Quantity(
+        name="logprob_gap",
+        unit="nats",
+        meaning="Mean absolute difference between the actor's and the learner's logprobs of the same tokens.",
+        metric="gauge",
+        curve="Logprob gap",
+        column="gap",
+    ),
+    Quantity(
+        name="logprob_gap_fresh",
+        unit="nats",
+        meaning="The logprob gap of tokens that the version in training sampled: the difference of two engines.",
+        curve="Logprob gap",
+    ),
+    Quantity(
+        name="kl",
+        unit="nats",
+        meaning="k3 estimate of KL(behaviour || learner), before the step.",
+        metric="gauge",
+        curve="KL divergence",
+    ),
+    Quantity(
+        name="reference_kl",
+        unit="nats",
+        meaning="k3 estimate of KL(learner || reference).",
+        curve="KL divergence",
+    ),
+    Quantity(
+        name="importance_mean",
+        unit="ratio",
+        meaning="Mean importance ratio.",
+        metric="gauge",
+        curve="Importance ratio",
+    ),
+    Quantity(
+        name="importance_max",
+        unit="ratio",
+        meaning="Largest importance ratio.",
+        metric="gauge",
+        curve="Importance ratio",
+    ),
+    Quantity(
+        name="ess",
+        unit="share",
+        meaning="Effective sample size of the importance ratios, as a share of the tokens.",
+        metric="gauge",
+        curve="Effective sample size",
+    ),
+)
+
+# What training made of it
+TRAINING = (
+    Quantity(name="loss", unit="", meaning="The loss.", curve="Loss", column="loss"),
+    Quantity(
+        name="grad_norm", unit="", meaning="Gradient norm before clipping.", metric="gauge", curve="Gradient norm"
+    ),
+    Quantity(name="lr", unit="", meaning="Learning rate."),
+    Quantity(name="entropy", unit="nats", meaning="Mean entropy of the policy per token.", curve="Entropy"),
+    Quantity(
+        name="clip_share",
+        unit="share",
+        meaning="Share of the tokens whose gradient the trust region stopped.",
+        curve="Clip share",
+    ),
+    Quantity(name="value_error", unit="return", meaning="Root mean square error of the critic."),
+)
+
+# How long it took
+SPEED = (
+    Quantity(
+        name="step_s",
+        unit="seconds",
+        meaning="Time from the full batch to the announced version.",
+        metric="histogram",
+        curve="Time per step",
+        column="step s",
+    ),
+    Quantity(
+        name="wait_s",
+        unit="seconds",
+        meaning="Time that the step waited for its batch.",
+        metric="histogram",
+        curve="Time per step",
+        column="wait s",
+    ),
+    Quantity(
+        name="train_tokens_per_s",
+        unit="tokens/s",
+        meaning="Tokens trained per second of the engine's own time.",
+        curve="Throughput",
+    ),
+    Quantity(
+        name="generated_tokens_per_s",
+        unit="tokens/s",
+        meaning="Generated tokens of the valid episodes per second of the step and its wait.",
+        curve="Throughput",
+        column="tok/s",
+    ),
+    Quantity(
+        name="weights_bytes",
+        unit="bytes",
+        meaning="Size of the weights that were published.",
+        metric="gauge",
+        curve="Weights published",
+    ),
+    Quantity(
+        name="weights_publish_s", unit="seconds", meaning="Time to publish the step's version.", metric="histogram"
+    ),
+)
+
+QUANTITIES: Mapping[str, Quantity] = {
+    quantity.name: quantity for quantity in (*OUTCOMES, *COSTS, *CORRECTIONS, *TRAINING, *SPEED)
+}
+"""By name, in the order in which the documentation shows them."""
