@@ -13,9 +13,8 @@ from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.policy import Policy
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.api import Key, Role, Transport
+from horizonrl.broker.connect import connected
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed

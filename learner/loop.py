@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from horizonrl.broker.api import Transport
+from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import DeadLetter, Entry, GroupLog, LogReader
-from horizonrl.broker.marks import place_of
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
@@ -71,7 +71,7 @@ class Commit:
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
-    """Of the entry at the cursor (`broker/marks.py`)."""
+    """Of the entry at the cursor (`broker/continuity.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class LearnerLoop:
             self._take_up(checkpoint)
         cursor = self._commit.cursor
         try:
-            place = await place_of(self.transport, cursor, self._commit.mark)
+            place = await resume_position(self.transport, cursor, self._commit.mark)
         except LogGap as error:
             raise CheckpointMismatch(
                 f"{self.config.run_dir} cannot be resumed from step {self._commit.step}: {error}"

@@ -13,8 +13,8 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connected
 from horizonrl.common.children import bind
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import EnvSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import Service, until_stopped

@@ -20,10 +20,9 @@ from urllib.parse import urlsplit
 import uvloop
 
 from horizonrl.actors.main import version_of
-from horizonrl.broker.api import Key, Transport
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connect, connected
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.api import Key, Role, Transport
+from horizonrl.broker.connect import connect, connected
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.common.children import bound
@@ -222,7 +221,7 @@ async def _train(config: RunConfig, console: Console) -> bool:
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
-    async with EmbeddedServer(config.run_dir / "nats", config.broker.durability, port=port) as server:
+    async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         (config.run_dir / ADDRESS).write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
@@ -306,11 +305,11 @@ async def _listen(transport: Transport, course: Course, console: Console) -> Non
 def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
-    secret = config.broker.password
+    secret = config.broker.nats.password
     environment: dict[str, str] = {}
     port = config.metrics.port
     if secret is not None:  # not as an argument: every user of the machine can read those
-        environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
+        environment["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
     parts = []
     for place, (role, name) in enumerate(names):
         own = {"HORIZONRL_METRICS__PORT": str(port + place)} if port else {}
@@ -363,10 +362,10 @@ async def serve_broker(config: RunConfig) -> None:
     SIGHUP has it read the keys again.
     """
     address = urlsplit(config.broker.url or "nats://127.0.0.1:4222")
-    keys = Keys(config.broker.keys) if config.broker.keys else None
+    keys = KeyFolder(config.broker.nats.keys) if config.broker.nats.keys else None
     if keys and config.run.name not in keys.runs():
         raise ConfigError(
-            f"broker.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
+            f"broker.nats.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
             f"`horizonrl broker keys --out {keys.folder} --run {config.run.name} --host NAME`"
         )
     stopping = asyncio.Event()
@@ -374,14 +373,15 @@ async def serve_broker(config: RunConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with EmbeddedServer(
         config.run_dir / "nats",
-        config.broker.durability,
+        config.broker.nats.durability,
         host=address.hostname or "127.0.0.1",
         port=address.port or 4222,
         extra=keys.included(config.run_dir / "nats") if keys else "",
     ) as server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority} if keys else {}
-        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
+        nats = config.broker.nats.model_copy(update=own)
+        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats}))
         await transport.close()
         log.info("broker_started", url=server.url)
         scheme = "tls" if keys else "nats"

@@ -117,7 +117,7 @@ def test_an_undecodable_message_is_kept_in_dead_once_and_passed_over(broker: Bro
             dead = (await reader.fetch(1, 5.0))[0]
             await reader.close()
             assert (dead.subject, dead.data) == ("dead.groups", b"\xffjunk")
-            assert dead.headers["Nats-Msg-Id"] == "dead-GROUPS-1"
+            assert dead.message_id == "dead-GROUPS-1"
             assert dead.headers["Horizon-Subject"] == "groups.train"
 
     asyncio.run(scenario())

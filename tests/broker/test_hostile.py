@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from horizonrl.broker.api import Key, Stream, Transport
-from horizonrl.broker.nats.access import Role, hears, inbox, names, publishes
-from horizonrl.broker.nats.folder import public_key
+from horizonrl.broker.api import Key, Role, Stream, Transport
+from horizonrl.broker.nats.access import hears, inbox, names, publishes
+from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue

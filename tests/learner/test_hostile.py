@@ -168,7 +168,7 @@ def test_the_weights_are_the_same_with_and_without_hostile_messages(tmp_path: Pa
         await world.run()
         await world.check()
         honest = list(world.server.runs["run"].streams[Stream.GROUPS].messages.values())
-        log = [(of.subject, of.data, of.headers["Nats-Msg-Id"], {}) for of in honest]
+        log = [(of.subject, of.data, of.message_id, {}) for of in honest]
         evil = list(attacks(honest))
         mixed: list[Any] = [*log]
         dice = random.Random(seed)

@@ -6,10 +6,10 @@ import pytest
 from nats.js import api
 from structlog.testing import capture_logs
 
-from horizonrl.broker.api import Key, QueueState, Stream
+from horizonrl.broker.api import Key, QueueState, Stream, stream_of
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name, stream_of
+from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
 
