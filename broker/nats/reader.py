@@ -100,11 +100,11 @@ def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None
     return to_message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
 
 
-def _direct(answer: Msg, prefix: str, _: Connection) -> Message | None:
+def _direct(answer: Msg, prefix: str, connection: Connection) -> Message | None:
     headers = dict(answer.headers or {})
     if headers.get("Status") == "404":
         return None
-    _, subject, sequence, time = (headers.pop(name) for name in ADDED_HEADERS)
+    _stream, subject, sequence, time = (headers.pop(name) for name in ADDED_HEADERS)
     return to_message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
 
 

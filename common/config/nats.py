@@ -34,8 +34,7 @@ def refuse_moved_keys(broker: dict[str, Any]) -> dict[str, Any]:
     """
     moved = NatsSection.model_fields.keys() & broker.keys()
     for name in sorted(moved):
-        unset = broker[name] in (None, "none", NatsSection.model_fields[name].default)
-        if "nats" in broker or not unset:
+        if broker[name] not in (None, "none", NatsSection.model_fields[name].default):
             variable = ": set HORIZONRL_BROKER__NATS__PASSWORD" if name == "password" else ""
             raise ValueError(f"broker.{name} is now broker.nats.{name}{variable}")
     return {name: value for name, value in broker.items() if name not in moved}

@@ -42,13 +42,13 @@ class Secured:
             await transport.close()
 
     @asynccontextmanager
-    async def client(self, role: Role, number: int = 0, told: list[str] | None = None) -> AsyncIterator[Client]:
-        """Hold a bare client open, which does what it wants; what the server tells it of errors goes to `told`."""
+    async def client(self, role: Role, number: int = 0, errors: list[str] | None = None) -> AsyncIterator[Client]:
+        """Hold a bare client open, which may try anything; `errors` receives what the server refuses."""
         seed = self.keys.seed(RUN, role, number)
 
         async def hear(error: Exception) -> None:
-            if told is not None:
-                told.append(str(error))
+            if errors is not None:
+                errors.append(str(error))
 
         client = await nats.connect(
             self.server.url,
@@ -60,7 +60,7 @@ class Secured:
         )
         try:
             yield client
-            await client.flush()  # the last refusal is told by its own callback
+            await client.flush()  # the last refusal comes through its own callback
         finally:
             await client.close()
 

@@ -133,12 +133,12 @@ def test_the_limits_are_the_ones_that_hold() -> None:
 
 
 def test_the_numbers_are_the_ones_that_hold() -> None:
-    said = " ".join(PROTOCOL.split())
-    assert f"anyway after {loop.WEIGHTS_WAIT_S:g} seconds" in said
-    assert f"to the reply subject, with {loop.RETRY_DELAY_S:g} seconds" in said
-    assert f"`max_payload` less {nats_transport.HEADER_ROOM} bytes" in said
-    assert f"{streams.DUPLICATE_WINDOW_S / 3600:g} hour" in said.replace("one hour", "1 hour")
-    assert [code for code in connection.STREAM_IS_FULL if str(code) not in said] == []
+    page = " ".join(PROTOCOL.split())
+    assert f"anyway after {loop.WEIGHTS_WAIT_S:g} seconds" in page
+    assert f"to the reply subject, with {loop.RETRY_DELAY_S:g} seconds" in page
+    assert f"`max_payload` less {nats_transport.HEADER_ROOM} bytes" in page
+    assert f"{streams.DUPLICATE_WINDOW_S / 3600:g} hour" in page.replace("one hour", "1 hour")
+    assert [code for code in connection.STREAM_IS_FULL if str(code) not in page] == []
 
 
 def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ def test_what_is_stored_is_read_to_its_end_and_no_further(broker: Broker) -> Non
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("told", [0, 3])
-def test_silence_is_a_broker_in_trouble_and_not_the_end(told: int) -> None:
+@pytest.mark.parametrize("delivered", [0, 3])
+def test_silence_is_a_broker_in_trouble_and_not_the_end(delivered: int) -> None:
     async def scenario() -> None:
-        transport = SilentTransport(MemoryServer(), told)
+        transport = SilentTransport(MemoryServer(), delivered)
         for _ in range(5):
             await transport.publish("tickets.train", b"x")
-        with pytest.raises(BrokerUnreachable, match=f"up to 5, but delivered nothing after {told}"):
+        with pytest.raises(BrokerUnreachable, match=f"up to 5, but delivered nothing after {delivered}"):
             await read(transport, 0, "tickets.train")
         assert transport.readers == 0
 
@@ -63,7 +63,7 @@ def test_what_is_purged_while_it_is_read_is_not_waited_for(broker: Broker, monke
 
 def test_a_reading_that_is_broken_off_closes_its_reader() -> None:
     async def scenario() -> None:
-        transport = SilentTransport(MemoryServer(), told=5)
+        transport = SilentTransport(MemoryServer(), delivered=5)
         for _ in range(5):
             await transport.publish("tickets.train", b"x")
         async with aclosing(scan(transport, Stream.TICKETS, 0, "tickets.train")) as messages:

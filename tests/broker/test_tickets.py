@@ -308,6 +308,6 @@ def test_a_queue_that_falls_silent_is_not_taken_for_a_shorter_one() -> None:
         for number in range(3):
             await TicketQueue(MemoryTransport(server)).issue(make_ticket(number))
         with pytest.raises(BrokerUnreachable, match=r"TICKETS holds .* up to 3"):
-            await TicketQueue(SilentTransport(server, told=2)).stored_tickets()
+            await TicketQueue(SilentTransport(server, delivered=2)).stored_tickets()
 
     asyncio.run(scenario())

@@ -105,15 +105,15 @@ def attempts() -> Iterator[str]:
 
 async def refused(broker: Secured, role: Role) -> tuple[set[str], set[str]]:
     """Return the subjects that the server would not let a role publish and subscribe to."""
-    told: list[str] = []
-    async with broker.client(role, told=told) as client:
+    errors: list[str] = []
+    async with broker.client(role, errors=errors) as client:
         for subject in attempts():
             await client.publish(subject, b"")
             await client.flush()
         for subject in OVERHEARD:
             await client.subscribe(subject.format(run=RUN))
             await client.flush()
-    parts = [text.split('"')[:2] for text in told if "permissions violation" in text]
+    parts = [text.split('"')[:2] for text in errors if "permissions violation" in text]
     publishing = {name for what, name in parts if "publish" in what}
     return publishing, {name for what, name in parts if "subscription" in what}
 
@@ -217,10 +217,10 @@ def test_a_refusal_is_counted_and_ends_the_role_with_a_clear_error(
 
     assert run_role(scenario) == 1
     assert metrics.value("broker_denied_total") == 1
-    told = capsys.readouterr().err
-    assert "error: nats://127.0.0.1" in told
-    assert f'permissions violation for publish to "{RUN}.tickets.train"' in told.lower()
-    assert "Traceback" not in told
+    errors = capsys.readouterr().err
+    assert "error: nats://127.0.0.1" in errors
+    assert f'permissions violation for publish to "{RUN}.tickets.train"' in errors.lower()
+    assert "Traceback" not in errors
 
 
 def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:
@@ -281,16 +281,16 @@ def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) 
     async def scenario() -> None:
         async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
             await learner.put(Key.POLICY, b"p")
-            told: list[str] = []
-            async with broker.client(Role.ACTOR, told=told) as client:
+            errors: list[str] = []
+            async with broker.client(Role.ACTOR, errors=errors) as client:
                 js = client.jetstream(timeout=1.0)
                 assert (await js.account_info()).streams == 5
                 state = await js.key_value(f"{RUN}_STATE")
                 assert (await state.get("policy")).value == b"p"
-                assert told == []
+                assert errors == []
                 with pytest.raises(nats.errors.TimeoutError):
                     await state.watch("policy")
-            assert "$js.api.consumer.create" in told[0]
+            assert "$js.api.consumer.create" in errors[0]
 
     asyncio.run(scenario())
 
