@@ -10,8 +10,8 @@ from horizonrl.actors.engines.registry import start_policy
 from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import WEIGHTS

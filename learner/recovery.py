@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.marks import place_of
+from horizonrl.broker.continuity import resume_position
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
@@ -96,7 +96,7 @@ class Recovery:
         """
         commit = self.state.last_commit
         try:
-            place = await place_of(self.transport, commit.cursor, commit.mark)
+            place = await resume_position(self.transport, commit.cursor, commit.mark)
         except LogGap as error:
             raise CheckpointMismatch(
                 f"{self.state.config.run_dir} cannot be resumed from step {commit.step}: {error}"

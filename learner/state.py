@@ -32,7 +32,7 @@ class Commit:
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
-    """Mark of the entry at the cursor (`broker/marks.py`)."""
+    """Mark of the entry at the cursor (`broker/continuity.py`)."""
 
 
 class LearnerState:

@@ -86,11 +86,14 @@ def _refuse_unknown_variables(model: type[BaseModel]) -> None:
 def _refuse_secrets(given: Any, place: str) -> None:
     """Raise ConfigError for a secret where others can read it."""
     broker = given.get("broker")
-    if isinstance(broker, dict) and broker.get("password", "none") != "none":
-        raise ConfigError(
-            f"broker.password stands in {place}, where others can read it: set the environment variable "
-            "HORIZONRL_BROKER__PASSWORD, or use broker.nkey_seed"
-        )
+    broker = broker if isinstance(broker, dict) else {}
+    nats = broker.get("nats")
+    for name, section in {"broker.password": broker, "broker.nats.password": nats}.items():
+        if isinstance(section, dict) and section.get("password", "none") != "none":
+            raise ConfigError(
+                f"{name} stands in {place}, where others can read it: set the environment variable "
+                "HORIZONRL_BROKER__NATS__PASSWORD, or use broker.nats.nkey_seed"
+            )
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

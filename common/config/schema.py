@@ -7,13 +7,14 @@ plain values down.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from horizonrl.common.config.loading import load_sections
+from horizonrl.common.config.nats import NatsSection, refuse_moved_keys
 from horizonrl.common.config.objective import (
     AdvantageSection,
     CorrectionSection,
@@ -37,8 +38,6 @@ from horizonrl.common.config.training import (
 )
 from horizonrl.common.types import EnvironmentSettings, Kind, Name, RunSettings
 
-SCHEMES = ("nats", "tls", "ws", "wss")
-
 
 class RunSection(Section):
     name: Name = "textcraft"
@@ -51,52 +50,46 @@ class RunSection(Section):
 
 class BrokerSection(Section):
     url: str | None = None
-    """`nats://host:port`, or `tls://`, of a running server; those of a cluster with commas between. None starts an
-    embedded server for the run."""
-    user: str | None = None
-    """A user of the server, for HORIZONRL_BROKER__PASSWORD."""
-    password: SecretStr | None = None
-    """Only from the environment: HORIZONRL_BROKER__PASSWORD."""
-    credentials: Path | None = None
-    """A NATS .creds file (JWT and nkey)."""
-    nkey_seed: Path | None = None
-    """A file with an nkey seed."""
-    ca_file: Path | None = None
-    """Certificate authority of a TLS server; a server without TLS is then refused."""
+    """Address of a running broker. Its scheme chooses the transport: `nats://HOST:PORT`, or `tls://HOST:PORT` for NATS
+    over TLS; separate the servers of a cluster with commas. Without a url, the run starts a
+    nats-server of its own."""
     ticket_key: Path | None = None
-    """A file with the key that signs tickets, for controller and learner alone: groups that answer no ticket of theirs
-    are then refused. None believes every actor."""
-    keys: Path | None = None
-    """The folder of `horizonrl broker keys` that `horizonrl broker` serves with; no other role reads it."""
-    durability: Literal["process", "power"] = "process"
-    """What an acknowledged message survives: a killed server, or also a power cut (an fsync per message)."""
+    """A file with the key that signs tickets. Only controller and learner have it: they then refuse groups that answer
+    none of their tickets. Without a key, every actor is trusted."""
     connect_timeout_s: Seconds = 10.0
-    """How long a role waits for the broker when it starts."""
+    """Seconds that a role waits for the broker when it starts."""
     ack_wait_s: Seconds = 30.0
-    """A lease not extended for so long is given to another actor."""
+    """Seconds after which a lease that was not extended goes to another actor."""
     max_deliver: Positive = 5
     """Deliveries of a ticket after which it is settled as void."""
     max_log_bytes: Positive = 4 << 30
-    """Size of the group log at which publishers wait for the learner. It must hold the groups of one step; more lets
-    the learner wait with a checkpoint until one is due."""
+    """Size of the group log, in bytes, at which publishers wait for the learner. It must hold the groups of one step;
+    with more, the learner can wait with a checkpoint until one is due."""
     shared_files: bool = False
-    """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
-    turns it on, and so may pods that share a volume."""
+    """Actors read new weights from the learner's run directory instead of through the broker. `train` with its own
+    broker turns this on; pods that share a volume may do the same."""
+    nats: NatsSection = NatsSection()
+    """What only NATS has."""
 
     @property
     def servers(self) -> list[str]:
-        """Those of `url`: one, or a cluster's."""
+        """The servers in `url`: one, or those of a cluster."""
         return [] if self.url is None else [server.strip() for server in self.url.split(",")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_moved_key(cls, given: Any) -> Any:
+        return refuse_moved_keys(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
         for server in self.servers:
             try:
                 parts = urlsplit(server)
-                known = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
+                complete = "://" in server and parts.hostname is not None and parts.port != 0
             except ValueError:  # a port that is no number, or too large
-                known = False
-            if not known:
+                complete = False
+            if not complete:
                 raise ValueError(f"url is {self.url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
         return self
 
@@ -105,7 +98,8 @@ class BrokerSection(Section):
         if "@" in (self.url or ""):
             raise ValueError(
                 "url holds credentials, which would show in logs, in config.toml and to users of the machine: give "
-                "broker.nkey_seed, or broker.user and the environment variable HORIZONRL_BROKER__PASSWORD"
+                "broker.nats.nkey_seed, or broker.nats.user and the environment variable "
+                "HORIZONRL_BROKER__NATS__PASSWORD"
             )
         return self
 

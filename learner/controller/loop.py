@@ -101,7 +101,7 @@ class Controller:
         for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
             kind, number = unsettled[ticket_id]
             earlier, ticket = stored.get(ticket_id) or (0, self._ticket(kind, number, progress))
-            await self._queue.issue_again(ticket, earlier)
+            await self._queue.reissue(ticket, earlier)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
 

@@ -132,7 +132,7 @@ class Collector:
 
     def consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
         """Settle the next entry of the log, or admit it; return the outcome if it ended an eval ticket."""
-        self.cursor, self.mark = entry.sequence, entry.mark
+        self.cursor, self.mark = entry.sequence, entry.digest
         match entry.record:
             case DeadLetter():
                 return self._consume_dead(entry)
@@ -150,7 +150,7 @@ class Collector:
 
     def pass_over(self, entry: Entry) -> None:
         """Skip an entry and leave its ticket open, because the ticket has not been issued."""
-        self.cursor, self.mark = entry.sequence, entry.mark
+        self.cursor, self.mark = entry.sequence, entry.digest
         self.pending.unissued.append(entry.sequence)
 
     def ended_ranges(self) -> dict[Kind, tuple[tuple[int, int], ...]]:

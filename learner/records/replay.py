@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
+from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.marks import place_of
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
@@ -59,7 +59,7 @@ class Replay:
         collector = Collector(self.rules, TicketAccounts())
         if start is not None:
             await self.engine.load(start.path)
-            place = await place_of(self.transport, start.cursor, start.mark)
+            place = await resume_position(self.transport, start.cursor, start.mark)
             collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place)
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
         reader = await GroupLog(self.transport, signer).read(after=collector.cursor)

@@ -29,21 +29,27 @@ def page() -> str:
     """Return the page's text."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig.model_construct().model_dump(mode="json")
-    return "\n".join([HEAD, *(_section(name, schema, defaults[name]) for name in schema["properties"])])
+    sections = [_section(name, place, schema, defaults[name]) for name, place in schema["properties"].items()]
+    return "\n".join([HEAD, *sections])
 
 
-def _section(name: str, schema: dict[str, Any], defaults: Any) -> str:
-    """Return the table of a section; `envs` is a list of sections, whose one element has the defaults."""
+def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults: Any) -> str:
+    """Return the table of a section, and then those of the sections in it.
+
+    `envs` is a list of sections, whose one element has the defaults.
+    """
     several = isinstance(defaults, list)
-    place = schema["properties"][name]["items"] if several else schema["properties"][name]
-    properties = _followed(place, schema)["properties"]
+    properties = _followed(place["items"] if several else place, schema)["properties"]
     given = defaults[0] if several else defaults
+    inner = {key: field for key, field in properties.items() if "properties" in _followed(field, schema)}
     rows = [
         f"| `{key}` | {_type(field, schema)} | {_default(given.get(key))} | {_meaning(field)} |"
         for key, field in properties.items()
+        if key not in inner
     ]
     title = f"## `[[{name}]]`" if several else f"## `[{name}]`"
-    return "\n".join([title, "", "| key | values | default | meaning |", "|---|---|---|---|", *rows, ""])
+    tables = [_section(f"{name}.{key}", field, schema, given[key]) for key, field in inner.items()]
+    return "\n".join([title, "", "| key | values | default | meaning |", "|---|---|---|---|", *rows, "", *tables])
 
 
 def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import uvloop
 
 from horizonrl.actors.engines import registry as engines
 from horizonrl.broker.api import Transport
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, HorizonError
@@ -95,7 +95,7 @@ async def _train(config: RunConfig, console: Console) -> bool:
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
-    async with EmbeddedServer(config.run_dir / "nats", config.broker.durability, port=port) as server:
+    async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         (config.run_dir / ADDRESS).write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
@@ -150,10 +150,10 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
 def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
-    secret = config.broker.password
+    secret = config.broker.nats.password
     environment: dict[str, str] = {}
     if secret is not None:  # not as an argument: every user of the machine can read those
-        environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
+        environment["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):

@@ -1,5 +1,6 @@
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_a_corrupted_chunk_is_rejected_and_leaves_no_file(
         manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
         held = small.server.runs["run"].streams[Stream.WEIGHTS].messages
         chunk = held[2]
-        held[2] = type(chunk)(chunk.subject, bytes(1_024), chunk.sequence, chunk.headers)
+        held[2] = replace(chunk, data=bytes(1_024))
         with pytest.raises(WeightsRejected, match=r"v1\.l0"):
             await fetch_frame(small, manifest, tmp_path / "fetched")
         assert os.listdir(tmp_path) == [frame[0].name]

@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.api import Transport
+from horizonrl.broker.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
@@ -160,7 +160,7 @@ class Cluster:
     """Where the roles find the broker."""
     server: EmbeddedServer
     proxy: Proxy
-    transport: NatsTransport
+    transport: Transport
     """A connection of our own, past the proxy."""
     roles: dict[str, RoleProcess] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Key, Message, Stream
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LogGap, RunFailed
 from horizonrl.learner.records.checkpoint import CheckpointStore

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from horizonrl.broker.api import Extent, Key, QueueState, Transport
+from horizonrl.broker.connect import connect
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
