@@ -26,7 +26,8 @@ from horizonrl.common.errors import CheckpointMismatch, LogGap, NothingToLearn, 
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
-from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, Phase, PolicyVersion
 from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.engine.api import Engine, StepStats

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import CheckpointMismatch
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.learner.records.checkpoint import Checkpoint
 
 

@@ -35,7 +35,8 @@ from horizonrl.common.config.training import (
     RlSection,
     RolloutSection,
 )
-from horizonrl.common.types import EnvironmentSettings, Kind, Name, RunSettings
+from horizonrl.common.state import EnvironmentSettings, RunSettings
+from horizonrl.common.types import Kind, Name
 
 SCHEMES = ("nats", "tls", "ws", "wss")
 

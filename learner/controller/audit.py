@@ -8,7 +8,8 @@ Pure logic over what the controller has read; issuing the ticket again is harmle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horizonrl.common.types import Kind, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind
 
 
 @dataclass

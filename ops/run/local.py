@@ -32,7 +32,7 @@ from horizonrl.common.errors import BrokerUnreachable, CheckpointError, ConfigEr
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, BEST, REPORT
 from horizonrl.common.service import until_stopped
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.learner.controller.main import sources_of

@@ -18,7 +18,8 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import CheckpointError, NothingToLearn, RunFailed
 from horizonrl.common.run_dir import METRICS
-from horizonrl.common.types import Kind, PolicyVersion, Progress, Void, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import Kind, PolicyVersion, Void
 from horizonrl.learner.intake.batch import Trace
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.journal import only_learner

@@ -12,7 +12,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
-from horizonrl.common.types import Kind, Outcomes, Progress
+from horizonrl.common.state import Outcomes, Progress
+from horizonrl.common.types import Kind
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run import local
 from horizonrl.ops.run.directory import only_train, write_config
