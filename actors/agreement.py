@@ -6,7 +6,7 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import RunSettings
+from horizonrl.common.state import RunSettings
 
 log = get_logger()
 

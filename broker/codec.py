@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from horizonrl.broker import schema1
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
-from horizonrl.common.types import Group, HorizonState, Progress, Record, RunSettings, Ticket, Void, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.types import Group, Record, Ticket, Void
 
 SCHEMA_VERSION = 2
 MAX_RECORD_BYTES = 64 << 20

@@ -32,7 +32,8 @@ from horizonrl.common.errors import (
     UnknownSchema,
 )
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import Group, Kind, Progress, Ticket, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Group, Kind, Ticket, Void
 
 log = get_logger()
 

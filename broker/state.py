@@ -6,7 +6,7 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
 
 log = get_logger()
 

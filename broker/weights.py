@@ -17,7 +17,8 @@ import xxhash
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 
 FRAME = "weights.frame"
 OFFSET = "Horizon-Offset"

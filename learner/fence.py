@@ -8,7 +8,7 @@ fenced. The same fence guards the key `policy` and every purge.
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import Fenced, HorizonError, StateConflict
-from horizonrl.common.types import Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
 
 
 class Fence:

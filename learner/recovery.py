@@ -19,7 +19,7 @@ from horizonrl.common.errors import CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.learner.announcer import Announcer
 from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.engine.weights_file import WEIGHTS_FILE

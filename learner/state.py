@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, Phase, PolicyVersion
 from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.intake.accounts import TicketAccounts

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from horizonrl.broker.api import Transport
 from horizonrl.broker.weights import discard_frames_below, publish_frame
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.weights_file import INCOMING
 from horizonrl.learner.fence import Fence
 

@@ -9,7 +9,8 @@ group still turns up.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horizonrl.common.types import Kind, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind
 
 
 @dataclass

@@ -19,7 +19,8 @@ from statistics import fmean, variance
 from typing import Any, Literal, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Group, HorizonGrowth, HorizonTurns, Kind, Record, StopReason
+from horizonrl.common.state import HorizonGrowth
+from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
 
 ScheduleKind = Literal["fixed", "staged", "linear"]
 

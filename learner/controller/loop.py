@@ -20,7 +20,8 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
+from horizonrl.common.state import HorizonState, Outcomes, Progress
+from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit, open_tickets
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import horizon_turns

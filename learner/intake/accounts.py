@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.common.types import DropReason, Kind, Outcomes
+from horizonrl.common.state import Outcomes
+from horizonrl.common.types import DropReason, Kind
 
 
 @dataclass

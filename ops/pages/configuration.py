@@ -10,18 +10,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """\
 # Configuration
 
-Made from the sections in `common/config/` by `python -m horizonrl.ops.pages.configuration`; do not edit.
+Generated from the sections in `common/config/` by `python -m horizonrl.ops.pages.configuration`; do not edit.
 
-A run is described by recipes: TOML files with the sections below. Later sources win:
+Recipes describe a run: TOML files with the sections below. Later sources win:
 
 1. the defaults of this page,
 2. recipes, from left to right, by path or by the names that `horizonrl recipes` lists: `horizonrl train laptop lora`,
 3. environment variables: `HORIZONRL_RL__STEPS=20`,
 4. the command line: `--rl.steps 20`, or `--rl.steps=20`; a list or a table as JSON: `--horizon.horizons '[3, 6]'`.
 
-`horizonrl config laptop --rl.steps 20` prints what they come to, without starting anything; a run
-writes it to `config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key
-that does not exist is refused with the one that it may have meant, a wrong combination with the reason and the cure.
+`horizonrl config laptop --rl.steps 20` prints the resulting config without starting anything. A run writes it to
+`config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key that does not exist
+is rejected with a suggestion. Invalid combinations are rejected at startup, with an explanation.
 """
 
 

@@ -16,7 +16,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import digest_file, publish_frame
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 
 
 class RecordingPolicy(ScriptedPolicy):

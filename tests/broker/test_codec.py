@@ -13,15 +13,12 @@ from pydantic import ValidationError
 from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
+from horizonrl.common.state import EnvironmentSettings, HorizonGrowth, HorizonState, Progress
 from horizonrl.common.types import (
-    EnvironmentSettings,
     Episode,
     Group,
-    HorizonGrowth,
-    HorizonState,
     Kind,
     PolicyVersion,
-    Progress,
     Provenance,
     Record,
     StopReason,

@@ -13,7 +13,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import BrokerUnreachable, LogGap
-from horizonrl.common.types import Group, Kind, Progress, Turn, VersionSpan, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Group, Kind, Turn, VersionSpan, Void
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
 from tests.records import make_group, make_ticket

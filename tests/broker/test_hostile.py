@@ -13,7 +13,7 @@ from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.types import HorizonState
+from horizonrl.common.state import HorizonState
 from tests.broker.secured import OTHER, RUN, Secured, secured
 from tests.records import make_ticket
 

@@ -21,15 +21,16 @@ from horizonrl.broker.nats import connection, streams
 from horizonrl.broker.nats import transport as nats_transport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common import types
+from horizonrl.common import state, types
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, Record, StopReason
 from tests.records import make_group, make_ticket
 
 PROTOCOL = (Path(inspect.getfile(codec)).resolve().parent / "PROTOCOL.md").read_text()
 RECORDS = [
     model
-    for _, model in inspect.getmembers(types, inspect.isclass)
-    if issubclass(model, Record) and model is not Record
+    for module in (types, state)
+    for _, model in inspect.getmembers(module, inspect.isclass)
+    if issubclass(model, Record) and model is not Record and model.__module__ == module.__name__
 ]
 ROUND = {(1 << 31) - 1: "2^31 - 1", 1e9: "1e9", -1e9: "-1e9", 1 << 20: "2^20"}
 """Numbers as the page writes them."""

@@ -9,7 +9,8 @@ from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
 from horizonrl.common.errors import LogGap, WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from tests.brokers import Broker
 
 FRAME_BYTES = 20_000_003

@@ -14,7 +14,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, StateConflict
 from horizonrl.common.service import _leaves
-from horizonrl.common.types import PolicyVersion, Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.ops.run.directory import read_lines

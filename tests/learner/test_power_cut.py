@@ -11,7 +11,8 @@ from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import Entry, GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
-from horizonrl.common.types import Kind, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore

@@ -22,18 +22,8 @@ from horizonrl.broker.weights import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import METRICS
-from horizonrl.common.types import (
-    Group,
-    Kind,
-    PolicyVersion,
-    Progress,
-    Provenance,
-    StopReason,
-    Task,
-    Ticket,
-    Void,
-    WeightsManifest,
-)
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopReason, Task, Ticket, Void
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.hash import HashEngine

@@ -27,27 +27,29 @@ from rich.table import Table
 from horizonrl.broker.codec import TYPES, decode, encode
 from horizonrl.broker.groups import Entry
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
-from horizonrl.common.types import (
-    DropReason,
+from horizonrl.common.state import (
     EnvironmentSettings,
-    Episode,
-    Group,
     HorizonGrowth,
     HorizonState,
-    Kind,
     Outcomes,
-    Phase,
     Progress,
+    RunSettings,
+    WeightsManifest,
+)
+from horizonrl.common.types import (
+    DropReason,
+    Episode,
+    Group,
+    Kind,
+    Phase,
     Provenance,
     Record,
-    RunSettings,
     StopReason,
     Task,
     Ticket,
     Turn,
     VersionSpan,
     Void,
-    WeightsManifest,
 )
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules

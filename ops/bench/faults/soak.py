@@ -24,7 +24,7 @@ from rich.table import Table
 
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
 from horizonrl.ops.cli.terminal import plain_console
 

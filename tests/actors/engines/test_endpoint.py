@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.engines.endpoint import UNSHAPED, start
+from horizonrl.actors.engines.vllm import EXTENSION
 from horizonrl.actors.policy import EngineSettings, Generation, Policy
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from tests.completions import Completions, serving
@@ -125,8 +126,12 @@ def vllm_server(tiny_models: tuple[Path, Path]) -> Iterator[str]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={tiny_models[0]}"]
     options = [f"--port={port}", "--host=127.0.0.1", "--dtype=bfloat16", "--max-model-len=256", "--enforce-eager"]
+    # What our own engine needs on CPU: permission for AMX, and no prompt that is split.
+    on_cpu = [f"--worker-extension-cls={EXTENSION}", "--no-enable-chunked-prefill", "--max-num-batched-tokens=2048"]
     exact = ["--logprobs-mode=processed_logprobs", "--generation-config=vllm", "--kv-cache-memory-bytes=16777216"]
-    with subprocess.Popen([*command, *options, *exact], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        [*command, *options, *on_cpu, *exact], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
         yield f"http://127.0.0.1:{port}/v1"
         server.terminate()
 

@@ -24,7 +24,8 @@ from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import run_role
-from horizonrl.common.types import HorizonState, Kind, PolicyVersion, Progress, Void, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, WeightsManifest
+from horizonrl.common.types import Kind, PolicyVersion, Void
 from tests.broker.secured import ACK_V2, OTHER, RUN, Secured, secured
 from tests.records import make_group, make_ticket
 

@@ -11,17 +11,8 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EvalSection
-from horizonrl.common.types import (
-    HorizonGrowth,
-    HorizonState,
-    Kind,
-    Outcomes,
-    Phase,
-    PolicyVersion,
-    Progress,
-    Task,
-    Ticket,
-)
+from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress
+from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from tests.learner.world import MortalTransport

@@ -15,7 +15,8 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import NothingToLearn
-from horizonrl.common.types import Kind, PolicyVersion, Progress, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, PolicyVersion, Void
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 

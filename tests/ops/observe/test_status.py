@@ -18,17 +18,8 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import BrokerSection, RunConfig
-from horizonrl.common.types import (
-    DropReason,
-    HorizonGrowth,
-    HorizonState,
-    Kind,
-    Outcomes,
-    Phase,
-    PolicyVersion,
-    Progress,
-    WeightsManifest,
-)
+from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress, WeightsManifest
+from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.cli.main import main
