@@ -30,7 +30,7 @@ class Fault(StrEnum):
     FENCE = "fence"
     """Another process writes `progress`, so the learner gives up and is started again."""
     TWO_LEARNERS = "two_learners"
-    """A second learner starts on a copy of the run directory, and one of the two has to give up; then the second dies."""
+    """A second learner starts on a copy of the run directory, and one of the two gives up. Then the second dies."""
 
 
 class Target(StrEnum):
