@@ -4,7 +4,7 @@ For installs without DeepSpeed, and a pattern for other backends. It does the ar
 rank, operation by operation, so a run may change between the two (`tests/learner/engine/test_backends.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -35,13 +35,19 @@ class TorchBackend:
         self._max_grad_norm = settings.max_grad_norm
         self._groups = self.scorer.trained()
         self._parameters = {name: parameter for group in self._groups for name, parameter in group.items()}
-        self._masters = {name: parameter.detach().float() for name, parameter in self._parameters.items()}
-        groups = [{"params": [self._masters[name] for name in group]} for group in self._groups]
+        # One flat master per group, as DeepSpeed has: a vectorised kernel rounds the last few elements of a tensor
+        # differently, so where its tensors end shows in the weights (the bias of the critic, all of it with decay).
+        self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
+        groups = [{"params": [flat]} for flat in self._flat]
         self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
-        for master in self._masters.values():
+        for flat in self._flat:
+            flat.grad = torch.zeros_like(flat)
             # What AdamW makes in its first step, made here so that a checkpoint from before it has the same tensors.
-            moments = {kind: torch.zeros_like(master) for kind in MOMENTS}
-            self._adamw.state[master] = {"step": torch.zeros((), device=self.device), **moments}
+            moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
+            self._adamw.state[flat] = {"step": torch.zeros((), device=self.device), **moments}
+        self._gradients = self._by_name([flat.grad for flat in self._flat])
+        self._state = {MASTER: self._by_name(self._flat)}
+        self._state |= {kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat]) for kind in MOMENTS}
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
         output: ScorerOutput = self.scorer(*asked)
@@ -50,24 +56,20 @@ class TorchBackend:
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if parameter.grad is not None:  # added up in float32: in bfloat16 the step would depend on the split
-                master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+            if parameter.grad is not None:
+                # Added up in float32: in bfloat16 the step would depend on how the batch was split.
+                self._gradients[name].add_(parameter.grad)
                 parameter.grad = None
 
     @torch.no_grad()
     def step(self, rates: Sequence[float]) -> float:
-        for master in self._masters.values():
-            if master.grad is None:  # AdamW passes over what has no gradient; DeepSpeed lets its moments decay
-                master.grad = torch.zeros_like(master)
         norm = torch.linalg.vector_norm(torch.stack([self._norm(group) for group in self._groups]))
         scale = 1.0 / ((norm + NORM_EPSILON) / self._max_grad_norm).clamp(min=1.0)
         for group, rate in zip(self._adamw.param_groups, rates, strict=True):
             group["lr"] = rate
-            for master in group["params"]:
-                master.grad.mul_(scale)
+            group["params"][0].grad.mul_(scale)
         self._adamw.step()
-        self._adamw.zero_grad()
+        self._adamw.zero_grad(set_to_none=False)
         self._round_masters()
         return float(norm)
 
@@ -86,10 +88,9 @@ class TorchBackend:
         return int(next(iter(self._adamw.state.values()))["step"])
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        for name, master in self._masters.items():
-            yield f"{MASTER}.{name}", master
-            for kind in MOMENTS:
-                yield f"{kind}.{name}", self._adamw.state[master][kind]
+        for name in self._parameters:
+            for kind, tensors in self._state.items():
+                yield f"{kind}.{name}", tensors[name]
 
     @torch.no_grad()
     def load(self, read: Callable[[str], Tensor], steps: int) -> None:
@@ -100,18 +101,22 @@ class TorchBackend:
         self._round_masters()
 
     def close(self) -> None:
-        """Free the masters, the moments and the model."""
-        self._adamw.state.clear()
-        self._masters.clear()
-        self._parameters.clear()
-        self._groups.clear()
-        del self.scorer
+        """Free the model, the masters and the moments."""
+        self.__dict__.clear()
 
-    def _norm(self, group: dict[str, torch.nn.Parameter]) -> Tensor:
+    def _by_name(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the views of flat tensors, one per group, that belong to each parameter."""
+        views: dict[str, Tensor] = {}
+        for group, flat in zip(self._groups, flats, strict=True):
+            pieces = flat.split([parameter.numel() for parameter in group.values()])
+            views |= {name: piece.view_as(group[name]) for name, piece in zip(group, pieces, strict=True)}
+        return views
+
+    def _norm(self, group: Iterable[str]) -> Tensor:
         """Return the norm of a group's gradients, with the roundings that DeepSpeed makes."""
-        norms = [torch.linalg.vector_norm(self._masters[name].grad) for name in group]
+        norms = [torch.linalg.vector_norm(self._gradients[name]) for name in group]
         return torch.stack(norms).pow(2.0).sum().pow(0.5)
 
     def _round_masters(self) -> None:
         for name, parameter in self._parameters.items():
-            parameter.data.copy_(self._masters[name])
+            parameter.data.copy_(self._state[MASTER][name])

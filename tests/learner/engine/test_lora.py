@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from horizonrl.common.config.objective import AdvantageSection, CriticSection, Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
-from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.api import EngineSettings, RankEngine
 from horizonrl.learner.engine.lora import ALPHA, add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model import load_language_model
+from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 from tests.learner.ranks_program import run_program
@@ -35,17 +36,17 @@ SIDES = {"q_proj": 128 + 128, "k_proj": 128 + 64, "v_proj": 128 + 64, "o_proj": 
 SIDES |= {"gate_proj": 128 + 256, "up_proj": 128 + 256, "down_proj": 256 + 128}
 """Input and output width of each linear layer of the tiny model, added up."""
 
-StartEngine = Callable[..., DeepSpeedEngine]
+StartEngine = Callable[..., RankEngine]
 
 
 @pytest.fixture
 def start(tiny_model: Path) -> Iterator[StartEngine]:
     """Start engines with adapters and the given settings; all are closed afterwards."""
-    engines: list[DeepSpeedEngine] = []
+    engines: list[RankEngine] = []
 
-    def start_engine(**settings: Any) -> DeepSpeedEngine:
+    def start_engine(**settings: Any) -> RankEngine:
         defaults = {"model_dir": tiny_model, "objective": RETURNS, "lora_rank": RANK}
-        engines.append(DeepSpeedEngine(EngineSettings(**defaults | settings)))
+        engines.append(make_engine(EngineSettings(**defaults | settings)))
         return engines[-1]
 
     yield start_engine
@@ -53,7 +54,7 @@ def start(tiny_model: Path) -> Iterator[StartEngine]:
         engine.close()
 
 
-def written(engine: DeepSpeedEngine, path: Path) -> dict[str, torch.Tensor]:
+def written(engine: RankEngine, path: Path) -> dict[str, torch.Tensor]:
     engine.write_weights(path)
     return load_file(path)
 

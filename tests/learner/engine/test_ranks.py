@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
+from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.intake.batch import Trace
 from tests.learner.ranks_program import resume, run_program, train
 from tests.learner.traces import make_batch
@@ -131,14 +132,14 @@ def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> 
 @in_this_process
 def test_a_checkpoint_of_two_ranks_resumes_on_one(together: Trained, tiny_model: Path, tmp_path: Path) -> None:
     shutil.copytree(together.directory / "checkpoint", tmp_path / "checkpoint")
-    engine = DeepSpeedEngine(EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128))
+    engine = make_engine(EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128))
     assert_resumed(together, resume(engine, tmp_path), tmp_path)
 
 
 @pytest.mark.process
 @in_this_process
 def test_a_checkpoint_of_one_rank_resumes_on_two(odd_model: Path, tmp_path: Path) -> None:
-    figures = train(DeepSpeedEngine(EngineSettings(odd_model, micro_batch_tokens=128)), tmp_path)
+    figures = train(make_engine(EngineSettings(odd_model, micro_batch_tokens=128)), tmp_path)
     leader, follower = run_program("resume-z3", odd_model, tmp_path, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
     assert_resumed(Trained(figures, tmp_path), leader, tmp_path)

@@ -1,0 +1,140 @@
+"""The backends beside each other: how closely they agree, what passes from one to another, and what is refused."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from horizonrl.common.config.objective import AdvantageSection, CriticSection, LossSection, Objective, ReferenceSection
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
+from horizonrl.learner.engine.api import EngineSettings
+from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.intake.batch import Batch
+from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
+from tests.learner.traces import demonstrations, make_batch, make_groups
+
+ALL_MODELS = Objective(
+    advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2), reference=ReferenceSection(kl=0.1)
+)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "several micro-batches": {"micro_batch_tokens": 128},
+    "adapters": {"lora_rank": 4},
+    "critic and reference": {"objective": ALL_MODELS},
+    "several updates": {"objective": Objective(loss=LossSection(minibatches=2))},
+    "weight decay": {"weight_decay": 0.1, "max_grad_norm": 0.1},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+}
+
+
+def batches() -> list[Batch]:
+    rl = [make_batch(0), make_groups(1, groups=3, group_size=4, prompt=60), make_batch(2)]
+    return [demonstrations(make_batch(9)), *(replace(batch, version=1 + at) for at, batch in enumerate(rl))]
+
+
+def marked(test: Any) -> Any:
+    for mark in DEEPSPEED:
+        test = mark(test)
+    return test
+
+
+@marked
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
+    start: StartEngine, tmp_path: Path, layout: str
+) -> None:
+    """Weights, figures and checkpoints: so a run's digests do not depend on which of the two has trained it."""
+    engines = [start(backend=backend, **LAYOUTS[layout]) for backend in ("torch", "deepspeed")]
+    for batch in batches():
+        first, second = (engine.train_step(batch, 1e-3) for engine in engines)
+        assert repr(replace(first, compute_s=0)) == repr(replace(second, compute_s=0))  # NaN is not equal to itself
+        assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
+    for at, engine in enumerate(engines):
+        engine.save(tmp_path / str(at), {})
+    saved = [{path.name: path.read_bytes() for path in (tmp_path / str(at)).iterdir()} for at in range(2)]
+    assert saved[0] == saved[1]
+
+
+@marked
+def test_torch_and_stage_0_agree_to_the_rounding_of_bfloat16_gradients(start: StartEngine, tmp_path: Path) -> None:
+    """Stage 0 adds micro-batches up in bfloat16, and AdamW turns a gradient's sign into a whole step."""
+    engines = [start(backend="torch"), start(zero_stage=0)]
+    before = weights_of(engines[0], tmp_path / "weights")
+    for batch in batches():
+        stats = [engine.train_step(batch, 1e-3) for engine in engines]
+        assert stats[1].loss == pytest.approx(stats[0].loss, rel=1e-2, abs=1e-3)
+        assert stats[1].grad_norm == pytest.approx(stats[0].grad_norm, rel=2e-2)
+    deltas = [weights_of(engine, tmp_path / "weights") - before for engine in engines]
+    assert float(torch.nn.functional.cosine_similarity(*deltas, dim=0)) > 0.99
+
+
+@marked
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_a_run_may_change_its_backend_at_a_checkpoint(start: StartEngine, tmp_path: Path, zero_stage: int) -> None:
+    engines = [start(zero_stage=zero_stage), start(backend="torch"), start(zero_stage=zero_stage)]
+    engines[0].train_step(make_batch(0), 1e-3)
+    engines[0].save(tmp_path / "0", {"cursor": 7})
+    for at, engine in enumerate(engines[1:]):
+        assert engine.load(tmp_path / f"{at}") == {"cursor": 7}
+        engine.save(tmp_path / f"{at + 1}", {"cursor": 7})
+    files = [{path.name: path.read_bytes() for path in (tmp_path / f"{at}").iterdir()} for at in range(3)]
+    assert files[0] == files[1] == files[2]
+    assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
+    losses = [engine.train_step(make_batch(1), 1e-3).loss for engine in engines]
+    assert losses[0] == losses[2] and losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def test_a_checkpoint_without_a_model_and_one_of_a_model_do_not_mix(start: StartEngine, tmp_path: Path) -> None:
+    engines = {backend: start(backend=backend) for backend in ("hash", "torch")}
+    for backend, engine in engines.items():
+        engine.save(tmp_path / backend, {})
+    with pytest.raises(CheckpointError, match="no engine's checkpoint"):
+        engines["torch"].load(tmp_path / "hash")
+    with pytest.raises(CheckpointError, match=r"learner\.backend = hash.* resume with the backend"):
+        engines["hash"].load(tmp_path / "torch")
+
+
+def test_torch_trains_where_deepspeed_is_not_installed(
+    start: StartEngine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    assert start(backend="torch").train_step(make_batch(), 1e-3).grad_norm > 0
+    with pytest.raises(MissingDependency, match=r"pip install deepspeed, or set learner\.backend to torch"):
+        make_engine(EngineSettings(tiny_model))
+
+
+def test_adding_up_in_float32_makes_the_step_independent_of_the_split(start: StartEngine, tmp_path: Path) -> None:
+    engines = [start(backend="torch", micro_batch_tokens=tokens, objective=RETURNS) for tokens in (2048, 60)]
+    norms = [engine.train_step(make_batch(traces=8), 1e-2).grad_norm for engine in engines]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-2)
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"learner\.backend is 'torsh': choose deepspeed, torch, hash; did you mean"):
+        make_engine(EngineSettings(tiny_model, backend="torsh"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["torch", "--learner.ranks=2"], r"learner\.ranks is 2 but .* runs in one process: set ranks to 1"),
+        (["torch", "--learner.zero_stage=3"], r"learner\.zero_stage is 3 but .* has no ZeRO stages"),
+        (["hash"], r"actor\.engine is vllm, which needs the weights of a model: set actor\.engine to scripted"),
+        (["fsdp"], "deepspeed"),
+    ],
+)
+def test_invalid_combinations_are_refused_before_anything_starts(overrides: list[str], message: str) -> None:
+    backend, *more = overrides
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load([], [f"--learner.backend={backend}", *more])
+
+
+def test_the_hash_goes_with_scripted_actors() -> None:
+    config = RunConfig.load([], ["--learner.backend=hash", "--actor.engine=scripted"])
+    assert config.learner.backend == "hash"

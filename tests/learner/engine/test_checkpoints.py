@@ -1,0 +1,154 @@
+"""Checkpoints: at every stage a resumed engine goes on bit for bit, and what does not fit is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from horizonrl.common.config.objective import (
+    AdvantageSection,
+    CriticSection,
+    Objective,
+    ReferenceSection,
+)
+from horizonrl.common.errors import CheckpointError
+from horizonrl.learner.engine import shards
+from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
+from tests.learner.ranks_program import run_program
+from tests.learner.traces import make_batch
+
+pytestmark = DEEPSPEED
+
+GAE = Objective(advantage=AdvantageSection(kind="gae"), critic=CriticSection(lr=1e-2))
+KL = Objective(advantage=RETURNS.advantage, reference=ReferenceSection(kl=0.1))
+
+
+def files_of(checkpoint: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_the_critic_learns_and_its_state_is_resumed_bit_for_bit(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
+    engine, resumed = (start(zero_stage=zero_stage, objective=GAE) for _ in range(2))
+    errors = [engine.train_step(make_batch(), 0.0).value_error for _ in range(6)]
+    assert errors[-1] < 0.7 * errors[0]
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.train_step(make_batch(7), 1e-3)
+    resumed.load(tmp_path / "checkpoint")
+    seen = []
+    for each in (engine, resumed):
+        stats = each.train_step(make_batch(1), 1e-3)
+        seen.append((stats.value_error, stats.loss, each.write_weights(tmp_path / "weights")))
+    assert seen[0] == seen[1]
+
+
+def test_the_reference_is_resumed_bit_for_bit(start: StartEngine, tmp_path: Path) -> None:
+    engine, resumed = start(objective=KL), start(objective=KL)
+    for seed in (0, 1):
+        engine.train_step(make_batch(seed), 1e-2)
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.load(tmp_path / "checkpoint")
+    kls = {each.train_step(make_batch(2), 1e-2).reference_kl for each in (engine, resumed)}
+    assert len(kls) == 1 and min(kls) > 1e-3
+
+
+def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(
+    start: StartEngine, tiny_model: Path, tmp_path: Path
+) -> None:
+    engine = start(micro_batch_tokens=128, objective=Objective())
+    for seed in (0, 1):
+        engine.train_step(make_batch(seed), 1e-3)
+    engine.save(tmp_path / "checkpoint", {"cursor": 7})
+    engine.train_step(make_batch(2), 1e-3)
+    digest = engine.write_weights(tmp_path / "weights.safetensors")
+    (resumed,) = run_program("resume", tiny_model, tmp_path, ranks=1)
+    assert resumed["state"] == {"cursor": 7}
+    assert resumed["digest"] == digest
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_at_every_stage_a_resumed_engine_goes_on_bit_for_bit(
+    start: StartEngine, tmp_path: Path, zero_stage: int
+) -> None:
+    engine, resumed = start(zero_stage=zero_stage), start(zero_stage=zero_stage)
+    engine.train_step(make_batch(0), 1e-3)
+    engine.save(tmp_path / "checkpoint", {})
+    digests = [engine.write_weights(tmp_path / "weights")]
+    engine.train_step(make_batch(1), 1e-3)
+    digests.append(engine.write_weights(tmp_path / "weights"))
+    resumed.train_step(make_batch(7), 1e-3)  # leaves nothing behind
+    resumed.load(tmp_path / "checkpoint")
+    digests_resumed = [resumed.write_weights(tmp_path / "weights")]
+    resumed.train_step(make_batch(1), 1e-3)
+    assert [*digests_resumed, resumed.write_weights(tmp_path / "weights")] == digests
+
+
+def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_path: Path) -> None:
+    engines = [start(zero_stage=zero_stage) for zero_stage in (1, 2, 3, 0)]
+    engines[0].train_step(make_batch(0), 1e-3)
+    engines[0].save(tmp_path / "0", {})
+    for at, engine in enumerate(engines[1:]):
+        engine.load(tmp_path / f"{at}")
+        engine.save(tmp_path / f"{at + 1}", {})
+    assert files_of(tmp_path / "3") == files_of(tmp_path / "0")
+    assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
+    norms = [engine.train_step(make_batch(1), 1e-3).grad_norm for engine in engines]
+    assert norms == pytest.approx([norms[0]] * 4, rel=1e-2)
+
+
+def test_a_checkpoint_from_before_the_first_step_can_be_loaded(start: StartEngine, tmp_path: Path) -> None:
+    engine, resumed = start(), start()
+    engine.save(tmp_path / "checkpoint", {})
+    resumed.train_step(make_batch(7), 1e-3)
+    resumed.load(tmp_path / "checkpoint")
+    digests = set()
+    for each in (engine, resumed):
+        each.train_step(make_batch(0), 1e-3)
+        digests.add(each.write_weights(tmp_path / "weights"))
+    assert len(digests) == 1
+
+
+def test_a_checkpoint_is_plain_files_of_limited_size(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 20)
+    engine = start()
+    engine.train_step(make_batch(), 1e-3)
+    engine.save(tmp_path, {})
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["engine.json", *(f"training-{number:05d}.safetensors" for number in range(5))]
+    assert all((tmp_path / file).stat().st_size < 2 << 20 for file in files)
+    tensors = {name: tensor for file in files[1:] for name, tensor in load_file(tmp_path / file).items()}
+    master, moment = (tensors[f"{kind}.model.norm.weight"] for kind in ("master", "exp_avg_sq"))
+    assert master.dtype == moment.dtype == torch.float32 and master.shape == (128,) and moment.min() > 0
+    start().load(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.save(tmp_path, {})
+    (file,) = tmp_path.glob("*.safetensors")
+    tensors = load_file(file)
+    save_file({**tensors, "exp_avg.model.norm.weight": torch.zeros(127)}, file)
+    with pytest.raises(CheckpointError, match=r"exp_avg\.model\.norm\.weight, of shape \[127\] there and \[128\] here"):
+        engine.load(tmp_path)
+    save_file({**tensors, "master.model.extra": torch.zeros(3)}, file)
+    with pytest.raises(CheckpointError, match=r"master\.model\.extra, of shape \[3\] there and none here"):
+        engine.load(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.save(tmp_path, {})
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="earlier checkpoint"):
+        engine.load(tmp_path)
+
+
+def test_a_directory_without_a_checkpoint_is_refused(start: StartEngine, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no engine's checkpoint"):
+        start().load(tmp_path)
