@@ -1,8 +1,8 @@
-"""Token-exact chat: observations become ids, generated ids stay what they are (invariant 4).
+"""Token-exact chat: observations become ids, and generated ids stay what they are (token exactness).
 
 Place in the flow: Observation → **ids** → Generation. The template is rendered around sentinels, once; what a
-conversation appends is then put together from the template's own text and the observation. Text of the template may
-name special tokens; text of an observation never becomes one, whatever it contains.
+conversation appends is then assembled from the template's own text and the observation. Text of the template may name
+special tokens; text of an observation never becomes one, whatever it contains: an environment cannot end a turn.
 """
 
 import re
@@ -21,7 +21,7 @@ PADDING = "  "
 
 
 class Chat(Protocol):
-    """What a rollout needs: a conversation as ids, that grows by what was generated and by observations."""
+    """What a rollout needs: a conversation as ids that grows by what was generated and by observations."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
@@ -74,7 +74,9 @@ class ChatTemplate:
         if not tokenizer.chat_template:
             raise ConfigError("the tokenizer has no chat template: use an instruction-tuned model's directory")
         self._tokenizer = tokenizer
-        self._special = {str(token): int(at) for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special = {
+            str(token): int(token_id) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._open = self._render([("user", USER)])
@@ -122,7 +124,7 @@ class ChatTemplate:
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a generation: the end of the turn first, then the tokenizer's end of text."""
         ids = (self.end_of_turn, self._tokenizer.eos_token_id)
-        return tuple(dict.fromkeys(at for at in ids if at is not None))
+        return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
     def _render(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
         """Render messages whose contents are sentinels, and cut the text at these."""
@@ -173,7 +175,7 @@ class ChatTemplate:
         )
 
     def _check_round_trip(self) -> None:
-        """Raise ConfigError when encoding by parts would not give back the template's text."""
+        """Raise ConfigError if encoding by parts does not reproduce the template's text."""
         written = self._decode(self.open("Be brief.", "Hello, world."), skip_special_tokens=False)
         conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, world."}]
         meant = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
@@ -182,4 +184,4 @@ class ChatTemplate:
 
 
 def _place_of(name: str, parts: Sequence[Part]) -> int:
-    return next(at for at, part in enumerate(parts) if isinstance(part, Place) and part.name == name)
+    return next(index for index, part in enumerate(parts) if isinstance(part, Place) and part.name == name)

@@ -1,7 +1,7 @@
 """The rollout: one episode of one environment with one agent. It knows nothing of NATS, metrics or config.
 
-Place in the flow: Ticket → **Episode** → Group. Token exactness (invariant 4): the ids of an episode only ever grow,
-by the ids that were sampled and by the template's own rendering of each observation.
+Place in the flow: Ticket → **Episode** → Group. Token exactness: the ids of an episode only ever grow, by
+the ids that were sampled and by the template's own rendering of each observation. Nothing is ever tokenised again.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from horizonrl.envs.bounds import readable
 log = get_logger()
 
 CLOSE_S = 10.0
-"""Longest time that an environment may take to close."""
+"""Longest time that an environment may take to close; the episode does not wait longer for it."""
 
 T = TypeVar("T")
 
 
 class Agent(Protocol):
-    """Whoever answers observations: the policy, or an environment's expert."""
+    """What answers observations: the policy, or an environment's expert."""
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation: ...
 
@@ -51,7 +51,7 @@ class PolicyAgent:
 
 @dataclass(frozen=True, slots=True)
 class ExpertAgent:
-    """Plays demonstrations. Nothing was sampled, so every logprob is 0: certain."""
+    """Plays demonstrations. Nothing is sampled, so every logprob is 0: certain."""
 
     expert: Expert
     encode: Callable[[str], tuple[int, ...]]
@@ -84,7 +84,7 @@ class Recording:
     environment_s: float = 0.0
 
     def finish(self, index: int, stop: StopReason, error: str | None = None) -> Episode:
-        """Return the episode. What the last turn was answered is kept as text: no turn has read its tokens."""
+        """Return the episode. The last observation is kept as text only, since no turn has read its tokens."""
         last = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
         return Episode(
             index=index,
@@ -169,9 +169,9 @@ class Rollout:
             recording.ids += generation.ids + answer_ids
 
     def _has_room(self, recording: Recording, ticket: Ticket) -> bool:
-        """Return whether one more turn fits. Raises EpisodeUnfit where nothing was played yet, and for a demonstration.
+        """Return whether one more turn fits. Raises EpisodeUnfit before the first turn, and for a demonstration.
 
-        A demonstration is trained as a whole: what an agent would have no room to finish is none.
+        Demonstrations are trained whole, so one that does not fit is rejected, not cut.
         """
         tokens, turn_tokens, limit = len(recording.ids), ticket.sampling.max_turn_tokens, self.policy.max_context_tokens
         if tokens + turn_tokens <= limit:
@@ -264,8 +264,8 @@ def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason 
 def announced(text: str, ticket: Ticket, turns_taken: int) -> str:
     """Return an observation as the policy reads it: with its remaining turns, where the ticket says so.
 
-    The turns that the horizon leaves: the context or the environment's own limit may end the episode before. An expert
-    reads the environment's own words.
+    These are the turns that the horizon leaves; the context or the environment's own limit may end the episode earlier.
+    An expert reads the environment's own words.
     """
     remaining = ticket.horizon_turns - turns_taken
     return f"{text}\n[{remaining} turns left]" if ticket.announce_horizon else text

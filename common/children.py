@@ -1,7 +1,7 @@
 """Children that end when this process does, even when it is killed: nothing that we start is left behind.
 
 Linux sends a process the signal that it asked for when the thread that started it ends (PR_SET_PDEATHSIG). A process
-asks for itself, so that it has to be told between fork and exec, or first of all: `bound` is for programs, and
+asks for itself, so it must do so between fork and exec, or before anything else: `bound` is for programs, and
 `children_bound` for what multiprocessing starts. Start them in the main thread, or in one that lasts.
 """
 

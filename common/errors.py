@@ -3,7 +3,7 @@
 HorizonError
 ├── ConfigError (ValueError)            the recipe or an override is wrong
 ├── MissingDependency (ImportError)     something is not installed; the message names the cure
-├── RecordError (ValueError)            bytes that are no record of ours
+├── RecordError (ValueError)            bytes that are not one of our records
 │   ├── MalformedRecord                 not MessagePack, or a field is missing, mistyped or out of bounds
 │   ├── UnknownSchema                   a schema version this program does not speak
 │   ├── RecordTooLarge                  over the size limit, refused before it is decoded
@@ -35,7 +35,7 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown word: what it may have meant, where something is like it.
+    """Return the end of a sentence about an unknown word: a suggestion if something resembles it, or a full stop.
 
     Of keys with dots, `rl.threads` means those that end alike (`learner.threads`), before those that look alike.
     """
@@ -52,7 +52,7 @@ class HorizonError(Exception):
     """Any error that HorizonRL raises on purpose."""
 
     exit_code = 1
-    """Of a program that it ends; 2 says that the same command would end so again."""
+    """Exit code of a program that it ends. 2 says that the same command would fail again."""
 
 
 class ConfigError(HorizonError, ValueError):

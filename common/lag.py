@@ -6,13 +6,13 @@ TICK_S = 0.005
 
 
 class LoopLag:
-    """Looks at the running loop every 5 ms; `worst_s` is the longest that a tick came late since the last `take`."""
+    """Checks the running loop every 5 ms; `worst_s` is the longest delay of a tick since the last `take`."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0
 
     async def watch(self) -> None:
-        """Look, for ever."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + TICK_S
@@ -20,6 +20,6 @@ class LoopLag:
             self.worst_s = max(self.worst_s, loop.time() - due)
 
     def take(self) -> float:
-        """Return the worst since the last call."""
+        """Return the longest delay since the last call."""
         worst, self.worst_s = self.worst_s, 0.0
         return worst

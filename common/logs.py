@@ -1,6 +1,6 @@
-"""Structured logs: one line an event, in the past tense, with the run, the role and what the event is about.
+"""Structured logs: one line per event, named in the past tense, with the run, the role and the event's own fields.
 
-JSON when the output is not a terminal. The loggers of vLLM, DeepSpeed and nats pass through the same formatter.
+They are JSON unless the output is a terminal. The loggers of vLLM, DeepSpeed and nats use the same formatter.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Every metric of HorizonRL, declared once in one table, on a registry of our own.
+"""Every metric of HorizonRL, declared once in one table, on a registry of its own.
 
-Ours alone: vLLM may switch prometheus_client's default registry into multiprocess mode. Labels are bounded (`env`,
-`reason`, `stop`, `kind`): never a ticket, an episode, a pod or a path. `docs/metrics.md` is made from this table.
+A registry of its own, since vLLM may switch prometheus_client's default one into multiprocess mode. Labels are bounded
+(`env`, `reason`, `stop`, `kind`): never a ticket, an episode, a pod or a path, each of which would make a series that
+never ends. `docs/metrics.md` is generated from this table.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,12 +24,19 @@ ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
 SERVED_CALLS = ("create", "reset", "step", "close", "observation", "detail")
-SERVED_REFUSALS = ("bad_request", "unknown_task", "unknown_episode", "no_episode", "full", "environment_failed",
-                   "environment_timeout")  # fmt: skip
+SERVED_REFUSALS = (
+    "bad_request",
+    "unknown_task",
+    "unknown_episode",
+    "no_episode",
+    "full",
+    "environment_failed",
+    "environment_timeout",
+)
 OTHER = "other"
-"""Stands for a label value that nobody declared: a forged ticket must not make a new series."""
+"""Replaces a label value that is not declared, so that a forged ticket cannot make a new series."""
 
-# A second series beside each counter and histogram, for the time of its making, that nobody reads.
+# prometheus_client would add a series to each counter and histogram for its time of creation. Nobody reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -40,9 +48,9 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     reasons: tuple[str, ...] = ()
-    """All values of the label `reason`."""
+    """All values that the label `reason` may have."""
     exemplar: bool = False
-    """An observation names its ticket, which `horizonrl lineage --ticket` follows."""
+    """Whether an observation names its ticket, which `horizonrl lineage --ticket` follows."""
 
 
 CONTROLLER = (
@@ -59,59 +67,75 @@ ACTOR = (
     Metric("counter", "leases_total", "Leases taken.", ("kind",)),
     Metric("counter", "leases_repeated_total", "Leases of tickets delivered before."),
     Metric(
-        *("counter", "tickets_given_back_total", "Leases ended without a group.", ("reason",)),
+        "counter",
+        "tickets_given_back_total",
+        "Leases ended without a group.",
+        labels=("reason",),
         reasons=("broken", "drained", "failed", "lease_lost"),
     ),
     Metric("counter", "groups_published_total", "Groups stored in the group log.", ("kind",)),
     Metric("counter", "groups_refused_total", "Groups refused because another actor delivered the ticket first."),
     Metric(
-        *("counter", "tickets_void_total", "Tickets ended by an actor without a group.", ("reason",)),
+        "counter",
+        "tickets_void_total",
+        "Tickets ended by an actor without a group.",
+        labels=("reason",),
         reasons=("max_deliver", "unfit"),
     ),
     Metric("counter", "episodes_total", "Episodes ended.", ("env", "stop")),
-    Metric("histogram", "episode_turns", "Turns of an episode.", ("env",), TURNS),
+    Metric("histogram", "episode_turns", "Turns of an episode.", ("env",), buckets=TURNS),
     Metric(
-        *("histogram", "environment_step_seconds", "Mean time of an episode's environment steps."),
-        *(("env",), ENVIRONMENT_S),
+        "histogram",
+        "environment_step_seconds",
+        "Mean time of an episode's environment steps.",
+        labels=("env",),
+        buckets=ENVIRONMENT_S,
         exemplar=True,
     ),
-    Metric("histogram", "generate_seconds", "Mean time of an episode's generations.", (), CALL_S, exemplar=True),
+    Metric("histogram", "generate_seconds", "Mean time of an episode's generations.", buckets=CALL_S, exemplar=True),
     Metric("counter", "sampled_tokens_total", "Tokens that this actor sampled.", ("env",)),
     Metric("gauge", "episodes_running", "Episodes in flight."),
-    Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", (), CALL_S),
+    Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", buckets=CALL_S),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
 )
 LEARNER = (
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
     Metric("counter", "groups_evaluated_total", "Groups settled by evaluation."),
     Metric(
-        *(
-            "counter",
-            "log_entries_refused_total",
-            "Entries of the group log that are no group or a repeat.",
-            ("reason",),
-        ),
+        "counter",
+        "log_entries_refused_total",
+        "Entries of the group log that are no group or a repeat.",
+        labels=("reason",),
         reasons=("forged", "malformed", "never_issued", "purged", "repeat", "too_large", "unknown_schema"),
     ),
     Metric("gauge", "eval_success_rate", "Share of solved episodes in the last evaluation.", ("env",)),
     Metric("gauge", "eval_version", "Version that the last evaluation judged."),
     Metric(
-        *("counter", "groups_dropped_total", "Groups settled without training.", ("reason",)),
+        "counter",
+        "groups_dropped_total",
+        "Groups settled without training.",
+        labels=("reason",),
         reasons=tuple(DropReason),
     ),
     Metric("counter", "groups_void_total", "Tickets settled as void."),
     Metric(
-        *("histogram", "staleness_versions", "Versions a group was behind when consumed: in flight and in queue."),
-        *((), STALENESS),
+        "histogram",
+        "staleness_versions",
+        "Versions a group was behind when consumed: in flight and in queue.",
+        buckets=STALENESS,
         exemplar=True,
     ),
     Metric(
-        *("histogram", "staleness_in_flight_versions", "Versions from a group's first token to its last."),
-        *((), STALENESS),
+        "histogram",
+        "staleness_in_flight_versions",
+        "Versions from a group's first token to its last.",
+        buckets=STALENESS,
     ),
     Metric(
-        *("histogram", "staleness_in_queue_versions", "Versions from a group's last token to its consumption."),
-        *((), STALENESS),
+        "histogram",
+        "staleness_in_queue_versions",
+        "Versions from a group's last token to its consumption.",
+        buckets=STALENESS,
     ),
     Metric("gauge", "max_staleness_versions", "The run's rl.max_staleness: what is older is dropped."),
     Metric("counter", "tokens_trained_total", "Generated tokens that took part in an optimizer step."),
@@ -122,9 +146,9 @@ LEARNER = (
     Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
     Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
     Metric("gauge", "learner_lineage", "Times the learner has resumed."),
-    Metric("histogram", "step_seconds", "Time from the full batch to the announced version.", (), STEP_S),
-    Metric("histogram", "wait_seconds", "Time that a step waited for its batch.", (), STEP_S),
-    Metric("histogram", "checkpoint_seconds", "Time a checkpoint stalled the learner.", (), CALL_S),
+    Metric("histogram", "step_seconds", "Time from the full batch to the announced version.", buckets=STEP_S),
+    Metric("histogram", "wait_seconds", "Time that a step waited for its batch.", buckets=STEP_S),
+    Metric("histogram", "checkpoint_seconds", "Time a checkpoint stalled the learner.", buckets=CALL_S),
     Metric("gauge", "reward_mean", "Mean return of the valid episodes of the last step."),
     Metric("gauge", "success_rate", "Share of the valid episodes that were solved, in the last step."),
     Metric("gauge", "truncated_share", "Share of the valid episodes that a limit ended, in the last step."),
@@ -137,14 +161,17 @@ LEARNER = (
     ),
     Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
     Metric("gauge", "weights_bytes", "Size of the last key frame."),
-    Metric("histogram", "weights_publish_seconds", "Time to publish a version.", (), CALL_S),
+    Metric("histogram", "weights_publish_seconds", "Time to publish a version.", buckets=CALL_S),
     Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
 )
 SERVER = (
     Metric("gauge", "served_episodes", "Episodes that the server holds.", ("env",)),
     Metric("counter", "served_calls_total", "Calls of the protocol.", ("env", "call")),
     Metric(
-        *("counter", "served_refusals_total", "Calls that were answered by an error.", ("env", "reason")),
+        "counter",
+        "served_refusals_total",
+        "Calls that were answered by an error.",
+        labels=("env", "reason"),
         reasons=SERVED_REFUSALS,
     ),
     Metric(
@@ -174,7 +201,7 @@ MIRRORED = {
     "denied": "broker_denied_total",
     "dead_letters": "dead_letters_total",
 }
-"""From the transport's own counters."""
+"""From a field of the transport's own counters to the metric that mirrors it."""
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
@@ -196,12 +223,12 @@ class BrokerLink(Protocol):
 class Metrics:
     """The metrics of one process: `metrics.count("episodes_total", env="textcraft", stop="horizon")`.
 
-    Counters and histograms stand at 0 from the start, so that the first event is an increase; a gauge appears with its
-    first value, because 0 would be a claim.
+    Counters and histograms start at 0, so that the first event is an increase. A gauge appears with its first value,
+    because 0 would be a claim.
     """
 
     def __init__(self, role: Role | None = None, env_ids: Collection[str] | None = None) -> None:
-        """Hold the metrics of `role` for the environments `env_ids`; None holds all, for any environment."""
+        """Hold the metrics of `role` for the environments `env_ids`. None holds all of them, for any environment."""
         self.registry = CollectorRegistry()
         declared = METRICS if role is None else TABLE[role] + (EVERY if role != "server" else ())
         self._declared = {metric.name: metric for metric in declared}
@@ -268,7 +295,7 @@ class Metrics:
     def _child(self, name: str, labels: Mapping[str, str], kind: type[M]) -> M:
         metric = self._metric(name)
         if not isinstance(metric, kind):
-            raise TypeError(f"{name} is no {kind.__name__.lower()}")
+            raise TypeError(f"{name} is not a {kind.__name__.lower()}")
         return metric.labels(**self._bounded(name, labels)) if labels else metric
 
     def _bounded(self, name: str, labels: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Temporary directories that do not outlive their owner for long, even one that was killed.
 
 An owner holds a lock on its directory, which the kernel frees with the process; whoever makes the next directory in the
-same place removes those that nobody holds. A process id in the name would not do: containers that share /dev/shm count
-their processes each for itself.
+same place removes those that nobody holds. A process id in the name would not do, since each of the containers that
+share /dev/shm counts its own processes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
             os.close(held)
     held = None
-    while held is None:  # between its making and its lock it is as good as left behind
+    while held is None:  # another process may remove it between its creation and its lock
         place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         held = _hold(place)
     try:

@@ -1,6 +1,6 @@
-"""The shell around every role: signals, the HTTP port, the way it ends.
+"""The shell around every role: signals, the HTTP port, and how it ends.
 
-/healthz  the event loop beats (never the broker: a restart would not mend it)
+/healthz  the event loop runs (says nothing of the broker, which a restart of the role would not mend)
 /readyz   the role can do its work now: started, connected, not draining
 /metrics  Prometheus
 
@@ -38,29 +38,29 @@ LOCKED_LIMITS = 4
 """Stall limits after which faulthandler ends the process with code 1. It needs no Python, and is for C code that keeps
 Python's lock, such as a regular expression; unlike the watch it takes a pause of that length for a stall."""
 CLOSE_S = 30.0
-"""From the end of a role's work to the end of its event loop, which waits for its threads."""
+"""Longest time from the end of a role's work to the end of its event loop, which waits for its threads."""
 REPORT_S = 5.0
 """Longest time to say why the process ends: the log itself may be what hangs."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 IDLE_S = 20.0
-"""A connection to the port that has not asked anything for so long is closed, half a request included."""
+"""A connection to the port without a complete request for this long is closed."""
 MAX_DESCRIPTORS = 1 << 16
-"""What a role asks for where it may have more: some programs go through all that they may have."""
+"""File descriptors that a role asks for, at most: some programs loop over all that they may have."""
 
 
 @dataclass
 class Service:
-    """What a role shares with its shell: it sets `ready`, watches `stopping`, counts in `metrics`."""
+    """What a role shares with its shell: the role sets `ready`, watches `stopping` and counts in `metrics`."""
 
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by SIGTERM and SIGINT: finish what is in hand, then return."""
     stop_within_s: float | None = None
-    """From SIGTERM or SIGINT to the end of the process, whatever hangs; None sets no limit."""
+    """Longest time from SIGTERM or SIGINT to the end of the process, whatever hangs. None sets no limit."""
     stall_limit_s: float = 120.0
-    """An event loop that has not run for so long is stalled, and the process ends."""
+    """An event loop that has not run for this long is stalled, and the process ends."""
     routes: Sequence[web.AbstractRouteDef] = ()
-    """What else is answered on the port."""
+    """Further routes of the port."""
     refresh: Callable[[], None] = lambda: None
     """Called before each reading of the metrics."""
     ready: bool = False
@@ -122,9 +122,9 @@ class Service:
 
 
 def _door(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
-    """Return what answers each new connection: the runner, or nobody while half of the descriptors are taken.
+    """Return what answers each new connection: the runner, or nobody while half of the file descriptors are in use.
 
-    The other half is for what the role does: a checkpoint that cannot open its files ends it.
+    The other half is for the role itself: a checkpoint that cannot open its files would end it.
     """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
@@ -144,7 +144,7 @@ class _Refusal(asyncio.Protocol):
 def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
     """End the process when `loop` has not run for `limit_s` within the body.
 
-    The watch counts ticks of its own and looks at no clock: the clock of a paused process goes on, its ticks do not.
+    The watch counts its own ticks and reads no clock: while a process is paused, a clock goes on and its ticks do not.
     """
     beat, closed, tick_s = threading.Event(), threading.Event(), limit_s / WATCH_TICKS
 
@@ -185,7 +185,7 @@ def _deadline(limit_s: float, event: str, since: str) -> threading.Timer:
 
 
 def _end_process(event: str, reason: str) -> None:
-    """Say why and where the main thread stands, and end the process, whatever else it does."""
+    """Report the reason and the stack of the main thread, and end the process, whatever else it is doing."""
 
     def report() -> None:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
@@ -214,22 +214,22 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
 
 
 def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -> int:
-    """Run a role's main coroutine on uvloop and return the exit code; whatever it raises is told, and is not code 0."""
+    """Run a role's main coroutine on uvloop and return the exit code, which is not 0 if it raises; the error is logged."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # macOS grants fewer than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_DESCRIPTORS)), most))
     closing = _deadline(CLOSE_S, "close_overdue", "after its work: a thread of it is stuck")
     try:
-        return uvloop.run(_told(role, run_dir, closing))
+        return uvloop.run(_run_and_report(role, run_dir, closing))
     finally:
         closing.cancel()
 
 
-async def _told(role: Callable[[], Awaitable[None]], run_dir: Path | None, closing: threading.Timer) -> int:
-    """Run the role; tell of an expected error in one clear message, of a defect in its traceback, before all closes."""
+async def _run_and_report(role: Callable[[], Awaitable[None]], run_dir: Path | None, closing: threading.Timer) -> int:
+    """Run the role. Report an expected error in one message and a defect with its traceback, before the loop closes."""
     try:
         await role()
-    except Exception as error:  # noqa: BLE001 - the end of the role: what it is, it is told, and the code is not 0
+    except Exception as error:  # noqa: BLE001 - the end of the role: whatever it is, it is reported, and the code is not 0
         messages = [(leaf, _message(leaf, run_dir)) for leaf in _leaves(error)]
         for leaf, message in messages:
             log.error("role_failed", error=type(leaf).__name__, reason=message or str(leaf))
@@ -252,7 +252,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _message(error: BaseException, run_dir: Path | None) -> str | None:
-    """Return what to tell of an expected error, None for a defect, whose traceback tells more."""
+    """Return the message of an expected error; None for a defect, whose traceback says more."""
     if isinstance(error, HorizonError):
         return str(error)
     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -262,7 +262,7 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
 
 
 def locked(file: IO[str]) -> bool:
-    """Lock a file for this process and those that inherit it; return False where another one has it."""
+    """Lock a file for this process and those that inherit it; return False if another process holds it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

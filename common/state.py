@@ -53,7 +53,7 @@ class HorizonGrowth(Record):
 
 
 class Progress(Record):
-    """The learner's word on where the run stands (key `progress`)."""
+    """How far the run is, as the learner publishes it (key `progress`)."""
 
     step: Count = 0
     """Optimizer steps taken in all phases; equals `policy.version`."""
@@ -75,7 +75,7 @@ class Progress(Record):
         return self.outcomes[kind].settled if kind in self.outcomes else 0
 
     def ended(self, kind: Kind, number: int) -> bool:
-        """Say whether the learner has met the end of a ticket."""
+        """Return whether the learner has read the end of a ticket."""
         return number < self.lowest_unsettled.get(kind, 0) or any(
             first <= number <= last for first, last in self.ended_ranges.get(kind, ())
         )
@@ -102,7 +102,7 @@ class WeightsManifest(Record):
 
 
 class HorizonState(Record):
-    """The controller's word on the horizons in force (key `horizon`)."""
+    """The horizons in force, as the controller publishes them (key `horizon`)."""
 
     phase_step: Count = 0
     horizons: dict[Name, HorizonTurns] = {}
@@ -123,7 +123,7 @@ class EnvironmentSettings(Record):
 
 
 class RunSettings(Record):
-    """What an actor has to know of the run's recipe (key `run`): the controller's word, set before its first ticket."""
+    """What an actor must know of the run's recipe (key `run`). The controller sets it before its first ticket."""
 
     total_steps: Count
     """Optimizer steps of the run: it is over when `progress` is finished at this step or a later one."""

@@ -1,4 +1,4 @@
-"""What a handful of episodes says about a policy: means, intervals and pass@k. Pure functions."""
+"""What a small number of episodes says about a policy: means, intervals and pass@k. Pure functions."""
 
 import math
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ Z_95 = NormalDist().inv_cdf(0.975)
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None of nothing, which is not 0."""
+    """Return the mean, or None without values: 0 would be a claim."""
     return fmean(values) if values else None
 
 
 def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     """Return the score interval of a proportion, 95 % wide by default; without trials it is (0, 1).
 
-    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). It supposes
-    independent trials: several episodes of one task are not quite that, and deserve a somewhat wider one.
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). It assumes
+    independent trials. Several episodes of one task are not quite independent, so their interval should be wider.
     """
     _check(successes, trials)
     if trials == 0:

@@ -1,8 +1,8 @@
-"""The records that cross a process: Ticket → Episode → Group, and the small ones around them.
+"""The records of episodes, from a ticket to its end: Ticket → Episode → Group or Void (`state.py` has the others).
 
 Each is frozen, validated and bounded in size, so that a decoded record is a safe one. Token ids and log-probabilities
-are tuples in memory; how they look on the wire is `broker/codec.py`'s business. Text travels beside the token ids for
-people to read; nothing is ever trained from text (invariant 4, token exactness).
+are tuples in memory; how they look on the wire is `broker/codec.py`'s business. Text travels with the token ids for
+people to read; nothing is ever trained from text (token exactness).
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ MAX_SPANS = 1_024
 SIGNATURE_HALF = 32
 """Hexadecimal digits of half a signature: 128 bits."""
 MAX_ENTRIES = 16
-"""Most entries of a map that has one a kind or a reason."""
+"""Most entries of a map that has one per kind or per reason."""
 MAX_ENVIRONMENTS = 1_024
 MAX_LONG_TEXT = 1 << 18
 """Characters that are kept of a text for people."""
@@ -30,7 +30,7 @@ MAX_SHORT_TEXT = 1_024
 
 
 def _cut(text: str, most: int) -> str:
-    """Return the text with at most `most` characters; a cut one ends with how many there were."""
+    """Return the text with at most `most` characters; one that is cut ends with its original length."""
     if len(text) <= most:
         return text
     mark = f" [... {len(text)} characters]"
@@ -41,7 +41,7 @@ Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_
 """A token of a subject: run, ticket and environment names."""
 ShortText = Annotated[str, AfterValidator(partial(_cut, most=MAX_SHORT_TEXT))]
 LongText = Annotated[str, AfterValidator(partial(_cut, most=MAX_LONG_TEXT))]
-"""For people: one that is too long is cut, since nothing that is trained is lost with it."""
+"""Text for people. One that is too long is cut, which loses nothing that is trained."""
 Digest = Annotated[str, Field(max_length=128)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -49,7 +49,7 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
 Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
-"""Far above any reward in use; an advantage of larger ones would be infinite, and the weights with it."""
+"""Bounds far above any reward in use. Advantages of larger ones would be infinite, and the weights with them."""
 HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]
 Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
 
@@ -61,11 +61,11 @@ def _few(given: object) -> object:
 
 
 Few = BeforeValidator(_few)
-"""As `fail_fast` does for arrays: of very many wrong entries pydantic would describe each one, at a kilobyte each."""
+"""The `fail_fast` of maps: pydantic would describe each of very many wrong entries, at a kilobyte each."""
 
 
 class Record(BaseModel):
-    """A frozen record. Fields that a newer writer added are tolerated and dropped."""
+    """A frozen record. Fields that a newer writer added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
@@ -104,7 +104,7 @@ class StopReason(StrEnum):
 
     @property
     def broken(self) -> bool:
-        """Not the agent's doing: kept out of baseline and batch (invariant 5)."""
+        """Whether the failure is not the agent's: the episode is kept out of baseline and batch, never a zero."""
         return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR, StopReason.UNFIT)
 
     @property

@@ -25,7 +25,12 @@ def test_the_environment_seam() -> None:
     assert signatures(Demonstrates) == {"expert": "(self) -> horizonrl.envs.api.Expert"}
     assert signatures(Expert) == {"act": "(self, observation: str) -> str"}
     assert list(inspect.signature(Step).parameters) == [
-        *("observation", "reward", "terminated", "truncated", "success", "info")
+        "observation",
+        "reward",
+        "terminated",
+        "truncated",
+        "success",
+        "info",
     ]
     assert list(inspect.signature(TaskSpec).parameters) == ["task_id", "split", "category"]
     assert list(inspect.signature(Observation).parameters) == ["text"]
@@ -42,8 +47,19 @@ def test_the_policy_seam() -> None:
 
 def test_the_broker_seam() -> None:
     assert sorted(signatures(Transport)) == [
-        *("close", "extent", "get", "last", "lease", "publish", "purge", "put", "queue", "reader", "revision"),
-        *("set_at", "watch"),
+        "close",
+        "extent",
+        "get",
+        "last",
+        "lease",
+        "publish",
+        "purge",
+        "put",
+        "queue",
+        "reader",
+        "revision",
+        "set_at",
+        "watch",
     ]
     assert sorted(signatures(Delivery)) == ["acknowledge", "extend", "give_back"]
     assert sorted(signatures(Reader)) == ["close", "fetch"]

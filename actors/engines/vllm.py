@@ -18,12 +18,12 @@ from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
 MAX_HEADER_BYTES = 100_000_000
-"""Of a safetensors file, as in its own reader."""
+"""Longest header of a safetensors file, as in its own reader."""
 REQUEST_TIMEOUT_S = 900.0
-"""A request without an answer for so long has been forgotten by its engine."""
+"""A request without an answer for this long has been forgotten by its engine."""
 APPLY_TIMEOUT_S = 300.0
 ENGINE_TIMEOUT_S = 120.0
-"""An engine that answers nothing for so long is dead: it answers between two steps, which take seconds at most."""
+"""An engine that answers nothing for this long is dead: it answers between two steps, which take seconds at most."""
 WATCH_TICKS = 20
 """Looks at the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
 EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
@@ -47,7 +47,7 @@ class VllmPolicy:
         self._version = PolicyVersion()
         self._numbers = count()
         self._deadlines: set[asyncio.Timeout] = set()
-        """Of all that waits for the engine."""
+        """Deadlines of all calls that wait for the engine."""
         self._applying = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._dead: str | None = None
@@ -163,7 +163,7 @@ class VllmPolicy:
             raise EngineDead(self._dead) from error
 
     def _die(self, reason: str) -> None:
-        """Serve nothing any more: all that waits for the engine raises EngineDead now."""
+        """Stop serving: every call that waits for the engine raises EngineDead now."""
         self._dead = self._dead or reason
         for deadline in self._deadlines:
             if not deadline.expired():
@@ -221,11 +221,11 @@ class VllmPolicy:
 
 
 def generation_of(output: Any) -> Generation:
-    """Return what an engine's finished request sampled. Raises PolicyFailure when it is no sample."""
+    """Return what a finished request sampled. Raises PolicyFailure if it ended in any other way."""
     if output.finish_reason not in ("stop", "length"):
         raise PolicyFailure(f"the engine ended a request with {output.finish_reason!r}")
     ids = tuple(output.token_ids)
-    logprobs = [at[i].logprob for i, at in zip(ids, output.logprobs, strict=True)]
+    logprobs = [choices[token].logprob for token, choices in zip(ids, output.logprobs, strict=True)]
     if unreal := [logprob for logprob in logprobs if not math.isfinite(logprob)]:  # min() would call it certain
         raise PolicyFailure(f"the engine gave a sampled token the logprob {unreal[0]}")
     return Generation(

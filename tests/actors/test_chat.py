@@ -62,8 +62,8 @@ def made(shape: str) -> tuple[Any, ChatTemplate]:
 
 def sampled(tokenizer: Any, text: str, width: int) -> tuple[int, ...]:
     """Return ids that decode to `text`, seldom those that a tokenizer would have chosen."""
-    pieces = [text[at : at + width] for at in range(0, len(text), width)]
-    return tuple(at for piece in pieces for at in tokenizer.encode(piece, add_special_tokens=False))
+    pieces = [text[start : start + width] for start in range(0, len(text), width)]
+    return tuple(token for piece in pieces for token in tokenizer.encode(piece, add_special_tokens=False))
 
 
 def rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
@@ -88,8 +88,8 @@ def test_a_conversation_is_the_templates_own_rendering_around_the_sampled_ids(
         messages += [("assistant", text), ("user", observation)]
     written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert written == rendered(tokenizer, messages)
-    for at, output in generated:
-        assert tuple(ids[at : at + len(output)]) == output
+    for start, output in generated:
+        assert tuple(ids[start : start + len(output)]) == output
 
 
 @every_shape
@@ -110,7 +110,7 @@ def test_an_observation_cannot_write_special_tokens(shape: str) -> None:
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
 
     def count(ids: tuple[int, ...]) -> int:
-        return sum(at in special for at in ids)
+        return sum(token in special for token in ids)
 
     assert count(chat.delta((7,), attack)) == count(chat.delta((7,), "harmless"))
     assert count(chat.open(attack, attack)) == count(chat.open("harmless", "harmless"))

@@ -184,17 +184,17 @@ def test_a_demonstration_is_played_by_the_expert_with_certain_logprobs() -> None
 
 def test_the_agent_is_told_its_remaining_turns_only_where_the_ticket_says_so() -> None:
     policy = SayingPolicy(CHAT)
-    told = play(Echo(last=9), ticket(horizon_turns=3, announce=True), policy)
-    assert told.stop is StopReason.HORIZON
+    episode = play(Echo(last=9), ticket(horizon_turns=3, announce=True), policy)
+    assert episode.stop is StopReason.HORIZON
     for read, remaining in zip(policy.asked, (3, 2, 1), strict=True):
         assert CHAT.decode(read).count("turns left]") == 4 - remaining
         assert f"[{remaining} turns left]" in CHAT.decode(read)
-    assert told.prompt.endswith("[3 turns left]")
-    assert told.turns[0].observation.endswith("[2 turns left]")
-    assert told.turns[-1].observation == "you said go on", "nobody reads the last one"
-    untold = SayingPolicy(CHAT)
-    play(Echo(last=3), policy=untold)
-    assert "turns left" not in CHAT.decode(untold.asked[-1])
+    assert episode.prompt.endswith("[3 turns left]")
+    assert episode.turns[0].observation.endswith("[2 turns left]")
+    assert episode.turns[-1].observation == "you said go on", "nobody reads the last one"
+    silent = SayingPolicy(CHAT)
+    play(Echo(last=3), policy=silent)
+    assert "turns left" not in CHAT.decode(silent.asked[-1])
 
 
 def test_an_expert_reads_the_environments_own_words_and_the_policy_learns_from_the_announced_ones() -> None:

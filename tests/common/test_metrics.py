@@ -62,7 +62,7 @@ def test_a_metric_is_counted_set_and_observed_under_its_prefix() -> None:
 
 
 def test_a_counter_cannot_be_set() -> None:
-    with pytest.raises(TypeError, match="no gauge"):
+    with pytest.raises(TypeError, match="not a gauge"):
         Metrics().set("episodes_total", 1)
 
 

@@ -135,10 +135,10 @@ def test_a_defect_keeps_its_traceback_and_the_expected_error_beside_it_its_messa
             group.create_task(fail(BrokerUnreachable("no server answers")))
 
     assert run_role(role) == 1
-    said = capsys.readouterr().err
-    assert "KeyError: 'a defect'" in said
-    assert "Traceback" in said
-    assert "error: no server answers" in said
+    output = capsys.readouterr().err
+    assert "KeyError: 'a defect'" in output
+    assert "Traceback" in output
+    assert "error: no server answers" in output
 
 
 WATCHED = """
@@ -193,17 +193,17 @@ def started(*words: str) -> Iterator["subprocess.Popen[str]"]:
 
 def test_a_blocked_event_loop_ends_the_process_and_says_where_it_stands() -> None:
     with started("blocked") as process:
-        _, said = process.communicate(timeout=20)
+        _, output = process.communicate(timeout=20)
     assert process.returncode == os.EX_SOFTWARE
-    assert "error: the event loop has not run for 1 s" in said
-    assert "in blocked" in said, "the stack of the main thread is missing"
+    assert "error: the event loop has not run for 1 s" in output
+    assert "in blocked" in output, "the stack of the main thread is missing"
 
 
 def test_code_that_keeps_pythons_lock_ends_the_process_too() -> None:
     with started("locked") as process:
-        _, said = process.communicate(timeout=20)
+        _, output = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "in locked" in said
+    assert "in locked" in output
 
 
 def test_a_paused_process_is_not_taken_for_a_stalled_one() -> None:
@@ -215,25 +215,25 @@ def test_a_paused_process_is_not_taken_for_a_stalled_one() -> None:
             time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=20)
-    assert process.returncode == 0, said
+        _, output = process.communicate(timeout=20)
+    assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("words", [("deaf",), ("obedient", "then", "hang")], ids=["the body", "what closes after it"])
 def test_a_role_that_does_not_end_when_it_should_is_ended(words: tuple[str, ...]) -> None:
     with started(*words) as process:
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=20)
+        _, output = process.communicate(timeout=20)
     assert process.returncode == os.EX_SOFTWARE
-    assert "error: this process has not ended within 1 s of SIGTERM" in said
+    assert "error: this process has not ended within 1 s of SIGTERM" in output
 
 
 def test_a_failed_role_whose_thread_is_stuck_tells_why_and_ends() -> None:
     with started("failing") as process:
-        _, said = process.communicate(timeout=20)
+        _, output = process.communicate(timeout=20)
     assert process.returncode == os.EX_SOFTWARE
-    assert "ConnectionError: a defect" in said
-    assert "error: this process has not ended within 1 s after its work" in said
+    assert "ConnectionError: a defect" in output
+    assert "error: this process has not ended within 1 s after its work" in output
 
 
 CROWDED = """

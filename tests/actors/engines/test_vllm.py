@@ -80,8 +80,8 @@ async def main(model, number):
     await ask("before", generate())
     engine = psutil.Process().children()[0]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for at in range(3):
-            group.create_task(ask(f"running {at}", generate()))
+        for number in range(3):
+            group.create_task(ask(f"running {number}", generate()))
         await asyncio.sleep(0.05)
         os.kill(engine.pid, number)
         lost = time.monotonic()
@@ -205,7 +205,7 @@ def test_long_seeded_prompts_do_not_kill_the_engine(vllm_engine: Played) -> None
     policy = vllm_engine.policy
 
     async def many() -> list[int]:
-        prompts = [[11 + at] * 240 for at in range(16)]
+        prompts = [[11 + number] * 240 for number in range(16)]
         asked = (policy.generate(p, max_tokens=4, temperature=0.7, stop_ids=(), seed=1) for p in prompts)
         return [len(generation.ids) for generation in await asyncio.gather(*asked)]
 
