@@ -27,9 +27,10 @@ def test_the_page_of_the_configuration_is_current() -> None:
 
 def test_the_page_of_the_configuration_has_every_key() -> None:
     sections = RunConfig.model_construct().model_dump(mode="json")
-    told = re.findall(r"^## `\[+(\w+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
-    keys = {name: (of[0] if isinstance(of, list) else of) for name, of in sections.items()}
-    assert [section or key for section, key in told] == [each for name, of in keys.items() for each in (name, *of)]
+    shown = re.findall(r"^## `\[+(\w+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
+    keys = {name: (section[0] if isinstance(section, list) else section) for name, section in sections.items()}
+    expected = [each for name, section in keys.items() for each in (name, *section)]
+    assert [section or key for section, key in shown] == expected
 
 
 def test_the_dashboards_are_current() -> None:
