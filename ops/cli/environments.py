@@ -54,8 +54,8 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
     console.print(table)
     for item in (item for item in report.checks if not item.passed):
-        told = [item.detail, f"at: {item.place}", f"after: {item.last_call}" if item.last_call else ""]
-        text = "\n    ".join(["", *filter(None, told)])
+        details = [item.detail, f"at: {item.place}", f"after: {item.last_call}" if item.last_call else ""]
+        text = "\n    ".join(["", *filter(None, details)])
         console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
     return 0 if report.passed else 1
 

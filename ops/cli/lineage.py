@@ -29,8 +29,8 @@ def show_version(run_dir: Path, version: int) -> int:
         console.print(f"{name.replace('_', ' ')}: {line[name]}", highlight=False)
     resumed = {entry["lineage"]: entry for entry in read_lines(run_dir / LINEAGES)}.get(line["lineage"])
     if resumed is not None and resumed["from_step"]:
-        told = ", ".join(f"{key} {old} → {new}" for key, (old, new) in resumed["changed"].items()) or "nothing"
-        console.print(f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {told}")
+        changed = ", ".join(f"{key} {old} → {new}" for key, (old, new) in resumed["changed"].items()) or "nothing"
+        console.print(f"lineage {line['lineage']} resumed from step {resumed['from_step']}, changed: {changed}")
     console.print(f"episodes: {run_dir / 'episodes' / f'step-{version:06d}.jsonl'}", highlight=False, soft_wrap=True)
     return 0
 

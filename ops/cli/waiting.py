@@ -1,4 +1,4 @@
-"""Long waits, made visible: a spinner or a bar with its time on a terminal, plain lines elsewhere."""
+"""Long waits, made visible: a spinner or a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from horizonrl.ops.run.models import Tell
 
 WORTH_TELLING_S = 1.0
 TELLING = 0.02
-"""Share of a wait from which on its pace tells how long the rest takes."""
+"""Share of the work after which its pace predicts how long the rest takes."""
 
 
 @contextmanager
 def waiting(console: Console, what: str, *, announced: bool = False) -> Iterator[Tell]:
-    """Show that something takes a while, how far it is as it is told, and how long it took.
+    """Show that something takes a while, how far it is, and how long it took.
 
-    On a terminal one moving line, which becomes `what: 12 s`; elsewhere a line for everything told, after `what ...`
-    if it is to be announced.
+    On a terminal this is one moving line, which becomes `what: 12 s`. Elsewhere each report is a line of its own, after
+    `what ...` if `announced`.
     """
     if not console.is_terminal:
         if announced:
@@ -39,7 +39,7 @@ def waiting(console: Console, what: str, *, announced: bool = False) -> Iterator
 
 
 class _Bar(ProgressColumn):
-    """A bar, once a share has been told."""
+    """A bar, once the share that is done has been reported."""
 
     def render(self, task: Task) -> RenderableType:
         return ProgressBar(total=1.0, completed=task.completed, width=24) if task.total else Text("")
@@ -57,7 +57,7 @@ def _tell(progress: Progress, task: TaskID, text: str, share: float | None) -> N
 
 
 def remaining(elapsed_s: float, share: float | None) -> str:
-    """Return `0:42`, with `, about 3 min left` once the share that is done tells."""
+    """Return `0:42`, with `, about 3 min left` once the pace is known."""
     if share is None or share < TELLING:
         return clock(elapsed_s)
     return f"{clock(elapsed_s)}, about {duration(elapsed_s * (1 - share) / share)} left"

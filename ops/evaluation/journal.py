@@ -78,7 +78,7 @@ class Line(Record):
     def within(self, turns: int) -> EpisodeResult | None:
         """Return the episode as a horizon of `turns` would have ended it; None where it broke before.
 
-        Its begin is the same under every horizon: the agent is not told, and its seeds count turns.
+        Up to there it is the same under every horizon: the agent does not know it, and seeds are counted by turn.
         """
         cut = len(self.turns) > turns or (self.stop.broken and len(self.turns) == turns)
         if self.stop.broken and not cut:
@@ -131,8 +131,10 @@ class EvaluationJournal:
 
 
 def _refuse_other(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if told := "; ".join(_differences(then, now)):
-        raise ConfigError(f"{path} was made with other settings: {told}. Give another --out, or the same settings")
+    if differences := "; ".join(_differences(then, now)):
+        raise ConfigError(
+            f"{path} was made with other settings: {differences}. Give another --out, or the same settings"
+        )
 
 
 def _differences(then: Any, now: Any, place: str = "") -> Iterator[str]:

@@ -21,23 +21,23 @@ def blocks_of(plan: Plan, lines: Mapping[Key, Line]) -> list[dict[str, Any]]:
     most = max(len(part.turns) for part in plan.parts)
     return [
         {
-            "turns": {part.env.id: part.turns[at] for part in plan.parts},
-            "rows": [row for part in plan.parts for row in _rows(part, part.turns[at], plan.samples[-1], lines)],
+            "turns": {part.env.id: part.turns[block] for part in plan.parts},
+            "rows": [row for part in plan.parts for row in _rows(part, part.turns[block], plan.samples[-1], lines)],
         }
-        for at in range(most)
+        for block in range(most)
     ]
 
 
 def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -> Iterable[dict[str, Any]]:
     for label, category in part.rows.items():
-        tasks = [of for of in part.tasks if category is None or of.category == category]
+        tasks = [task for task in part.tasks if category is None or task.category == category]
         results = []
-        for of in tasks:
-            keys = [(part.env.id, of.task.task_id, sample) for sample in range(samples)]
+        for task in tasks:
+            keys = [(part.env.id, task.task.task_id, sample) for sample in range(samples)]
             ended = [lines[key].within(turns) for key in keys if key in lines]
             valid = tuple(played for played in ended if played is not None)
             broken = len(ended) - len(valid)
-            results.append((of, Result(sequence=0, number=0, how="evaluated", broken=broken, episodes=valid)))
+            results.append((task, Result(sequence=0, number=0, how="evaluated", broken=broken, episodes=valid)))
         measured = measures(results, samples)
         played = measured["episodes"] + measured["broken"]
         yield {
@@ -62,8 +62,8 @@ def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:
     tables = []
     for block in blocks:
         table = Table(box=rich.box.SIMPLE_HEAD, title=title(block), title_justify="left", pad_edge=False)
-        for at, name in enumerate(header(plan.samples)):
-            table.add_column(name, justify="left" if at < 2 else "right")
+        for column, name in enumerate(header(plan.samples)):
+            table.add_column(name, justify="left" if column < 2 else "right")
         for row in block["rows"]:
             table.add_row(*cells(row, plan.samples), end_section=row["task"] == ALL)
         tables.append(table)

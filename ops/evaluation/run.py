@@ -32,7 +32,7 @@ BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""
 PLAIN_COLUMNS = 120
 """Width of a table that goes into a file."""
-STOPPED = "stopped. The same command goes on where it was"
+STOPPED = "stopped. The same command resumes"
 
 
 def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
@@ -67,16 +67,16 @@ def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directo
 def _refuse_nothing(plan: Plan, lines: Mapping[Key, Line]) -> None:
     """Raise RunFailed when every episode of an environment broke: then nothing was evaluated there."""
     for part in plan.parts:
-        played = [lines[of.key] for of in plan.plays if of.env.id == part.env.id]
+        played = [lines[planned.key] for planned in plan.plays if planned.env.id == part.env.id]
         if all(line.stop.broken for line in played):
             raise RunFailed(
-                f"all {len(played)} episodes of {part.env.id} broke, the last with: {played[-1].error}. Mend that, and "
-                "give the same command again: it plays the broken ones again"
+                f"all {len(played)} episodes of {part.env.id} broke, the last with: {played[-1].error}. Fix that, and "
+                "repeat the command: it plays the broken ones again"
             )
 
 
 def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
-    """Return what the episodes depend on. An environment that cannot be made is told here."""
+    """Return what the episodes depend on. Raises if an environment cannot be made."""
     config = subject.config
     return {
         "model": subject.facts,
@@ -98,7 +98,9 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
 
 async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal, terminal: Console) -> None:
     """Play what the file does not hold, as many episodes at once as an actor has slots."""
-    left = [of for of in plan.plays if of.key not in journal.lines or not journal.lines[of.key].settled]
+    left = [
+        missing for missing in plan.plays if missing.key not in journal.lines or not journal.lines[missing.key].settled
+    ]
     if not left:
         return
     async with AsyncExitStack() as opened:
@@ -159,9 +161,9 @@ class Player:
 
     async def run(self, queue: Iterator[Play]) -> None:
         """Play what the queue holds. Takes from it as the others do; ends with it, or with the first RunFailed."""
-        for of in queue:
-            make = partial(registry.make, of.env.id, of.env.options)
-            line = Line.of(of, await play(make, self.make_rollout(of.env), of.ticket, 0))
+        for planned in queue:
+            make = partial(registry.make, planned.env.id, planned.env.options)
+            line = Line.of(planned, await play(make, self.make_rollout(planned.env), planned.ticket, 0))
             self.journal.add(line)
             self.advance()
             self._give_up_if_nothing_works(line)
@@ -170,8 +172,8 @@ class Player:
         self.broken_in_a_row[line.env] = 0 if line.settled else self.broken_in_a_row[line.env] + 1
         if self.broken_in_a_row[line.env] >= BROKEN_LIMIT:
             raise RunFailed(
-                f"{BROKEN_LIMIT} episodes of {line.env} broke in a row, the last with: {line.error}. Mend that, and "
-                "give the same command again: it goes on where it was, and plays the broken ones again"
+                f"{BROKEN_LIMIT} episodes of {line.env} broke in a row, the last with: {line.error}. Fix that, and "
+                "repeat the command: it resumes, and plays the broken ones again"
             )
 
 

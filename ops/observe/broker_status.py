@@ -130,23 +130,23 @@ def _dropped(progress: Progress) -> int:
 
 
 def _tickets(broker: BrokerStatus) -> Sequence[str]:
-    queue, told = broker.queue, list[str]()
+    queue, sentences = broker.queue, list[str]()
     if queue.waiting and not queue.leased:
-        told.append(f"no actor holds a ticket; queued: {queue.waiting}")
+        sentences.append(f"no actor holds a ticket; queued: {queue.waiting}")
     elif queue.waiting or queue.leased:
-        told.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
+        sentences.append(f"actors hold {counted(queue.leased, 'ticket')}; queued: {queue.waiting}")
     if broker.unread:
-        told.append(f"not read by the learner yet: {counted(broker.unread, 'message')} of the group log")
-    return told
+        sentences.append(f"not read by the learner yet: {counted(broker.unread, 'message')} of the group log")
+    return sentences
 
 
 def _actors(broker: BrokerStatus) -> Sequence[str]:
-    told = []
+    sentences = []
     if broker.queue.idle and not broker.queue.waiting:
-        told.append(f"{counted(broker.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
+        sentences.append(f"{counted(broker.queue.idle, 'actor')} with free slots: no tickets until the learner steps")
     if broker.log.full:
-        told.append("the group log is full: actors wait to publish until the learner has read and saved")
-    return told
+        sentences.append("the group log is full: actors wait to publish until the learner has read and saved")
+    return sentences
 
 
 def counted(count: int, noun: str) -> str:

@@ -41,7 +41,7 @@ HEADER_EVERY = 20
 """Steps after which a terminal repeats the header, which has scrolled away."""
 MOST_TROUBLES = 3
 SILENT_S = 15.0
-"""Time without an answer of the broker after which it is said."""
+"""Seconds without an answer of the broker after which the console says so."""
 READY = "service_opened"
 """What a part writes to its log once it is up."""
 MEASURED = "part_ready"
@@ -100,7 +100,7 @@ class Console:
         self._usual_s = start_times(TroubleReader(logs))
         """How long each part took to start when it last did."""
         self._logs = TroubleReader.at_end(logs)
-        self._told: set[tuple[int, int]] = set()
+        self._shown_evals: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
         self._console = plain_console()
         self._started = time.monotonic()
@@ -142,7 +142,7 @@ class Console:
     def skip_earlier(self) -> int:
         """Say in a line what an earlier `train` has shown of this run already; return how many steps that are."""
         lines = self._metrics.read()
-        self._told = {(line["version"], line["lineage"]) for line in self._evals.read()}
+        self._shown_evals = {(line["version"], line["lineage"]) for line in self._evals.read()}
         if lines:
             earlier = f"`horizonrl status {self._config.run_dir}` tells of those before"
             self.say(f"  goes on after step {lines[-1]['step']}; {earlier}")
@@ -179,9 +179,9 @@ class Console:
     async def _tell_evaluations(self) -> None:
         """Say what has been evaluated since; a resumed learner may write a line again that was shown before."""
         for line in await asyncio.to_thread(self._evals.read):
-            if (judged := (line["version"], line["lineage"])) not in self._told:
+            if (judged := (line["version"], line["lineage"])) not in self._shown_evals:
                 self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
-                self._told.add(judged)
+                self._shown_evals.add(judged)
 
     async def _read(self, started: Mapping[str, float]) -> None:
         """Read what the parts have logged since: that they are up, and what broke."""
@@ -195,10 +195,10 @@ class Console:
 
     def _warn(self) -> None:
         """Print each kind of trouble of a part when it first comes."""
-        for of in self._troubles:
-            if (of.part, of.event) not in self._warned:
-                self._warned.add((of.part, of.event))
-                self.say(f"  {of} ({of.log_file}){f': {of.detail}' if of.detail else ''}")
+        for trouble in self._troubles:
+            if (trouble.part, trouble.event) not in self._warned:
+                self._warned.add((trouble.part, trouble.event))
+                self.say(f"  {trouble} ({trouble.log_file}){f': {trouble.detail}' if trouble.detail else ''}")
 
     def live(self, started: Mapping[str, float]) -> RenderableType:
         """Return the lines that move: how far the run is, what waits for what, what broke."""
@@ -206,12 +206,12 @@ class Console:
         lines = self._metrics.lines
         coming = self._coming(started, now)
         begun = self.broker is not None and self.broker.progress is not None
-        told = self._waits(lines, now) if begun or not coming else []
+        waiting = self._waits(lines, now) if begun or not coming else []
         saving = checkpoint_in_writing(self._config.run_dir / "checkpoints", now)
         return Group(
             self._bar(lines),
-            *(_line(text) for text in (coming, *told, saving) if text),
-            *(_line(of.told(now), "yellow") for of in self._troubles[:MOST_TROUBLES]),
+            *(_line(text) for text in (coming, *waiting, saving) if text),
+            *(_line(trouble.when(now), "yellow") for trouble in self._troubles[:MOST_TROUBLES]),
         )
 
     def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:
@@ -224,21 +224,21 @@ class Console:
         return bar
 
     def _waits(self, lines: Sequence[dict[str, Any]], now: float) -> list[str]:
-        told = waits(self.broker, self._config, lines)
-        if told and lines:
-            told[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
+        sentences = waits(self.broker, self._config, lines)
+        if sentences and lines:
+            sentences[0] += f" (last step: {duration(now - lines[-1]['time'])} ago)"
         if self.broker is not None and now - self.broker.looked_at > SILENT_S:
-            told.append(f"the broker has not answered for {duration(now - self.broker.looked_at)}")
-        return told
+            sentences.append(f"the broker has not answered for {duration(now - self.broker.looked_at)}")
+        return sentences
 
     def _coming(self, started: Mapping[str, float], now: float) -> str:
         """Say which parts are not up yet, since when, and how long they took the last time."""
-        told = []
+        parts = []
         for name, since in started.items():
             if self._ready.get(name, 0.0) < since:
                 usual = f" of about {duration(self._usual_s[name])}" if name in self._usual_s else ""
-                told.append(f"{name} for {duration(now - since)}{usual}")
-        return f"starting: {', '.join(told)}" if told else ""
+                parts.append(f"{name} for {duration(now - since)}{usual}")
+        return f"starting: {', '.join(parts)}" if parts else ""
 
     def summary(self, model_dir: Path, report: Path, command: str) -> None:
         """Say how the run ended: success in the first and the last five RL steps, where model and report are, and what
@@ -251,8 +251,8 @@ class Console:
             self.say(f"success over the first {len(first)} RL steps: {percent(mean_success(first))}")
             self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
         if evals := self._evals.read():
-            told = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
-            self.say(f"eval: {told}; `horizonrl export --best` takes the best version of all {len(evals)}")
+            both = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
+            self.say(f"eval: {both}; `horizonrl export --best` takes the best version of all {len(evals)}")
         self.say(f"model:  {model_dir}")
         self.say(f"report: {report}")
         self.say("What next:")
@@ -301,5 +301,5 @@ def waiting_for(progress: Progress | None) -> str:
     reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))
     void = sum(ends.void for ends in progress.outcomes.values())
     evaluated = sum(ends.evaluated for ends in progress.outcomes.values())
-    said = f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
-    return said + (f", {evaluated} evaluated" if evaluated else "")
+    settled = f"{trained} groups trained, {dropped.total()} dropped{f' ({reasons})' if reasons else ''}, {void} void"
+    return settled + (f", {evaluated} evaluated" if evaluated else "")

@@ -48,7 +48,7 @@ def sparkline(values: Sequence[float | None], width: int, low: float | None = No
     if not known:
         return ""
     size = -(-len(known) // width)
-    means = [sum(part) / len(part) for part in (known[at : at + size] for at in range(0, len(known), size))]
+    means = [sum(part) / len(part) for part in (known[start : start + size] for start in range(0, len(known), size))]
     low, high = min(means) if low is None else low, max(means) if high is None else high
     if high <= low:
         return BLOCKS[len(BLOCKS) // 2] * len(means)

@@ -5,7 +5,7 @@ missing: a stopped run has no broker, a run of another machine has no files here
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from horizonrl.ops.observe.figures import (
     time_left,
 )
 from horizonrl.ops.observe.troubles import Trouble
-from horizonrl.ops.report.facts import Files, books
+from horizonrl.ops.report.facts import Files, ticket_accounts
 
 TREND = 24
 """Most characters of a trend."""
@@ -50,12 +50,12 @@ class Snapshot:
     broker: BrokerStatus | None = None
     """None: no broker answers."""
     troubles: Sequence[Trouble] = ()
-    at: float = field(default_factory=time.time)
+    now: float = field(default_factory=time.time)
 
     @property
     def step(self) -> int:
-        told = self.broker.progress.step if self.broker and self.broker.progress else 0
-        return max(told, self.files.metrics[-1]["step"] if self.files.metrics else 0)
+        reported = self.broker.progress.step if self.broker and self.broker.progress else 0
+        return max(reported, self.files.metrics[-1]["step"] if self.files.metrics else 0)
 
     @property
     def steps(self) -> int | None:
@@ -88,9 +88,9 @@ class Snapshot:
 
     def headline(self) -> str:
         """Return run, step and time left in a line."""
-        of = "" if self.steps is None else f" of {self.steps}"
+        total = "" if self.steps is None else f" of {self.steps}"
         left = time_left(self.config, self.files.metrics, self.step) if self.config else ""
-        shown = f"{self.name}: {self.state}, step {self.step}{of}{self._phase()}"
+        shown = f"{self.name}: {self.state}, step {self.step}{total}{self._phase()}"
         return shown + (f", {left}" if left and self.state == "running" else "")
 
     def _phase(self) -> str:
@@ -112,11 +112,11 @@ class Snapshot:
     def _rl(self, lines: Sequence[Line]) -> Rows:
         last, early, late = lines[-1], lines[:RECENT], lines[-RECENT:]
         success = [line["success_rate"] for line in lines]
-        told = f"{percent(last['success_rate']):>5}  {sparkline(success, TREND, 0.0, 1.0)}"
+        text = f"{percent(last['success_rate']):>5}  {sparkline(success, TREND, 0.0, 1.0)}"
         if len(lines) > RECENT:
-            told += f"  {percent(mean_success(late))} in {RECENT} steps, {percent(mean_success(early))} at first"
+            text += f"  {percent(mean_success(late))} in {RECENT} steps, {percent(mean_success(early))} at first"
         rewards = [line["reward_mean"] for line in lines]
-        return [("success", told), ("reward", f"{number(last['reward_mean']):>5}  {sparkline(rewards, TREND)}")]
+        return [("success", text), ("reward", f"{number(last['reward_mean']):>5}  {sparkline(rewards, TREND)}")]
 
     def _imitation(self, lines: Sequence[Line]) -> Rows:
         losses = [line["loss"] for line in lines]
@@ -127,19 +127,19 @@ class Snapshot:
             return []
         first, last = lines[0], lines[-1]
         trend = sparkline([line["success_rate"] for line in lines], TREND, 0.0, 1.0)
-        told = f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes"
+        text = f"{interval(last)} at version {last['version']}, {last['episodes']} held-out episodes"
         if len(lines) > 1:
-            told += f"\n{trend}  version {first['version']}: {interval(first)}"
-        return [("eval", told)]
+            text += f"\n{trend}  version {first['version']}: {interval(first)}"
+        return [("eval", text)]
 
     def _horizons(self) -> Rows:
         turns = self.broker.horizons if self.broker else {}
         turns = turns or (self.files.metrics[-1]["horizons"] if self.files.metrics else {})
-        told = ", ".join(f"{env} {count} turns" for env, count in turns.items())
+        text = ", ".join(f"{env} {count} turns" for env, count in turns.items())
         if self.files.metrics:
             last = self.files.metrics[-1]
-            told += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} truncated"
-        rows = [("horizon", told)] if told else []
+            text += f"; {number(last['turns_mean'], 1)} taken, {percent(last['truncated_share'])} truncated"
+        rows = [("horizon", text)] if text else []
         for growth in self.broker.progress.growths if self.broker and self.broker.progress else ():
             why = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
             rows.append(("", f"{growth.env_id} grew from {why}"))
@@ -150,11 +150,11 @@ class Snapshot:
         rows: Rows = []
         if self.files.metrics:
             last = self.files.metrics[-1]
-            ended = duration(self.at - last["time"])
+            ended = duration(self.now - last["time"])
             timed = f"{number(last['step_s'], 1)} s and {number(last['wait_s'], 1)} s of waiting"
             rows += [("pace", f"step {last['step']} ended {ended} ago; it took {timed}")]
-            speeds = (number(last[f"{of}_tokens_per_s"], 0) for of in ("generated", "train"))
-            rows += [("tokens/s", "{} generated, {} trained in a step".format(*speeds))]
+            generated, trained = (number(last[f"{what}_tokens_per_s"], 0) for what in ("generated", "train"))
+            rows += [("tokens/s", f"{generated} generated, {trained} trained")]
             if last["phase"] == Phase.RL.value:
                 bound = f" (at most {self.config.rl.max_staleness})" if self.config else ""
                 stale = f"mean {number(last['staleness_mean'], 1)}, max {last['staleness_max']}{bound}"
@@ -165,16 +165,16 @@ class Snapshot:
         broker = self.broker
         if broker is None or broker.progress is None:
             return []
-        progress, told = broker.progress, ""
+        progress, weights = broker.progress, ""
         if broker.weights is not None:
-            told = f"; weights of version {broker.weights.policy.version} are out, "
-            told += f"{broker.weights.weights_bytes / 1e6:.0f} MB"
+            weights = f"; weights of version {broker.weights.policy.version} are out, "
+            weights += f"{broker.weights.weights_bytes / 1e6:.0f} MB"
         spoken = duration(self.silent_s)
         again = f", lineage {progress.policy.lineage}" if progress.policy.lineage else ""
-        return [("learner", f"version {progress.policy.version}{again}, last heard {spoken} ago{told}")]
+        return [("learner", f"version {progress.policy.version}{again}, last heard {spoken} ago{weights}")]
 
     def _tickets(self) -> Rows:
-        return [(f"{kind} tickets", told) for kind, told in self._accounts()]
+        return [(f"{kind} tickets", text) for kind, text in self._accounts()]
 
     def _accounts(self) -> Iterator[tuple[str, str]]:
         """Yield each kind's conservation: from the broker while there is one, else from the ledger."""
@@ -183,7 +183,7 @@ class Snapshot:
                 if issued := self.broker.issued[kind]:
                     yield kind.value, f"{issued} issued = {_ends(kind, ends)} + {issued - ends.settled} outstanding"
             return
-        for name, ends in books(self.files)["kinds"].items():
+        for name, ends in ticket_accounts(self.files)["kinds"].items():
             if ends:
                 dropped = {reason: count for reason, count in ends.items() if reason not in KEPT}
                 kept = Outcomes(**{end: ends[end] for end in KEPT}, dropped=dropped)
@@ -193,26 +193,28 @@ class Snapshot:
         """Say who waits for what, and which long work is being done."""
         if self.broker is None:
             return []
-        told = waits(self.broker, self.config, self.files.metrics if self.run_dir else None)
-        return [*told, *([saving] if (saving := self.checkpoint()) else [])]
+        lines = waits(self.broker, self.config, self.files.metrics if self.run_dir else None)
+        return [*lines, *([saving] if (saving := self.checkpoint()) else [])]
 
     def checkpoint(self) -> str | None:
         """Say which checkpoint is being written, and how far it is compared with the one before."""
-        return None if self.run_dir is None else checkpoint_in_writing(self.run_dir / "checkpoints", self.at)
+        return None if self.run_dir is None else checkpoint_in_writing(self.run_dir / "checkpoints", self.now)
 
     def broken(self) -> list[str]:
         """Say what broke, the latest first, and where to read of it."""
-        told = [f"{of.told(self.at)}{f': {of.detail}' if of.detail else ''}" for of in self.troubles]
+        lines = [
+            f"{trouble.when(self.now)}{f': {trouble.detail}' if trouble.detail else ''}" for trouble in self.troubles
+        ]
         if (share := self.error_share()) > 0:
-            told.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
+            lines.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
         if self.broker is not None and self.broker.dead:
-            told.append(f"{counted(self.broker.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
+            lines.append(f"{counted(self.broker.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
         if self.broker is not None and self.broker.log.full and self.state != "finished":
             log = self.broker.log
-            told.append(f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}")
+            lines.append(f"the group log is full: {log.stored_bytes:,} of broker.max_log_bytes = {log.limit_bytes:,}")
         if resumes := sum(line["lineage"] > 0 for line in self.files.lineages):
-            told.append(f"the learner has resumed {counted(resumes, 'time')}")
-        return told
+            lines.append(f"the learner has resumed {counted(resumes, 'time')}")
+        return lines
 
     def error_share(self) -> float:
         lines = self.files.metrics[-RECENT:]
@@ -223,26 +225,32 @@ class Snapshot:
         """Return it for programs: numbers rather than sentences, and the sentences of waits and troubles."""
         last = self.files.metrics[-1] if self.files.metrics else None
         rl = self.files.rl
-        told = self.broker
+        broker = self.broker
         return {
             "run": self.name,
             "state": self.state,
             "step": self.step,
             "steps": self.steps,
-            "phase": told.progress.phase.value if told and told.progress else last["phase"] if last else None,
+            "phase": broker.progress.phase.value if broker and broker.progress else last["phase"] if last else None,
             "seconds_left": seconds_left(self.config, self.files.metrics, self.step) if self.config else None,
             "success_recent": mean_success(rl[-RECENT:]),
             "success_first": mean_success(rl[:RECENT]),
             "last_step": last,
             "last_eval": {key: self.files.evals[-1][key] for key in EVAL_KEYS} if self.files.evals else None,
-            "broker": _broker_json(told) if told else None,
+            "broker": _broker_json(broker) if broker else None,
             "waits": self.waiting(),
             "broke": self.broken(),
             "troubles": [
-                {"part": of.part, "event": of.event, "count": of.count, "last": of.last, "log": str(of.log_file)}
-                for of in self.troubles
+                {
+                    "part": trouble.part,
+                    "event": trouble.event,
+                    "count": trouble.count,
+                    "last": trouble.last,
+                    "log": str(trouble.log_file),
+                }
+                for trouble in self.troubles
             ],
-            "time": self.at,
+            "time": self.now,
         }
 
 
@@ -257,31 +265,28 @@ def _ends(kind: Kind, ends: Outcomes) -> str:
     return f"{settled} + {dropped} + {ends.void} void"
 
 
-def _broker_json(told: BrokerStatus) -> dict[str, Any]:
-    progress = told.progress
+def _broker_json(broker: BrokerStatus) -> dict[str, Any]:
+    progress = broker.progress
     return {
         "version": progress.policy.version if progress else None,
         "lineage": progress.policy.lineage if progress else None,
-        "learner_heard_at": told.spoken_at,
-        "weights_version": told.weights.policy.version if told.weights else None,
-        "horizons": told.horizons,
+        "learner_heard_at": broker.spoken_at,
+        "weights_version": broker.weights.policy.version if broker.weights else None,
+        "horizons": broker.horizons,
         "tickets": {
-            kind.value: {"issued": issued, "outstanding": told.outstanding(kind)} | _outcome_json(told.outcomes, kind)
-            for kind, issued in told.issued.items()
+            kind.value: {"issued": issued, "outstanding": broker.outstanding(kind)}
+            | broker.outcomes.get(kind, Outcomes()).model_dump(mode="json")
+            for kind, issued in broker.issued.items()
         },
-        "tickets_queued": told.queue.waiting,
-        "tickets_leased": told.queue.leased,
-        "actors_idle": told.queue.idle,
-        "groups_last_sequence": told.log.last_sequence,
-        "groups_unread": told.unread,
-        "groups_bytes": told.log.stored_bytes,
-        "batch": told.batch,
-        "dead_letters": told.dead,
+        "tickets_queued": broker.queue.waiting,
+        "tickets_leased": broker.queue.leased,
+        "actors_idle": broker.queue.idle,
+        "groups_last_sequence": broker.log.last_sequence,
+        "groups_unread": broker.unread,
+        "groups_bytes": broker.log.stored_bytes,
+        "batch": broker.batch,
+        "dead_letters": broker.dead,
     }
-
-
-def _outcome_json(outcomes: Mapping[Kind, Outcomes], kind: Kind) -> dict[str, Any]:
-    return outcomes.get(kind, Outcomes()).model_dump(mode="json")
 
 
 def checkpoint_in_writing(root: Path, now: float) -> str | None:
@@ -292,9 +297,9 @@ def checkpoint_in_writing(root: Path, now: float) -> str | None:
             complete = sorted(path for path in root.glob("step-*"))
             size = sum(size for size, _ in sizes) / 1e6
             before = sum(size for size, _ in _sizes(complete[-1])) / 1e6 if complete else None
-            of = f"of about {before:.0f} MB" if before is not None else "MB so far"
+            total = f"of about {before:.0f} MB" if before is not None else "MB so far"
             step = int(incoming.name.rpartition("-")[2])
-            return f"the checkpoint of step {step} is being written: {size:.0f} {of}"
+            return f"the checkpoint of step {step} is being written: {size:.0f} {total}"
     return None
 
 

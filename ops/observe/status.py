@@ -78,7 +78,7 @@ class StatusSource:
             return cls(_config_of(run_dir, request.overrides), run_dir, described=True, overrides=request.overrides)
         named = [f"--run.name={request.run}"] if request.run else []
         config = RunConfig.load(request.places, [*named, *request.overrides])
-        known = request.run or request.places or any(of.startswith("--run.name") for of in request.overrides)
+        known = request.run or request.places or any(token.startswith("--run.name") for token in request.overrides)
         if not known or config.broker.url is None:
             raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
         return cls(config, None, described=bool(request.places))
@@ -160,14 +160,14 @@ def _watch(source: StatusSource, as_json: bool) -> None:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
                 time.sleep(REFRESH_S)
-    told = ""
+    printed = ""
     while True:
         snapshot = asyncio.run(source.look())
         if as_json:
             _print(snapshot, as_json)
-        elif (line := plain_line(snapshot)) != told:
+        elif (line := plain_line(snapshot)) != printed:
             print(line, flush=True)
-            told = line
+            printed = line
         time.sleep(REFRESH_S)
 
 
@@ -199,8 +199,8 @@ def _section(title: str, rows: Rows) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(max_width=WIDEST, overflow="fold")
-    for what, told in rows:
-        table.add_row(f"  {what}", Text(told))
+    for what, text in rows:
+        table.add_row(f"  {what}", Text(text))
     return Group(Text(title, style=TITLE), table)
 
 

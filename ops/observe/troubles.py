@@ -78,7 +78,7 @@ class Trouble:
     def __str__(self) -> str:
         return f"{self.part} {TROUBLES[self.event]}"
 
-    def told(self, now: float) -> str:
+    def when(self, now: float) -> str:
         """Say what broke, how often and when last, and the log to look into, as the run directory names it."""
         times = f" {self.count}x, last" if self.count > 1 else ","
         return f"{self}{times} {duration(now - self.last)} ago ({self.log_file.parent.name}/{self.log_file.name})"
@@ -129,13 +129,13 @@ def collect(events: Iterable[tuple[Path, dict[str, Any]]], known: Iterable[Troub
     """Return the troubles among events since `train` last began, added to those `known`, the latest first."""
     all_of_them = list(events)
     started = max((event_time(event) for _, event in all_of_them if event["event"] == STARTED), default=0.0)
-    found = {(of.part, of.event): of for of in known if of.last >= started}
+    found = {(trouble.part, trouble.event): trouble for trouble in known if trouble.last >= started}
     for path, event in all_of_them:
         if event["event"] in TROUBLES and event_time(event) >= started:
-            told = _trouble(path, event)
-            before = found.get((told.part, told.event))
-            found[told.part, told.event] = replace(told, count=1 + (before.count if before else 0))
-    return sorted(found.values(), key=lambda of: -of.last)
+            latest = _trouble(path, event)
+            before = found.get((latest.part, latest.event))
+            found[latest.part, latest.event] = replace(latest, count=1 + (before.count if before else 0))
+    return sorted(found.values(), key=lambda trouble: -trouble.last)
 
 
 def _trouble(path: Path, event: dict[str, Any]) -> Trouble:

@@ -83,8 +83,8 @@ def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 def _bounds(field: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    told = [f"{sign} {field[key]:g}" for key, sign in signs.items() if key in field]
-    return f" {', '.join(told)}" if told else ""
+    bounds = [f"{sign} {field[key]:g}" for key, sign in signs.items() if key in field]
+    return f" {', '.join(bounds)}" if bounds else ""
 
 
 def _default(value: Any) -> str:

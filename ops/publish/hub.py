@@ -1,6 +1,6 @@
-"""Push a directory to the Hugging Face Hub, where it is private unless asked otherwise.
+"""Push a directory to the Hugging Face Hub, where it is private by default.
 
-The token comes from the environment alone, and is in no message.
+The token comes from the environment only, and no message contains it.
 """
 
 import os
@@ -16,12 +16,12 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def require_push(name: str) -> str:
-    """Return the token. Raises ConfigError when the name is none of a repository, or there is no token."""
+    """Return the token. Raises ConfigError if the name is not that of a repository, or without a token."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--push {name}: a repository is named OWNER/NAME")
     token = os.environ.get(TOKEN, "")
     if not token:
-        raise ConfigError(f"--push needs a token that may write: set the environment variable {TOKEN}")
+        raise ConfigError(f"--push needs a token with write access: set the environment variable {TOKEN}")
     return token
 
 
@@ -45,6 +45,7 @@ def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: 
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).replace(token, "***")
-        told = f"{folder} is complete but was not pushed to {name}"
-        raise RunFailed(f"{told}: {type(error).__name__}: {reason}") from None
+        raise RunFailed(
+            f"{folder} is complete but was not pushed to {name}: {type(error).__name__}: {reason}"
+        ) from None
     return str(commit.commit_url)

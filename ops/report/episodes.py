@@ -44,7 +44,7 @@ class Episodes:
     stride: int = 1
     """One group in so many is here."""
     unreadable: int = 0
-    """Lines that were cut short."""
+    """Lines that were incomplete."""
     undecoded: int = 0
     """Turns whose tokens do not join to their text."""
     untold: int = 0
@@ -68,7 +68,7 @@ def collect(
         first = records[0]
         place = len(episodes.groups)
         end = ends.get(ticket, TicketEnd("not settled", step))
-        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], end.step, end.told])
+        episodes.groups.append([ticket, first["env"], first["task"], first["horizon"], end.step, end.what])
         if not bodies:
             episodes.starts.append(len(episodes.rows))
         for record in records:
@@ -89,13 +89,13 @@ def packed(text: str) -> str:
 
 
 def outcome_of(record: Mapping[str, Any]) -> str:
-    """Return how an episode went, in a word or two: a horizon's cut is no failure (invariant 5)."""
+    """Return how an episode went, in a word or two. A truncated episode is no failure: a limit ended it."""
     if record["success"]:
         return "success"
     if record["stop"] == "terminated":
         return "failure"
     if record["stop"] in ("horizon", "context", "env_truncated"):
-        return f"cut: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
+        return f"truncated: {'environment' if record['stop'] == 'env_truncated' else record['stop']}"
     return f"broken: {record['stop']}"
 
 

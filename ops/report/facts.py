@@ -1,6 +1,6 @@
-"""What the page says of a run beside its episodes: state, headline, curves, evaluations, books, schedule, lineages.
+"""What the page shows besides episodes: state, headline, curves, evaluations, tickets, schedule and lineages.
 
-Pure functions of the run directory's files. What a run has not got is an empty list, and a sentence among the notices.
+Pure functions of the run directory's files. Whatever a run lacks is an empty list, and a sentence among the notices.
 """
 
 import re
@@ -21,12 +21,12 @@ from horizonrl.ops.report.curves import Line, curves, evaluation_point
 from horizonrl.ops.run.directory import model_label, read_lines, to_toml
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
-"""Whom a broker's address names before its host."""
+"""The user and password in a broker's address, before its host."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """What a run directory says."""
+    """The journal of a run directory, read."""
 
     metrics: Sequence[Line]
     ledger: Sequence[Line]
@@ -43,7 +43,7 @@ class Files:
 
 
 def facts(config: RunConfig, files: Files) -> dict[str, Any]:
-    """Return what the page shows above and beside the episodes, JSON-able."""
+    """Return what the page shows besides episodes, as JSON-able values."""
     return {
         "name": config.run.name,
         "written": time.time(),
@@ -54,7 +54,7 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "resumes": [line["from_step"] for line in files.lineages if line["from_step"]],
         "imitation": max((line["step"] for line in files.metrics if line["phase"] == Phase.IMITATION.value), default=0),
         "evaluations": evaluations(files.evals),
-        "books": books(files),
+        "accounts": ticket_accounts(files),
         "decisions": decisions(config, files),
         "lineages": lineages(files),
         "config": _PASSWORD.sub("://", to_toml(config)),
@@ -65,24 +65,24 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
 class TicketEnd(NamedTuple):
     """What became of a ticket."""
 
-    told: str
+    what: str
     step: int
-    """The step that consumed it; of a held-out one, the version that was evaluated."""
+    """The step that consumed it; for a held-out ticket, the version that was evaluated."""
 
 
 def ends(files: Files) -> dict[str, TicketEnd]:
     """Return what became of each ticket that steps and evaluations have settled."""
-    told: dict[str, TicketEnd] = {}
+    found: dict[str, TicketEnd] = {}
     for line in files.ledger:
         step = line["step"]
-        told.update(
+        found.update(
             (ticket, TicketEnd(f"trained into version {line['version']}", step)) for _, ticket in line["trained"]
         )
-        told.update((ticket, TicketEnd(f"dropped: {reason}", step)) for _, ticket, reason in line["dropped"])
+        found.update((ticket, TicketEnd(f"dropped: {reason}", step)) for _, ticket, reason in line["dropped"])
     for line in files.evals:
         version = line["version"]
-        told.update((ticket, TicketEnd(f"evaluation of version {version}", version)) for _, ticket, _ in line["ends"])
-    return told
+        found.update((ticket, TicketEnd(f"evaluation of version {version}", version)) for _, ticket, _ in line["ends"])
+    return found
 
 
 def state(config: RunConfig, files: Files) -> dict[str, Any]:
@@ -100,67 +100,69 @@ def state(config: RunConfig, files: Files) -> dict[str, Any]:
 
 
 def headline(files: Files) -> list[dict[str, Any]]:
-    """Return the few numbers that a person wants first: {label, unit, value, note}. All are the policy's own."""
-    told = []
+    """Return the few numbers that a person wants first, as {label, unit, value, note}. All are the policy's own."""
+    numbers = []
     if files.evals:
         last = files.evals[-1]
         label = f"Success of version {last['version']}"
-        told.append({"label": label, "unit": "percent", "value": last["success_rate"], "note": held_out(files.evals)})
+        numbers.append(
+            {"label": label, "unit": "percent", "value": last["success_rate"], "note": held_out(files.evals)}
+        )
     if rl := files.rl:
         early, late = rl[:5], rl[-5:]
         label = f"Training success, last {len(late)} steps"
         note = f"{percent(mean_success(early))} over the first {len(early)}"
-        told.append({"label": label, "unit": "percent", "value": mean_success(late), "note": note})
+        numbers.append({"label": label, "unit": "percent", "value": mean_success(late), "note": note})
         episodes, turns, generated, trained = (
             sum(line[key] for line in rl)
             for key in ("episodes", "environment_steps", "generated_tokens", "tokens_trained")
         )
-        told.append({"label": "Episodes in RL", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
+        numbers.append({"label": "Episodes in RL", "unit": "count", "value": episodes, "note": f"{turns:,} turns"})
         note = f"{trained:,} trained in RL"
-        told.append({"label": "Tokens generated in RL", "unit": "count", "value": generated, "note": note})
+        numbers.append({"label": "Tokens generated in RL", "unit": "count", "value": generated, "note": note})
     if shown := [line for line in files.metrics if line["phase"] == Phase.IMITATION.value]:
         episodes, trained = (sum(line[key] for line in shown) for key in ("episodes", "tokens_trained"))
         note = f"an expert's: {trained:,} tokens trained"
-        told.append({"label": "Demonstrations before RL", "unit": "count", "value": episodes, "note": note})
-    return told
+        numbers.append({"label": "Demonstrations before RL", "unit": "count", "value": episodes, "note": note})
+    return numbers
 
 
 def held_out(evals: Sequence[Line]) -> str:
-    """Return what is to be read after the last evaluation's success: `held-out, up from 0 % (95 % CI 41-74)`."""
+    """Return the note on the last evaluation's success: `held-out, up from 0 % (95 % CI 41-74)`."""
     first, last = evals[0], evals[-1]
     before, now = first["success_rate"], last["success_rate"]
-    told = "held-out"
+    text = "held-out"
     if first is not last and before is not None and now is not None:
-        way = "up from" if now > before else "down from" if now < before else "as at first,"
-        told += f", {way} {percent(before)}"
-    told += f" (95\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}CI {100 * last['low']:.0f}-{100 * last['high']:.0f})"
+        way = "up from" if now > before else "down from" if now < before else "unchanged from"
+        text += f", {way} {percent(before)}"
+    text += f" (95\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}CI {100 * last['low']:.0f}-{100 * last['high']:.0f})"
     best = max(evals, key=lambda line: (line["success_rate"] or 0.0, line["version"]))
     if best is not last and (best["success_rate"] or 0.0) > (now or 0.0):
-        told += f"; best, version {best['version']}: {percent(best['success_rate'])}"
-    return told
+        text += f"; best, version {best['version']}: {percent(best['success_rate'])}"
+    return text
 
 
 def notices(config: RunConfig, files: Files) -> list[str]:
-    """Say what a reader could miss, or take for something else."""
-    told = []
+    """Return sentences on what a reader could miss or misread."""
+    found = []
     if not files.metrics:
-        told.append("No step has been taken yet: there is nothing to draw.")
+        found.append("No step has been taken yet: there is nothing to draw.")
     elif not files.rl:
         what = "has only imitation steps" if config.rl.steps == 0 else "has not reached its RL phase"
-        told.append(
-            f"The run {what}: success and reward are of the policy's own episodes, of which there are none yet."
+        found.append(
+            f"The run {what}. Success and reward are those of the policy's own episodes, and there are none yet."
         )
     if not files.evals:
         why = "eval.every is 0" if config.eval.every == 0 else "no round was complete when the page was written"
-        told.append(f"No evaluations: {why}.")
+        found.append(f"No evaluations: {why}.")
     unwritten = len(files.ledger) - len(files.metrics)
     if unwritten > 0:
-        told.append(f"{unwritten} step of the ledger has no line of metrics: a learner is in it, or was killed in it.")
-    return told
+        found.append(f"{unwritten} step of the ledger has no metrics: a learner is working on it, or was killed in it.")
+    return found
 
 
 def evaluations(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """Return a row an evaluation: the whole, and each environment and category of tasks."""
+    """Return one row per evaluation: the whole, and each environment and category of tasks."""
     rows = []
     for line in lines:
         row = evaluation_point(line) | {
@@ -181,8 +183,8 @@ def evaluations(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return rows
 
 
-def books(files: Files) -> dict[str, Any]:
-    """Return how every ticket ended, by kind, and whether the last step's own count agrees (invariant 1)."""
+def ticket_accounts(files: Files) -> dict[str, Any]:
+    """Return how every ticket ended, by kind, and whether the last step's own count agrees: each ticket ends once."""
     counts: dict[str, Counter[str]] = {kind.value: Counter() for kind in Kind}
     step = files.metrics[-1]["step"] if files.metrics else 0
     later = 0
@@ -190,14 +192,16 @@ def books(files: Files) -> dict[str, Any]:
         counts[ticket.partition("-")[0]][end] += 1
         later += line_step > step
     settled = sum(count.total() for count in counts.values())
-    told: dict[str, Any] = {"kinds": counts, "settled": settled, "step": step}
-    told["reasons"] = [reason.value for reason in DropReason if any(count[reason.value] for count in counts.values())]
-    told["repeats"] = sum(line["repeats"] for line in files.ledger)
+    accounts: dict[str, Any] = {"kinds": counts, "settled": settled, "step": step}
+    accounts["reasons"] = [
+        reason.value for reason in DropReason if any(count[reason.value] for count in counts.values())
+    ]
+    accounts["repeats"] = sum(line["repeats"] for line in files.ledger)
     if files.metrics:
         last = files.metrics[-1]
-        told |= {"issued": last["tickets_issued"], "outstanding": last["tickets_outstanding"], "later": later}
-        told["open"] = last["tickets_issued"] - last["tickets_outstanding"] - (settled - later)
-    return told
+        accounts |= {"issued": last["tickets_issued"], "outstanding": last["tickets_outstanding"], "later": later}
+        accounts["open"] = last["tickets_issued"] - last["tickets_outstanding"] - (settled - later)
+    return accounts
 
 
 def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
@@ -210,14 +214,14 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
         for env in config.envs:
             horizons = config.horizons(env.id)
             turns = [
-                horizon_turns(config.horizon.kind, horizons, config.horizon.steps_per_stage, at)
-                for at in range(rl_steps + 1)
+                horizon_turns(config.horizon.kind, horizons, config.horizon.steps_per_stage, step)
+                for step in range(rl_steps + 1)
             ]
-            for at, (before, now) in enumerate(pairwise(turns), 1):
+            for step, (before, now) in enumerate(pairwise(turns), 1):
                 if now != before:
-                    reason = f"{config.horizon.kind}, {config.horizon.steps_per_stage} steps a stage"
+                    reason = f"{config.horizon.kind}, {config.horizon.steps_per_stage} steps per stage"
                     made.append(
-                        {"env_id": env.id, "phase_step": at, "from_turns": before, "to_turns": now, "reason": reason}
+                        {"env_id": env.id, "phase_step": step, "from_turns": before, "to_turns": now, "reason": reason}
                     )
     return [
         dict(decision)
@@ -227,7 +231,7 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
 
 
 def lineages(files: Files) -> list[dict[str, Any]]:
-    """Return each start of a learner, the steps of it that stand, and what it changed in the config."""
+    """Return each start of a learner, its steps that were not rolled back, and what it changed in the config."""
     steps: dict[int, list[int]] = defaultdict(list)
     for line in files.ledger:
         steps[line["lineage"]].append(line["step"])
@@ -238,7 +242,7 @@ def lineages(files: Files) -> list[dict[str, Any]]:
 
 
 def summary(config: RunConfig) -> list[list[str]]:
-    """Return the config in a few lines that a person reads first: [what, how]."""
+    """Return the config in a few lines, as [what, how]."""
     envs = ", ".join(f"{env.id} ({', '.join(env.categories)})" if env.categories else env.id for env in config.envs)
     schedule = ", ".join(map(str, config.horizon.horizons))
     return [
@@ -246,7 +250,7 @@ def summary(config: RunConfig) -> list[list[str]]:
         ["Environments", envs],
         ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
         ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],
-        ["Batch", f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes a step"],
+        ["Batch", f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes per step"],
         ["Staleness", f"at most {config.rl.max_staleness} versions"],
         ["Objective", f"{config.advantage.kind} advantage, {config.loss.kind} loss, learning rate {config.rl.lr:g}"],
         ["Actors", f"{config.actor.count} x {config.actor.slots} episodes at once, {config.actor.engine}"],

@@ -1,4 +1,4 @@
-// What the run came to, in tables: evaluations, books, decisions, lineages, config.
+// What the run came to, in tables: evaluations, tickets, decisions, lineages, config.
 
 function drawOverview() {
   byId("name").textContent = facts.name;
@@ -7,7 +7,7 @@ function drawOverview() {
   byId("headline").append(...facts.headline.map(({ label, value, unit, note }) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, withUnit(value, unit)), h("dd", { class: "note" }, note))));
   drawEvaluations(byId("evaluations"));
-  drawBooks(byId("books"));
+  drawAccounts(byId("accounts"));
   drawDecisions(byId("decisions"));
   drawLineages(byId("lineages"));
   byId("config").append(h("h2", {}, "Config"),
@@ -60,8 +60,8 @@ function interval(value, low, high, best = false) {
     h("small", {}, percents(low, high)));
 }
 
-function drawBooks(place) {
-  const { kinds, reasons, repeats, settled, step, issued, outstanding, later, open } = facts.books;
+function drawAccounts(place) {
+  const { kinds, reasons, repeats, settled, step, issued, outstanding, later, open } = facts.accounts;
   place.append(h("h2", {}, "Conservation"));
   if (!settled) return place.append(h("p", { class: "hint" }, "No ticket has ended yet."));
   const ends = ["trained", "evaluated", ...reasons, "void"];
@@ -73,7 +73,7 @@ function drawBooks(place) {
   const awaited = open > 0 ? ` + ${grouped(open)} in evaluations that are not complete` : "";
   const known = settled - later;
   place.append(h("p", { class: open < 0 ? "balance off" : "balance" }, `At step ${grouped(step)}: ${grouped(issued)} issued = ${grouped(known)} ended${awaited}`
-    + ` + ${grouped(outstanding)} outstanding. ${open < 0 ? `The books are off by ${grouped(-open)}.` : "The books balance."}`
+    + ` + ${grouped(outstanding)} outstanding. ${open < 0 ? `The accounts are off by ${grouped(-open)} tickets.` : "The accounts balance."}`
     + (later > 0 ? ` Since then ${grouped(later)} more have ended.` : "") + (repeats ? ` ${grouped(repeats)} repeated messages were refused.` : "")));
 }
 

@@ -1,7 +1,7 @@
 """`horizonrl report`: a run as one HTML page that needs no network and no server.
 
-Place: run directory → **page**. Whatever a run has written reaches the page as data, never as markup: JSON without
-`<`, or base64. A policy in the page names the digests of its one script and one style, and forbids all else.
+Flow: run directory → **page**. Whatever a run has written reaches the page as data, never as markup: as JSON without
+`<`, or as base64. The page's content security policy allows one script and one style, by digest, and nothing else.
 """
 
 import base64
@@ -24,16 +24,16 @@ from horizonrl.ops.run.directory import read_config
 from horizonrl.ops.run.models import known_model
 
 SCRIPTS = ("elements.js", "store.js", "charts.js", "overview.js", "list.js", "reader.js", "app.js")
-"""In this order they are the page's one script."""
+"""Joined in this order, they are the page's only script."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def write_report(run_dir: Path, out: Path | None, overrides: Sequence[str] = ()) -> int:
-    """Write a run's page and say where it is."""
+    """Write a run's page and print where it is."""
     config = read_config(run_dir, overrides)
     file = out or run_dir / REPORT
     if not file.parent.is_dir():
-        raise ConfigError(f"no directory {file.parent}: --out names a file in one that exists")
+        raise ConfigError(f"no directory {file.parent}: --out must name a file in an existing directory")
     episodes = save_page(run_dir, config, file)
     print(f"{file}: {len(episodes.rows):,} episodes, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
@@ -42,9 +42,9 @@ def write_report(run_dir: Path, out: Path | None, overrides: Sequence[str] = ())
 def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
     """Write a run's page; return the episodes that are in it."""
     page, episodes = make_page(run_dir, config)
-    beside = file.with_name(f".{file.name}.incoming")
-    beside.write_text(page, encoding="utf-8")
-    beside.rename(file)
+    incoming = file.with_name(f".{file.name}.incoming")
+    incoming.write_text(page, encoding="utf-8")
+    incoming.rename(file)
     return episodes
 
 
@@ -53,18 +53,19 @@ def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
     files = Files.read(run_dir)
     model_dir = known_model(config.model.name)
     episodes = collect(run_dir, ends(files), None if model_dir is None else TokenTexts.find(model_dir))
-    told = facts(config, files)
-    told["notices"] += _notices(episodes, config.model.name, found=model_dir is not None)
+    shown = facts(config, files)
+    shown["notices"] += _notices(episodes, config.model.name, found=model_dir is not None)
     style, script = _own("page.css"), "\n".join(map(_own, SCRIPTS))
     chunks = (
-        f'<script type="application/gzip" id="chunk-{at}">{chunk}</script>' for at, chunk in enumerate(episodes.chunks)
+        f'<script type="application/gzip" id="chunk-{number}">{chunk}</script>'
+        for number, chunk in enumerate(episodes.chunks)
     )
     parts = {
         "title": html.escape(f"{config.run.name}: HorizonRL report"),
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "style": style,
-        "facts": inert_json(told),
+        "facts": inert_json(shown),
         "index": packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":"))),
         "chunks": "\n".join(chunks),
         "script": script,
@@ -79,24 +80,26 @@ def inert_json(value: Any) -> str:
 
 
 def _notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
-    told = []
+    notices = []
     if not episodes.rows:
-        told.append("No episodes: they are written with the first step.")
+        notices.append("No episodes yet: the first step writes them.")
     if episodes.stride > 1:
-        told.append(f"The run has more episodes than a page can hold: one group in {episodes.stride} is here.")
+        notices.append(f"The run has more episodes than a page can hold. Shown is one group in {episodes.stride}.")
     if episodes.unreadable:
-        told.append(f"{episodes.unreadable} lines of episodes/ are left out: half written, or cut short by a crash.")
+        notices.append(
+            f"{episodes.unreadable} incomplete lines of episodes/ are left out: cut short by a crash, or being written."
+        )
     if episodes.untold:
-        told.append("Some episodes were written without token ids: their turns have no shading.")
+        notices.append("Some episodes have no token ids, so their turns are not shaded.")
     elif episodes.rows and not found:
-        told.append(
-            f"No tokenizer for {model!r} here, so that tokens are not shown: give its directory, --model.name DIR."
+        notices.append(
+            f"No tokenizer for {model!r} here, so tokens are not shown. Give its directory with --model.name DIR."
         )
     if episodes.undecoded:
-        told.append(
-            f"{episodes.undecoded} turns have tokens that do not join to their text (another tokenizer): no shading."
+        notices.append(
+            f"The tokens of {episodes.undecoded} turns do not join to their text (another tokenizer): no shading."
         )
-    return told
+    return notices
 
 
 def _own(name: str) -> str:

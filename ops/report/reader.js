@@ -157,8 +157,8 @@ function turnsOf(episode, body, differs) {
 }
 
 function stopped(stop, episode) {
-  return { terminated: "the environment said that the task was over", horizon: `cut by the horizon of ${episode.group.horizon} turns`,
-    context: "the next turn would not have fitted into the context", env_truncated: "cut by the environment's own limit" }[stop] ?? stop;
+  return { terminated: "the environment said that the task was over", horizon: `truncated by the horizon of ${episode.group.horizon} turns`,
+    context: "the next turn would not have fitted into the context", env_truncated: "truncated by the environment's own limit" }[stop] ?? stop;
 }
 
 function turnNote({ versions, surprise }) {

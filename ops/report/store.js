@@ -50,12 +50,12 @@ class Store {
   }
 }
 
-// success | failure | cut | broken: what colour and glyph an outcome has.
+// success | failure | truncated | broken: what colour and glyph an outcome has.
 function kindOf(outcome) {
   return outcome.split(":")[0];
 }
 
-const GLYPHS = { success: "●", failure: "○", cut: "◐", broken: "✕", demo: "◆" };
+const GLYPHS = { success: "●", failure: "○", truncated: "◐", broken: "✕", demo: "◆" };
 const KINDS = { train: "the policy, in training", eval: "the policy, held-out", demo: "an expert" };
 const BADGES = { eval: "held-out", demo: "demonstration" };
 

@@ -39,16 +39,16 @@ class TokenTexts:
 
     def pieces(self, ids: Sequence[int], text: str) -> Pieces | None:
         """Part a turn into its tokens' texts; None when the tokens do not join to `text`, the turn as recorded."""
-        special = [place for place, at in enumerate(ids) if at in self._special]
-        for texts in ([self._text(at) for at in ids], self._in_order(ids)):
+        special = [place for place, token in enumerate(ids) if token in self._special]
+        for texts in ([self._text(token) for token in ids], self._in_order(ids)):
             if "".join(part for place, part in enumerate(texts) if place not in special) == text:
                 return Pieces(texts, special)
         return None
 
-    def _text(self, at: int) -> str:
-        if at not in self._known:
-            self._known[at] = self._decode([at])
-        return self._known[at]
+    def _text(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._decode([token])
+        return self._known[token]
 
     def _in_order(self, ids: Sequence[int]) -> list[str]:
         """Decode each token after the one before it, and parts of a character together."""
@@ -69,4 +69,4 @@ class TokenTexts:
     @cached_property
     def _special(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(at for at, token in added.items() if token.special)
+        return frozenset(number for number, token in added.items() if token.special)

@@ -1,4 +1,4 @@
-"""The run directory as a reader finds it: config, journal, broker address."""
+"""Reading a run directory: its config, its journal, its broker's address, and who works in it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def to_toml(config: RunConfig) -> str:
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
-    """Return what of a config others may see: nothing of the broker, and no path of this machine."""
+    """Return the part of a config that may be published: nothing about the broker, no path of this machine."""
     shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
     shown["run"].pop("root")
     shown["model"]["name"] = model_label(config)
@@ -62,7 +62,7 @@ def read_address(run_dir: Path) -> str | None:
 
 @contextmanager
 def only_train(run_dir: Path) -> Iterator[None]:
-    """Hold a run directory for one `horizonrl train`. Raises RunFailed, which names the process that has it."""
+    """Hold a run directory for one `horizonrl train`. Raises RunFailed with the process that holds it already."""
     from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
 
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def only_train(run_dir: Path) -> Iterator[None]:
         if not locked(file):
             raise RunFailed(
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
-                f"`horizonrl status {run_dir}` shows it; end that one, or give this run another run.name"
+                f"`horizonrl status {run_dir}` shows it. End it, or give this run another run.name"
             )
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -82,23 +82,23 @@ def only_train(run_dir: Path) -> Iterator[None]:
 
 
 def in_training(run_dir: Path) -> bool:
-    """Return whether the `train` that last had the directory still lives: then a broker that is away comes back."""
+    """Return whether the directory's last `train` still lives; if so, a broker that is away will come back."""
     holder = _holder(run_dir)
     return holder is not None and psutil.pid_exists(holder)
 
 
 def _holder(run_dir: Path) -> int | None:
     file = run_dir / TRAIN_LOCK
-    told = file.read_text() if file.exists() else ""
-    return int(told) if told.isdecimal() else None
+    process = file.read_text() if file.exists() else ""
+    return int(process) if process.isdecimal() else None
 
 
 def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
     if not (run_dir / CONFIG).is_file():
         meant = Path("runs") / run_dir.name
-        told = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
-        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{told}")
+        hint = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{hint}")
     return RunConfig.load([run_dir / CONFIG], overrides)
 
 
@@ -112,7 +112,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class GrowingLines:
-    """A JSON-lines file that is read again and again: what was read is kept, until a resumed learner rewrites it."""
+    """A JSON-lines file that is read repeatedly. Lines are kept until a resumed learner rewrites the file."""
 
     path: Path
     lines: list[dict[str, Any]] = field(default_factory=list)

@@ -113,11 +113,11 @@ def _has_chat_template(model_dir: Path) -> bool:
     """Return whether transformers would find one: without it an actor fails, a minute after its engine has started."""
     settings = model_dir / "tokenizer_config.json"
     try:
-        told = json.loads(settings.read_text()) if settings.is_file() else {}
+        tokenizer = json.loads(settings.read_text()) if settings.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{settings} is not JSON: {error}") from None
     files = (model_dir / "chat_template.jinja", model_dir / "additional_chat_templates")
-    return bool(told.get("chat_template")) or any(file.exists() for file in files)
+    return bool(tokenizer.get("chat_template")) or any(file.exists() for file in files)
 
 
 def model_identity(model_dir: Path) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _pocket(out: Path, tell: Tell) -> None:
         finally:
             process.kill()  # of one that has ended: nothing
     if code:
-        raise RunFailed(f"making the model {POCKET!r} ended with code {code}; what it said stands above")
+        raise RunFailed(f"making the model {POCKET!r} ended with code {code}; its output is above")
 
 
 def _packaged_gguf() -> Path:
@@ -225,7 +225,7 @@ def _convert(gguf: Path, out: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, tell: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on a file; another process that makes the same model waits here, and is told so."""
+    """Hold an exclusive lock on a file; another process that makes the same model waits here and says so."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

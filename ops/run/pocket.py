@@ -185,8 +185,8 @@ async def make_lessons(chat: ChatTemplate) -> list[list[PocketExample]]:
     """Return the lessons of the train split by category."""
     rounds = [Random(number) for number in range(ROUNDS)]
     return [
-        [lesson(episode) for draw in rounds for episode in await expert_episodes(chat, "train", of, draw=draw)]
-        for of in HORIZONS
+        [lesson(episode) for draw in rounds for episode in await expert_episodes(chat, "train", category, draw=draw)]
+        for category in HORIZONS
     ]
 
 
@@ -203,7 +203,7 @@ def name_ids(tokenizer: Any) -> NDArray[np.int64]:
     """Return the tokens that begin a word of an item's name, and of nothing that the environment itself says."""
     fixed = set(tokenizer.encode(FIXED_WORDS)) | set(tokenizer.encode(FIXED_WORDS.replace("\n", " ")))
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return np.array([at for at, token in enumerate(tokens) if _A_WORD.fullmatch(token) and at not in fixed])
+    return np.array([number for number, token in enumerate(tokens) if _A_WORD.fullmatch(token) and number not in fixed])
 
 
 def copying_batches(names: NDArray[np.int64], draw: np.random.Generator) -> Iterator[list[PocketExample]]:
@@ -225,14 +225,14 @@ def lesson_batches(
 ) -> Iterator[list[PocketExample]]:
     """Yield batches of at most BATCH_TOKENS, padding included, of lessons of similar length in random order."""
     while True:
-        drawn = [lessons[int(of)] for of in draw.choice(len(lessons), POOL, p=SHARES)]
+        drawn = [lessons[int(category)] for category in draw.choice(len(lessons), POOL, p=SHARES)]
         pool = [renamed(among[int(draw.integers(len(among)))], names, draw) for among in drawn]
         batches: list[list[PocketExample]] = [[]]
         for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
             if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
                 batches.append([])
             batches[-1].append(each)
-        yield from (batches[at] for at in draw.permutation(len(batches)))
+        yield from (batches[place] for place in draw.permutation(len(batches)))
 
 
 def renamed(lesson: PocketExample, names: NDArray[np.int64], draw: np.random.Generator) -> PocketExample:

@@ -61,7 +61,7 @@ def write_log(config: RunConfig, name: str, event: str, at: float, **more: Any) 
 def broker_status(config: RunConfig, progress: Progress | None, **changed: Any) -> BrokerStatus:
     """Return the broker's account of a run whose credit is out and leased."""
     credit = config.credit(progress.phase) if progress else 0
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "progress": progress,
         "spoken_at": time.time(),
         "weights": None,
@@ -72,4 +72,4 @@ def broker_status(config: RunConfig, progress: Progress | None, **changed: Any) 
         "dead": 0,
         "looked_at": time.time(),
     }
-    return BrokerStatus(**(told | changed))
+    return BrokerStatus(**(shown | changed))

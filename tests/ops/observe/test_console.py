@@ -60,8 +60,8 @@ def test_a_long_wait_explains_itself() -> None:
         Kind.DEMO: Outcomes(trained=8),
         Kind.TRAIN: Outcomes(trained=2, dropped={DropReason.ZERO_VARIANCE: 3, DropReason.STALE: 1}, void=1),
     }
-    said = waiting_for(Progress(outcomes=outcomes))
-    assert said == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
+    reason = waiting_for(Progress(outcomes=outcomes))
+    assert reason == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
     assert waiting_for(Progress(outcomes={Kind.EVAL: Outcomes(evaluated=4)})).endswith("0 void, 4 evaluated")
     assert waiting_for(None) == "the engines start"
 
@@ -82,8 +82,8 @@ def test_below_the_steps_a_terminal_shows_how_far_who_waits_and_what_broke(confi
     now = time.time()
     console = Console(config)
     write_lines(config, *(LINE | {"step": step, "time": now - 5} for step in (1, 2, 3)))
-    for at in (40.0, 20.0):
-        write_log(config, "console", "part_ended", now - at, part="actor-0", code=1, restarts=1)
+    for ago in (40.0, 20.0):
+        write_log(config, "console", "part_ended", now - ago, part="actor-0", code=1, restarts=1)
     (config.run_dir / "logs/actor-0.log").touch()
     console.broker = broker_status(config, Progress(step=3, phase=Phase.RL, phase_step=3))
     shown = live(console, {}, width=120)
@@ -129,8 +129,8 @@ def test_elsewhere_a_trouble_is_a_line_once(config: RunConfig, capsys: pytest.Ca
         live(console, {})
         console._warn()
     shown = capsys.readouterr().out.splitlines()
-    told = f"  actor-0 a group broke and is played again ({config.run_dir}/logs/actor-0.log): no such task"
-    assert shown == [told]
+    expected = f"  actor-0 a group broke and is played again ({config.run_dir}/logs/actor-0.log): no such task"
+    assert shown == [expected]
 
 
 def test_elsewhere_the_header_comes_once_and_a_line_a_step(
@@ -154,8 +154,8 @@ def test_a_run_that_goes_on_is_told_in_a_line_and_its_earlier_steps_are_not_repe
     shown = console.skip_earlier()
     write_lines(config, LINE | {"step": 4}, LINE | {"step": 5})
     assert asyncio.run(console._tell_steps(shown)) == 2
-    told, _, step = capsys.readouterr().out.splitlines()
-    assert told == f"  goes on after step 4; `horizonrl status {config.run_dir}` tells of those before"
+    resumed, _, step = capsys.readouterr().out.splitlines()
+    assert resumed == f"  goes on after step 4; `horizonrl status {config.run_dir}` tells of those before"
     assert step.split()[0] == "5"
 
 

@@ -12,10 +12,11 @@ def test_success_over_steps_is_weighted_by_their_episodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(0.4, "0 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h"), (260_000, "3.0 d"), (-3, "0 s")]
+    ("seconds", "shown"),
+    [(0.4, "0 s"), (80, "80 s"), (600, "10 min"), (9000, "2.5 h"), (260_000, "3.0 d"), (-3, "0 s")],
 )
-def test_a_time_is_told_in_its_fitting_unit(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
+def test_a_time_is_told_in_its_fitting_unit(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
 
 
 def test_a_clock_shows_hours_only_when_there_are_any() -> None:

@@ -87,11 +87,11 @@ def test_status_shows_a_stopped_run_from_its_directory(tmp_path: Path, capsys: p
     (config.run_dir / "evals.jsonl").write_text(json.dumps(EVAL) + "\n")
     write_log(config, "learner", "batch_starved", time.time() - 30, hint="other tasks")
     assert main(["status", str(config.run_dir)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "textcraft: stopped, step 3 of 8 (rl)" in told
-    assert "50 %" in told
-    assert "43 % (33-54 %) at version 4" in told
-    assert "learner hardly any group can be trained on, 30 s ago (logs/learner.log):" in told
+    text = " ".join(capsys.readouterr().out.split())
+    assert "textcraft: stopped, step 3 of 8 (rl)" in text
+    assert "50 %" in text
+    assert "43 % (33-54 %) at version 4" in text
+    assert "learner hardly any group can be trained on, 30 s ago (logs/learner.log):" in text
 
 
 def test_a_run_whose_broker_ended_with_its_train_is_shown_without_asking_for_it(tmp_path: Path) -> None:
@@ -127,19 +127,19 @@ def test_a_broker_that_may_come_back_or_is_not_the_runs_own_is_waited_for(tmp_pa
 def test_a_finished_run_is_shown_on_one_screen_of_80_columns(tmp_path: Path) -> None:
     config = run_config(tmp_path)
     run_dir = write_run(config, Scale(turns=2))
-    told = shown(Snapshot("small", config, run_dir, Files.read(run_dir), at=1e9 + 400))
-    assert "small: finished, step 6 of 6 (rl)" in told
-    assert "step 6 ended 40 s ago" in told
-    assert "train tickets  30 trained + 6 dropped (zero_variance 6) + 0 void" in told
-    assert len(told.splitlines()) <= 24
-    assert max(map(len, told.splitlines())) <= 80
+    text = shown(Snapshot("small", config, run_dir, Files.read(run_dir), now=1e9 + 400))
+    assert "small: finished, step 6 of 6 (rl)" in text
+    assert "step 6 ended 40 s ago" in text
+    assert "train tickets  30 trained + 6 dropped (zero_variance 6) + 0 void" in text
+    assert len(text.splitlines()) <= 24
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_episodes_that_broke_and_resumes_are_told() -> None:
     lines = [LINE | {"step": step, "error_share": 0.25} for step in (1, 2)]
     files = Files(lines, (), (), [{"lineage": 0}, {"lineage": 1}])
-    told = Snapshot("r", CONFIG, files=files).broken()
-    assert told == [
+    text = Snapshot("r", CONFIG, files=files).broken()
+    assert text == [
         "25 % of the last steps' episodes broke: environment or engine errors",
         "the learner has resumed 1 time",
     ]
@@ -147,19 +147,19 @@ def test_episodes_that_broke_and_resumes_are_told() -> None:
 
 def test_imitation_is_judged_by_its_loss() -> None:
     lines = [LINE | {"phase": "imitation", "loss": loss} for loss in (2.0, 1.0, 0.5)]
-    told = dict(Snapshot("r", CONFIG, files=Files(lines, (), (), ())).learning())
-    assert told["loss"] == "0.500  █▃▁  of the demonstrations"
-    assert "success" not in told
+    text = dict(Snapshot("r", CONFIG, files=Files(lines, (), (), ())).learning())
+    assert text["loss"] == "0.500  █▃▁  of the demonstrations"
+    assert "success" not in text
 
 
 def test_status_as_json_holds_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = write_run(run_config(tmp_path), Scale(turns=2))
     assert main(["status", str(run_dir), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["run"], told["state"], told["step"], told["steps"], told["phase"]) == ("small", "finished", 6, 6, "rl")
-    assert told["last_step"]["reward_mean"] == Files.read(run_dir).metrics[-1]["reward_mean"]
-    assert told["last_eval"]["episodes"] == 64
-    assert (told["broker"], told["troubles"], told["waits"]) == (None, [], [])
+    text = json.loads(capsys.readouterr().out)
+    assert (text["run"], text["state"], text["step"], text["steps"], text["phase"]) == ("small", "finished", 6, 6, "rl")
+    assert text["last_step"]["reward_mean"] == Files.read(run_dir).metrics[-1]["reward_mean"]
+    assert text["last_eval"]["episodes"] == 64
+    assert (text["broker"], text["troubles"], text["waits"]) == (None, [], [])
 
 
 # From the broker
@@ -188,7 +188,7 @@ def test_who_waits_for_what() -> None:
     full = Progress(step=3, phase=Phase.RL, phase_step=3, ended_ranges={Kind.TRAIN: ((0, 3),)}, cursor=4)
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
     loading = ["no learner has spoken: it loads its model, or none was started"]
-    for told, config, expected in (
+    for text, config, expected in (
         (broker_status(CONFIG, None), CONFIG, loading),
         (broker_status(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),
         (broker_status(CONFIG, full), CONFIG, ["the learner trains on 4 groups"]),
@@ -206,13 +206,15 @@ def test_who_waits_for_what() -> None:
         (broker_status(CONFIG, last.model_copy(update={"finished": True})), CONFIG, []),
         (broker_status(CONFIG, at_work.model_copy(update={"finished": True})), CONFIG, loading),
     ):
-        said = waits(told, config)
-        assert [line.startswith(start) for line, start in zip(said, expected, strict=False)] == [True] * len(expected)
-        assert bool(said) is bool(expected)
+        sentences = waits(text, config)
+        assert [line.startswith(start) for line, start in zip(sentences, expected, strict=False)] == [True] * len(
+            expected
+        )
+        assert bool(sentences) is bool(expected)
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "text"),
     [
         ({"queue": QueueState(5, 0, 0)}, "no actor holds a ticket; queued: 5"),
         ({"queue": QueueState(5, 8, 0)}, "actors hold 8 tickets; queued: 5"),
@@ -222,18 +224,18 @@ def test_who_waits_for_what() -> None:
         ({"log": Extent(1, 9, 9, 99, 100)}, "the group log is full: actors wait to publish"),
     ],
 )
-def test_each_wait_of_the_actors_is_told(changed: dict[str, Any], told: str) -> None:
+def test_each_wait_of_the_actors_is_told(changed: dict[str, Any], text: str) -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    assert any(line.startswith(told) for line in waits(broker_status(CONFIG, progress, **changed), CONFIG))
-    assert not any(line.startswith(told) for line in waits(broker_status(CONFIG, progress), CONFIG))
+    assert any(line.startswith(text) for line in waits(broker_status(CONFIG, progress, **changed), CONFIG))
+    assert not any(line.startswith(text) for line in waits(broker_status(CONFIG, progress), CONFIG))
 
 
-@pytest.mark.parametrize(("stored_bytes", "finished", "told"), [(99, False, 1), (80, False, 0), (99, True, 0)])
-def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: bool, told: int) -> None:
+@pytest.mark.parametrize(("stored_bytes", "finished", "times"), [(99, False, 1), (80, False, 0), (99, True, 0)])
+def test_a_full_group_log_is_told_as_what_broke(stored_bytes: int, finished: bool, times: int) -> None:
     progress = Progress(step=10, phase=Phase.RL, phase_step=10, finished=finished)
-    at = broker_status(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
+    status = broker_status(CONFIG, progress, log=Extent(1, 9, 9, stored_bytes, 100))
     full = f"the group log is full: {stored_bytes} of broker.max_log_bytes = 100"
-    assert Snapshot("r", CONFIG, broker=at).broken() == [full] * told
+    assert Snapshot("r", CONFIG, broker=status).broken() == [full] * times
 
 
 def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
@@ -254,14 +256,14 @@ def test_status_tells_the_horizons_and_why_they_last_grew() -> None:
 
 def test_a_learner_that_has_not_spoken_for_long_is_called_silent() -> None:
     progress = Progress(step=3, phase=Phase.RL, phase_step=3)
-    told = Snapshot("r", CONFIG, broker=broker_status(CONFIG, progress, spoken_at=time.time() - 3000))
-    assert plain_line(told).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
+    text = Snapshot("r", CONFIG, broker=broker_status(CONFIG, progress, spoken_at=time.time() - 3000))
+    assert plain_line(text).startswith("r: silent for 50 min, step 3 of 10 (rl 3)")
 
 
 def test_a_finished_run_with_more_steps_to_do_waits_for_its_learner() -> None:
     done = Progress(step=3, phase=Phase.RL, phase_step=3, finished=True)
-    told = Snapshot("r", CONFIG, broker=broker_status(CONFIG, done))
-    assert plain_line(told).startswith("r: no learner yet, step 3 of 10")
+    text = Snapshot("r", CONFIG, broker=broker_status(CONFIG, done))
+    assert plain_line(text).startswith("r: no learner yet, step 3 of 10")
 
 
 async def fill_broker(transport: Transport) -> None:
@@ -276,14 +278,14 @@ async def fill_broker(transport: Transport) -> None:
         if number < 2:
             await lease.acknowledge()
     outcomes = {Kind.TRAIN: Outcomes(trained=1, dropped={DropReason.ZERO_VARIANCE: 1})}
-    told = {
+    text = {
         "outcomes": outcomes,
         "lowest_unsettled": {Kind.TRAIN: 2},
         "ended_ranges": {Kind.TRAIN: ((2, 2),)},
         "cursor": 2,
     }
     policy = PolicyVersion(version=1, lineage=2)
-    await state.put(Key.PROGRESS, Progress(step=1, phase=Phase.RL, phase_step=1, policy=policy, **told))
+    await state.put(Key.PROGRESS, Progress(step=1, phase=Phase.RL, phase_step=1, policy=policy, **text))
     await state.put(Key.POLICY, WeightsManifest(policy=policy, weights_bytes=3_000_000, digest="d"))
     await state.put(Key.HORIZON, HorizonState(horizons={"textcraft": 4}))
     await transport.publish("dead.groups", b"?", message_id="dead-1")
@@ -301,7 +303,7 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
     asyncio.run(scenario())
     asked = ["status", "--broker.url", nats_server.url]
     assert main([*asked, "--run.name", "elsewhere"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     for part in (
         "elsewhere: running, step 1 (rl 1) is it learning success only the learner's machine knows",
         "horizon textcraft 4 turns",
@@ -312,7 +314,7 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
         "not read by the learner yet: 1 message of the group log",
         "1 message could not be decoded (stream elsewhere_DEAD)",
     ):
-        assert part in told, told
+        assert part in text, text
     assert main([*asked, "--run", "elsewhere", "--json"]) == 0
     broker = json.loads(capsys.readouterr().out)["broker"]
     assert (broker["groups_last_sequence"], broker["groups_unread"], broker["batch"]) == (3, 1, 1)
@@ -322,9 +324,9 @@ def test_status_of_a_run_elsewhere_is_what_its_broker_holds(
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[run]\nname = "elsewhere"\n[rl]\nsteps = 8\ngroups_per_step = 4\n[imitation]\nsteps = 0\n')
     assert main([*asked, str(recipe)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "elsewhere: running, step 1 of 8 (rl 1)" in told
-    assert "the learner waits for groups: 1 of 4 are in" in told
+    text = " ".join(capsys.readouterr().out.split())
+    assert "elsewhere: running, step 1 of 8 (rl 1)" in text
+    assert "the learner waits for groups: 1 of 4 are in" in text
 
 
 @pytest.mark.process

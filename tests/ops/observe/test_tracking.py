@@ -237,7 +237,7 @@ def test_trackio_holds_one_run_with_every_step_once(
     rows = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
     database.close()
     assert len({run for run, _, _ in rows}) == 1
-    assert [step for _, step, told in rows if "train/loss" in json.loads(told)] == list(range(1, 9))
+    assert [step for _, step, shown in rows if "train/loss" in json.loads(shown)] == list(range(1, 9))
 
 
 def test_a_tracker_that_is_not_installed_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +343,6 @@ def test_a_tracker_that_is_told_to_end_takes_what_there_is_and_ends_well(config:
     learner.step(1, reward=1.0)
     learner.checkpoint(1)
     process.send_signal(signal.SIGTERM)
-    told, _ = process.communicate(timeout=30)
+    shown, _ = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "1 points of textcraft tracked, in all to step 1" in told
+    assert "1 points of textcraft tracked, in all to step 1" in shown

@@ -22,9 +22,12 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def test_every_warning_and_error_of_the_program_has_its_sentence() -> None:
-    sources = [path for of in ("actors", "broker", "common", "envs", "learner") for path in (ROOT / of).rglob("*.py")]
+    sources = [
+        path for package in ("actors", "broker", "common", "envs", "learner") for path in (ROOT / package).rglob("*.py")
+    ]
     texts = [
-        path.read_text() for path in (*sources, *(of for of in (ROOT / "ops").rglob("*.py") if "bench" not in of.parts))
+        path.read_text()
+        for path in (*sources, *(file for file in (ROOT / "ops").rglob("*.py") if "bench" not in file.parts))
     ]
     logged = {event for text in texts for event in LOGGED.findall(text)}
     logged |= set(NAMED.findall((ROOT / "common/service.py").read_text()))
@@ -42,7 +45,7 @@ def test_a_trouble_is_told_once_a_part_with_its_count_its_last_time_and_what_was
     assert (broken.part, broken.count, broken.last, broken.detail) == ("actor-0", 2, 102.0, "second")
     assert (starved.event, starved.detail, starved.log_file.name) == ("batch_starved", "other tasks", "learner.log")
     write_log(config, "actor-0", "group_broken", 110.0, error="third")
-    assert [of.count for of in collect(reader.events(), [broken, starved])] == [3, 1]
+    assert [trouble.count for trouble in collect(reader.events(), [broken, starved])] == [3, 1]
 
 
 def test_a_part_that_ended_is_looked_for_in_its_own_log(config: RunConfig) -> None:
@@ -65,14 +68,14 @@ def test_a_log_that_began_anew_is_read_from_there_and_its_writer_goes_on(config:
         assert log.stat().st_size == 0
         assert log.with_name("learner.log.1").stat().st_size == size
         writer.write(b'{"event": "role_failed", "timestamp": "2026-01-01T00:00:00Z"}\n')
-    assert [of.event for of in collect(reader.events())] == ["role_failed"]
+    assert [trouble.event for trouble in collect(reader.events())] == ["role_failed"]
     shorten(log, 0)
     assert sorted(path.name for path in log.parent.iterdir()) == ["learner.log", "learner.log.1"]
 
 
 def test_what_an_earlier_session_met_is_not_told(config: RunConfig) -> None:
-    for at in (1.0, 3.0):
-        write_log(config, "actor-0", "lease_lost", at)
+    for when in (1.0, 3.0):
+        write_log(config, "actor-0", "lease_lost", when)
     write_log(config, "console", "train_started", 2.0)
     (trouble,) = collect(TroubleReader(config.run_dir / "logs").events())
     assert (trouble.count, trouble.last) == (1, 3.0)
@@ -86,5 +89,5 @@ def test_a_line_that_is_half_written_or_no_json_is_left_alone(config: RunConfig)
     log.write_bytes(b'{"event": 5}\n{not json}\n' + whole[:-20])
     assert collect(reader.events()) == []
     log.write_bytes(b'{"event": 5}\n{not json}\n' + whole)
-    assert [of.detail for of in collect(reader.events())] == ["it broke"]
+    assert [trouble.detail for trouble in collect(reader.events())] == ["it broke"]
     assert "reason" in DETAILS

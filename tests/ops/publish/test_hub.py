@@ -46,8 +46,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 self.answer(200, {"errors": [], "warnings": []})
             elif "/preupload/" in self.path:
                 asked = json.loads(body)["files"]
-                told = [{"path": of["path"], "uploadMode": "regular", "shouldIgnore": False} for of in asked]
-                self.answer(200, {"files": told})
+                shown = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]
+                self.answer(200, {"files": shown})
             elif "/commit/" in self.path:
                 for line in map(json.loads, body.splitlines()):
                     if line["key"] == "file":

@@ -38,7 +38,7 @@ END = "<|im_end|>"
 def write_tokenizer(model_dir: Path) -> Tokenizer:
     """Write a tokenizer of single bytes, so that every letter beyond ASCII is several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END, special=True)])
@@ -84,7 +84,7 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
     for step in range(1, scale.steps + 1):
         phase, _ = config.phase(step - 1)
         make = make_group if phase is Phase.RL else make_demonstration
-        groups = [make(tokenizer, chance, scale, step, step * scale.groups + at) for at in range(scale.groups)]
+        groups = [make(tokenizer, chance, scale, step, step * scale.groups + number) for number in range(scale.groups)]
         dropped = [Drop(1, groups[0].ticket.ticket_id, "zero_variance")]  # type: ignore[arg-type]
         draft = PendingBatch(admitted=list(enumerate(groups[1:])), consumed=groups, dropped=dropped)
         settled += len(groups)
@@ -96,7 +96,7 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
                 "cursor": settled,
                 "voids": [],
                 "repeats": 0,
-                "trained": [[at, group.ticket.ticket_id] for at, group in draft.admitted],
+                "trained": [[sequence, group.ticket.ticket_id] for sequence, group in draft.admitted],
                 "dropped": [[1, groups[0].ticket.ticket_id, "zero_variance"]],
                 "data_digest": "d",
                 "weights_digest": "w",

@@ -69,8 +69,8 @@ def open_page(browser: Browser, file: Path) -> Iterator[Open]:
 
 
 def found(page: Page) -> int:
-    told = page.locator("#found").inner_text()
-    return int(match[1]) if (match := re.match(r"(\d+) of 144", told)) else 0
+    shown = page.locator("#found").inner_text()
+    return int(match[1]) if (match := re.match(r"(\d+) of 144", shown)) else 0
 
 
 def test_what_a_model_wrote_is_text(open_page: Open) -> None:
@@ -191,7 +191,7 @@ def test_a_step_is_read_across_the_curves_and_opens_its_episodes(open_page: Open
 def test_the_overview_has_every_part(open_page: Open) -> None:
     page = open_page()
     expect(page.locator("#state")).to_contain_text("finished: 6 steps")
-    expect(page.locator("#books")).to_contain_text("39 issued = 36 ended + 3 outstanding. The books balance.")
+    expect(page.locator("#accounts")).to_contain_text("39 issued = 36 ended + 3 outstanding. The accounts balance.")
     expect(page.locator("#decisions")).to_contain_text("4 → 8 turns")
     expect(page.locator("#evaluations")).to_contain_text("pass@2")
     assert page.locator(".curve").count() == 18

@@ -36,12 +36,12 @@ def test_a_reply_is_parted_into_thought_and_action(text: str, action: str) -> No
     [
         ("horizon", True, "success"),
         ("terminated", False, "failure"),
-        ("horizon", False, "cut: horizon"),
-        ("env_truncated", False, "cut: environment"),
+        ("horizon", False, "truncated: horizon"),
+        ("env_truncated", False, "truncated: environment"),
         ("env_timeout", False, "broken: env_timeout"),
     ],
 )
-def test_a_cut_and_a_broken_episode_are_no_failures(stop: str, success: bool, outcome: str) -> None:
+def test_a_truncated_and_a_broken_episode_are_no_failures(stop: str, success: bool, outcome: str) -> None:
     assert outcome_of({"stop": stop, "success": success}) == outcome
 
 

@@ -6,7 +6,17 @@ import pytest
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.report.curves import MAX_POINTS, curves
-from horizonrl.ops.report.facts import Files, books, decisions, ends, facts, headline, held_out, notices, state
+from horizonrl.ops.report.facts import (
+    Files,
+    decisions,
+    ends,
+    facts,
+    headline,
+    held_out,
+    notices,
+    state,
+    ticket_accounts,
+)
 from tests.ops.report.runs import run_config
 
 
@@ -38,11 +48,11 @@ def test_a_long_run_has_no_more_points_than_a_screen_and_keeps_the_largest(files
     assert (largest["x"][0], largest["y"][0], largest["y"][-1]) == (3, 3.0, 1000.0)
 
 
-def test_the_books_balance_and_say_when_they_do_not(files: Files) -> None:
-    told = books(files)
-    assert told["kinds"]["train"] == {"trained": 30, "zero_variance": 6}
-    assert (told["issued"], told["outstanding"], told["settled"], told["later"], told["open"]) == (39, 3, 39, 3, 0)
-    assert books(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
+def test_the_accounts_balance_and_say_when_they_do_not(files: Files) -> None:
+    shown = ticket_accounts(files)
+    assert shown["kinds"]["train"] == {"trained": 30, "zero_variance": 6}
+    assert (shown["issued"], shown["outstanding"], shown["settled"], shown["later"], shown["open"]) == (39, 3, 39, 3, 0)
+    assert ticket_accounts(replace(files, ledger=[*files.ledger, files.ledger[-1]]))["open"] == -6
 
 
 def test_decisions_name_the_step_that_they_began_with(config: RunConfig, files: Files) -> None:
@@ -62,10 +72,10 @@ def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -
 
 
 def test_an_end_is_told_of_every_ticket(files: Files) -> None:
-    told = ends(files)
-    assert told["train-00000006"] == ("dropped: zero_variance", 1)
-    assert told["train-00000007"] == ("trained into version 1", 1)
-    assert told["eval-00000003"] == ("evaluation of version 3", 3)
+    shown = ends(files)
+    assert shown["train-00000006"] == ("dropped: zero_variance", 1)
+    assert shown["train-00000007"] == ("trained into version 1", 1)
+    assert shown["eval-00000003"] == ("evaluation of version 3", 3)
 
 
 def test_the_headline_has_the_held_out_success_with_where_it_began_and_how_sure_it_is(files: Files) -> None:
@@ -80,11 +90,11 @@ def test_the_headline_has_the_held_out_success_with_where_it_began_and_how_sure_
 def test_demonstrations_are_in_no_number_of_the_policy(taught_run: Path) -> None:
     taught = Files.read(taught_run)
     rl = taught.rl
-    told = {one["label"]: (one["value"], one["note"]) for one in headline(taught)}
-    assert told["Episodes in RL"][0] == 96 == sum(line["episodes"] for line in rl)
+    shown = {one["label"]: (one["value"], one["note"]) for one in headline(taught)}
+    assert shown["Episodes in RL"][0] == 96 == sum(line["episodes"] for line in rl)
     generated = sum(line["generated_tokens"] for line in rl)
-    assert told["Tokens generated in RL"] == (generated, "400 trained in RL")
-    assert told["Demonstrations before RL"] == (12, "an expert's: 200 tokens trained")
+    assert shown["Tokens generated in RL"] == (generated, "400 trained in RL")
+    assert shown["Demonstrations before RL"] == (12, "an expert's: 200 tokens trained")
     drawn = {curve["title"]: curve for curve in curves(taught.metrics, taught.evals)}
     assert drawn["Success"]["series"][0]["x"] == [3, 4, 5, 6]
     assert [series["x"][0] for series in drawn["Throughput"]["series"]] == [3, 1]
@@ -120,9 +130,9 @@ def test_what_a_run_has_not_got_is_said(
     phase = "imitation" if config.imitation.steps else "rl"
     lines = [dict(line) | {"phase": phase} for line in files.metrics[:kept]]
     fewer = Files(lines, files.ledger[:kept], [], files.lineages[: min(kept, 1)])
-    told = " ".join(notices(config, fewer))
+    shown = " ".join(notices(config, fewer))
     for word in words:
-        assert word in told
+        assert word in shown
     assert not state(config, fewer)["finished"]
     json.dumps(facts(config, fewer), allow_nan=False)
 

@@ -23,7 +23,11 @@ def chat() -> ChatTemplate:
 
 @pytest.fixture(scope="module")
 def taught(chat: ChatTemplate) -> list[Episode]:
-    return [episode for of in pocket.HORIZONS for episode in asyncio.run(pocket.expert_episodes(chat, "train", of))]
+    return [
+        episode
+        for category in pocket.HORIZONS
+        for episode in asyncio.run(pocket.expert_episodes(chat, "train", category))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +110,7 @@ def test_heads_begin_by_looking_back_as_far_as_they_should(chat: ChatTemplate) -
 
 
 def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
-    made = [pocket.make_pocket(tmp_path / str(at), seed, steps=(1, 2)) for at, seed in enumerate((0, 0, 1))]
+    made = [pocket.make_pocket(tmp_path / str(number), seed, steps=(1, 2)) for number, seed in enumerate((0, 0, 1))]
     first, again, other = (files_digest(path, "model.safetensors") for path in made)
     assert first == again
     assert first != other
