@@ -58,7 +58,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class InferenceSettings:
     """What a policy is started with. An engine passes over what it has no use for."""
 
     model_dir: Path

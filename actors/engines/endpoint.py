@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, SecretStr
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint, EndpointSettings
-from horizonrl.actors.policy import EngineSettings, Generation, Policy
+from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import MAX_TOKENS, PolicyVersion, TokenId, VersionSpan
 
@@ -25,7 +25,7 @@ UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent with every request: a server's own defaults would sample from another distribution than the logprobs' one."""
 
 
-async def start(settings: EngineSettings) -> Policy:
+async def start(settings: InferenceSettings) -> Policy:
     """Return the policy of a server that answers. Raises EngineDead when it does not, ConfigError without its URL."""
     if settings.endpoint is None:
         raise ConfigError("actor.engine is endpoint, but actor.endpoint is not set: give the server's URL")

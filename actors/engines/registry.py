@@ -1,6 +1,6 @@
 """The inference engines by name. An engine is imported when it is started: none needs what another one needs.
 
-To add one, write a file with `async def start(settings: EngineSettings) -> Policy`, name it here, and add it to the
+To add one, write a file with `async def start(settings: InferenceSettings) -> Policy`, name it here, and add it to the
 fixtures of `tests/contracts/test_policy.py`. An engine of another package needs no entry: name it `module:function`.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 
-from horizonrl.actors.policy import EngineSettings, Policy
+from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 
@@ -27,7 +27,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
     """
     start = factory(config.actor.engine)
     return await start(
-        EngineSettings(
+        InferenceSettings(
             model_dir=model_dir,
             max_context_tokens=config.model.max_context_tokens,
             slots=config.actor.slots,
@@ -40,7 +40,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
     )
 
 
-def factory(name: str) -> Callable[[EngineSettings], Awaitable[Policy]]:
+def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:
     """Import an engine's module and return what starts it."""
     module, colon, function = ENGINES.get(name, name).partition(":")
     if not colon:
@@ -49,7 +49,7 @@ def factory(name: str) -> Callable[[EngineSettings], Awaitable[Policy]]:
             f"{', '.join(ENGINES)}, or MODULE:FUNCTION of an installed package"
         )
     try:
-        start: Callable[[EngineSettings], Awaitable[Policy]] = getattr(import_module(module), function)
+        start: Callable[[InferenceSettings], Awaitable[Policy]] = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "horizonrl":
             raise  # ours, and not there: a defect, not something to install

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from horizonrl.actors.policy import EngineSettings, Generation, Policy
+from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -20,7 +20,7 @@ STOP_SHARE = 1 / 16
 """How often a random token is a stop token."""
 
 
-async def start(settings: EngineSettings) -> Policy:
+async def start(settings: InferenceSettings) -> Policy:
     """Return a policy of random tokens, in a process that then never imports torch.
 
     transformers imports torch where it finds it, which takes 8 seconds; its tokenizers work without.

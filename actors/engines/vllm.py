@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from horizonrl.actors.policy import EngineSettings, Generation, Policy
+from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
@@ -29,7 +29,7 @@ WATCH_TICKS = 20
 EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
 
 
-async def start(settings: EngineSettings) -> Policy:
+async def start(settings: InferenceSettings) -> Policy:
     """Start vLLM's engine in a child process (see `VllmPolicy.start`)."""
     return await VllmPolicy.start(settings)
 
@@ -39,7 +39,7 @@ class VllmPolicy:
 
     takes_weights = True
 
-    def __init__(self, engine: Any, settings: EngineSettings, description: str) -> None:
+    def __init__(self, engine: Any, settings: InferenceSettings, description: str) -> None:
         self.max_context_tokens = settings.max_context_tokens
         self.engine = description
         self._engine = engine
@@ -54,7 +54,7 @@ class VllmPolicy:
         """Why the engine serves nothing any more."""
 
     @classmethod
-    async def start(cls, settings: EngineSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
+    async def start(cls, settings: InferenceSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
         """Start the engine and return once it can generate with the weights of `model_dir`, known as version 0.
 
         The policy is dead when the engine has not answered for `engine_timeout_s`.
@@ -251,7 +251,7 @@ def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
     return shapes
 
 
-def _start_engine(settings: EngineSettings) -> tuple[Any, str]:
+def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     """Import vLLM and start its engine; return it with its description."""
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR",
@@ -282,7 +282,7 @@ def _start_engine(settings: EngineSettings) -> tuple[Any, str]:
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
 
 
-def _engine_options(settings: EngineSettings, on_cpu: bool) -> dict[str, Any]:
+def _engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
         "dtype": "bfloat16",

@@ -130,7 +130,7 @@ def test_tokens_are_scored_as_the_family_itself_does(lm: Any, batch: Batch) -> N
         ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
         with torch.no_grad():
             scores_LV = lm(input_ids=ids_L[None], use_cache=False).logits[0].log_softmax(-1)
-        alone += [scores_LV[at - 1, ids_L[at]].item() for at in np.flatnonzero(trace.mask_L)]
+        alone += [scores_LV[index - 1, ids_L[index]].item() for index in np.flatnonzero(trace.mask_L)]
     assert_allclose(learned(lm, batch, share=False)[0], alone, atol=2e-5)
 
 

@@ -91,7 +91,7 @@ def test_the_queue_counts_tickets_that_wait_and_tickets_that_are_leased(broker: 
 def test_the_queue_counts_who_waits_for_a_ticket(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport, broker.open() as other:
-            waiting = [asyncio.create_task(of.lease(30.0)) for of in (transport, other)]
+            waiting = [asyncio.create_task(each.lease(30.0)) for each in (transport, other)]
             async with asyncio.timeout(30.0):
                 while (await transport.queue()).idle != 2:
                     await asyncio.sleep(0.05)

@@ -111,7 +111,7 @@ def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) 
 def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example", "--actors", "2"]
     assert main(command) == 0
-    keys, told = KeyFolder(tmp_path), capsys.readouterr().out
+    keys, printed = KeyFolder(tmp_path), capsys.readouterr().out
     hidden = [*tmp_path.rglob("*.nk"), *tmp_path.rglob("*.key")]
     assert len(hidden) == 8
     for path in hidden:

@@ -14,7 +14,7 @@ import pytest
 
 from horizonrl.actors.engines.endpoint import UNSHAPED, start
 from horizonrl.actors.engines.vllm import EXTENSION
-from horizonrl.actors.policy import EngineSettings, Generation, Policy
+from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from tests.completions import Completions, serving
 
@@ -29,7 +29,7 @@ def server() -> Iterator[Completions]:
 
 @asynccontextmanager
 async def started(url: str | None, max_context_tokens: int = 256) -> AsyncIterator[Policy]:
-    policy = await start(EngineSettings(Path("nowhere"), max_context_tokens, endpoint=url))
+    policy = await start(InferenceSettings(Path("nowhere"), max_context_tokens, endpoint=url))
     try:
         yield policy
     finally:
@@ -146,7 +146,7 @@ def test_a_real_vllm_server_keeps_the_contract(vllm_server: str) -> None:
         deadline = time.monotonic() + 300
         while True:
             try:
-                policy = await start(EngineSettings(Path("nowhere"), 256, endpoint=vllm_server))
+                policy = await start(InferenceSettings(Path("nowhere"), 256, endpoint=vllm_server))
                 break
             except EngineDead:
                 assert time.monotonic() < deadline

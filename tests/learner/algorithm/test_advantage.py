@@ -39,17 +39,17 @@ TURN_CREDIT = ["grpo", "dr_grpo", "reinforce_pp_baseline", "return"]
 
 def trace(turns: list[tuple[int, float]], group: int = 0, seed: int = 0, **facts: Any) -> Trace:
     """An episode of turns (tokens, reward), with a prompt before and an observation after each but the last."""
-    rng, at, rewards = np.random.default_rng(seed), [-1, -1], [0.0, 0.0]
+    rng, index, rewards = np.random.default_rng(seed), [-1, -1], [0.0, 0.0]
     for place, (tokens, reward) in enumerate(turns):
-        at += [place] * tokens
+        index += [place] * tokens
         rewards += [0.0] * (tokens - 1) + [reward]
         if place + 1 < len(turns):
-            at, rewards = [*at, -1], [*rewards, 0.0]
-    turns_L = np.array(at, np.int32)
+            index, rewards = [*index, -1], [*rewards, 0.0]
+    turns_L = np.array(index, np.int32)
     return Trace(
-        ids_L=np.zeros(len(at), np.int32),
+        ids_L=np.zeros(len(index), np.int32),
         turns_L=turns_L,
-        logprobs_L=np.where(turns_L >= 0, rng.uniform(-2, 0, len(at)), 0).astype(np.float32),
+        logprobs_L=np.where(turns_L >= 0, rng.uniform(-2, 0, len(index)), 0).astype(np.float32),
         versions_L=np.where(turns_L >= 0, 0, -1).astype(np.int32),
         rewards_L=np.array(rewards, np.float32),
         group=group,
@@ -91,9 +91,9 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
     gamma, lam = settings.discount, settings.trace_decay
     tokens, kls = [], []
     for t, s in zip(traces, scores, strict=True):
-        at = np.flatnonzero(t.turns_L >= 0)
-        tokens.append([(int(t.turns_L[i]), float(t.rewards_L[i])) for i in at])
-        kls.append([float(t.logprobs_L[i]) - s.reference_N[n] for n, i in enumerate(at)])
+        index = np.flatnonzero(t.turns_L >= 0)
+        tokens.append([(int(t.turns_L[i]), float(t.rewards_L[i])) for i in index])
+        kls.append([float(t.logprobs_L[i]) - s.reference_N[n] for n, i in enumerate(index)])
 
     tokens_kls = [list(zip(*both, strict=True)) for both in zip(tokens, kls, strict=True)]
 
@@ -148,8 +148,8 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
             if settings.kind == "gae":
                 by_turn = [sum((gamma * lam) ** m * d for m, d in enumerate(deltas[k:])) for k in range(len(R))]
             else:
-                at = np.flatnonzero(t.turns_L >= 0)
-                logs = scores[e].logprobs_N - t.logprobs_L[at]
+                index = np.flatnonzero(t.turns_L >= 0)
+                logs = scores[e].logprobs_N - t.logprobs_L[index]
                 w = [
                     math.exp(np.mean([logs[n] for n, (k, _) in enumerate(tokens[e]) if k == turn]))
                     for turn in range(len(R))
@@ -202,12 +202,12 @@ def test_what_is_trained_is_whitened_without_the_episodes_that_are_masked(
     draws = np.random.default_rng(seed).random(len(traces))
     cut = [replace(t, truncated=bool(draw < 0.4)) for t, draw in zip(traces, draws, strict=True)]
     objective, scores = objective_of(kind, truncated="mask"), scores_for(cut, seed)
-    kept = [at for at, t in enumerate(cut) if not t.truncated]
+    kept = [index for index, t in enumerate(cut) if not t.truncated]
     made, theirs = estimates(cut, scores, objective), oracle(cut, scores, objective)
-    for at in kept:
-        assert_allclose(made[at].advantages_N, theirs[at], rtol=1e-6, atol=1e-6)
+    for index in kept:
+        assert_allclose(made[index].advantages_N, theirs[index], rtol=1e-6, atol=1e-6)
     if kept:
-        assert abs(np.concatenate([made[at].advantages_N for at in kept]).mean()) < 1e-6
+        assert abs(np.concatenate([made[index].advantages_N for index in kept]).mean()) < 1e-6
 
 
 # ---- by hand
@@ -268,7 +268,7 @@ def test_dpo_has_the_gradient_of_its_loss(traces: list[Trace], seed: int) -> Non
 
 @pytest.mark.parametrize("kind", [*KINDS, "dpo"])
 def test_a_terminal_reward_reaches_every_generated_token(kind: str) -> None:
-    traces = [trace([(2, 0.0), (3, 0.0), (1, reward)], seed=at) for at, reward in enumerate((1.0, 0.0))]
+    traces = [trace([(2, 0.0), (3, 0.0), (1, reward)], seed=index) for index, reward in enumerate((1.0, 0.0))]
     zeros = np.zeros(6)
     quiet = [Scores(t.logprobs_L[t.mask_L].astype(np.float64), zeros, zeros) for t in traces]
     rewarded, unrewarded = (e.advantages_N for e in estimates(traces, quiet, objective_of(kind, trace_decay=1.0)))
@@ -281,9 +281,11 @@ def test_a_terminal_reward_reaches_every_generated_token(kind: str) -> None:
 def test_the_order_of_the_episodes_changes_nothing(kind: str, traces: list[Trace], seed: int) -> None:
     scores, order = scores_for(traces), np.random.default_rng(seed).permutation(len(traces))
     made = estimates(traces, scores, objective_of(kind, kl=0.1))
-    moved = estimates([traces[at] for at in order], [scores[at] for at in order], objective_of(kind, kl=0.1))
-    for at, theirs in zip(order, moved, strict=True):
-        assert_allclose(theirs.advantages_N, made[at].advantages_N, atol=1e-9)
+    moved = estimates(
+        [traces[index] for index in order], [scores[index] for index in order], objective_of(kind, kl=0.1)
+    )
+    for index, theirs in zip(order, moved, strict=True):
+        assert_allclose(theirs.advantages_N, made[index].advantages_N, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])

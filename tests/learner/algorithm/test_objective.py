@@ -80,7 +80,7 @@ def test_the_gradient_in_float32_is_the_same_for_every_layout(scorer: TokenScore
     batch = make_groups(0, groups=3, group_size=4, prompt=60)
     whole = gradient(scorer, batch, objective)
     order = np.random.default_rng(0).permutation(len(batch.traces))
-    moved = replace(batch, traces=tuple(batch.traces[at] for at in order))
+    moved = replace(batch, traces=tuple(batch.traces[index] for index in order))
     for other in (
         gradient(scorer, batch, objective, budget=200),
         gradient(scorer, batch, objective, share=False),
@@ -110,7 +110,7 @@ def test_what_stands_at_observation_tokens_gives_no_gradient(scorer: TokenScorer
 @given(seed=st.integers(0, 1000))
 def test_what_a_token_counts_equals_its_definition(normalisation: str, seed: int) -> None:
     traces = make_batch(seed, traces=7).traces
-    masked = [at % 3 == 0 for at in range(7)]
+    masked = [index % 3 == 0 for index in range(7)]
     scales = token_scales(traces, masked, LossSection(normalisation=normalisation), 50)  # type: ignore[arg-type]
     kept = [trace for trace, out in zip(traces, masked, strict=True) if not out]
     for trace, out, scale in zip(traces, masked, scales, strict=True):

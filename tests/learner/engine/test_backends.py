@@ -33,7 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def batches() -> list[Batch]:
     rl = [make_batch(0), make_groups(1, groups=3, group_size=4, prompt=60), make_batch(2)]
-    return [demonstrations(make_batch(9)), *(replace(batch, version=1 + at) for at, batch in enumerate(rl))]
+    return [demonstrations(make_batch(9)), *(replace(batch, version=1 + index) for index, batch in enumerate(rl))]
 
 
 def marked(test: Any) -> Any:
@@ -53,9 +53,9 @@ def test_torch_and_stage_1_on_one_cpu_rank_are_equal_bit_for_bit(
         first, second = (engine.train_step(batch, 1e-3) for engine in engines)
         assert repr(replace(first, compute_s=0)) == repr(replace(second, compute_s=0))  # NaN is not equal to itself
         assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
-    for at, engine in enumerate(engines):
-        engine.save(tmp_path / str(at), {})
-    saved = [{path.name: path.read_bytes() for path in (tmp_path / str(at)).iterdir()} for at in range(2)]
+    for index, engine in enumerate(engines):
+        engine.save(tmp_path / str(index), {})
+    saved = [{path.name: path.read_bytes() for path in (tmp_path / str(index)).iterdir()} for index in range(2)]
     assert saved[0] == saved[1]
 
 
@@ -78,10 +78,10 @@ def test_a_run_may_change_its_backend_at_a_checkpoint(start: StartEngine, tmp_pa
     engines = [start(zero_stage=zero_stage), start(backend="torch"), start(zero_stage=zero_stage)]
     engines[0].train_step(make_batch(0), 1e-3)
     engines[0].save(tmp_path / "0", {"cursor": 7})
-    for at, engine in enumerate(engines[1:]):
-        assert engine.load(tmp_path / f"{at}") == {"cursor": 7}
-        engine.save(tmp_path / f"{at + 1}", {"cursor": 7})
-    files = [{path.name: path.read_bytes() for path in (tmp_path / f"{at}").iterdir()} for at in range(3)]
+    for index, engine in enumerate(engines[1:]):
+        assert engine.load(tmp_path / f"{index}") == {"cursor": 7}
+        engine.save(tmp_path / f"{index + 1}", {"cursor": 7})
+    files = [{path.name: path.read_bytes() for path in (tmp_path / f"{index}").iterdir()} for index in range(3)]
     assert files[0] == files[1] == files[2]
     assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
     losses = [engine.train_step(make_batch(1), 1e-3).loss for engine in engines]

@@ -90,9 +90,9 @@ def test_a_checkpoint_of_one_stage_resumes_at_any_other(start: StartEngine, tmp_
     engines = [start(zero_stage=zero_stage) for zero_stage in (1, 2, 3, 0)]
     engines[0].train_step(make_batch(0), 1e-3)
     engines[0].save(tmp_path / "0", {})
-    for at, engine in enumerate(engines[1:]):
-        engine.load(tmp_path / f"{at}")
-        engine.save(tmp_path / f"{at + 1}", {})
+    for index, engine in enumerate(engines[1:]):
+        engine.load(tmp_path / f"{index}")
+        engine.save(tmp_path / f"{index + 1}", {})
     assert files_of(tmp_path / "3") == files_of(tmp_path / "0")
     assert len({engine.write_weights(tmp_path / "weights") for engine in engines}) == 1
     norms = [engine.train_step(make_batch(1), 1e-3).grad_norm for engine in engines]

@@ -26,9 +26,9 @@ def reference_step(model_dir: Path, batch: Batch, lr: float) -> tuple[float, flo
     for trace in batch.traces:
         ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
         scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
-        for at in np.flatnonzero(trace.mask_L):
+        for index in np.flatnonzero(trace.mask_L):
             A = float(trace.rewards_L.sum())
-            r = (scores_LV[at - 1, ids_L[at]] - float(trace.logprobs_L[at])).exp()
+            r = (scores_LV[index - 1, ids_L[index]] - float(trace.logprobs_L[index])).exp()
             surrogate = torch.minimum(r * A, r.clamp(0.8, 1.28) * A)
             loss = loss - (torch.maximum(surrogate, torch.tensor(3 * A)) if A < 0 else surrogate)
     loss = loss / batch.trained_tokens

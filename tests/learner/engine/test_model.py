@@ -34,8 +34,8 @@ def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
         ids_L = torch.from_numpy(trace.ids_L.astype(np.int64))
         scores_LV = lm(input_ids=ids_L[None]).logits[0].log_softmax(-1)
         asked = np.flatnonzero(trace.mask_L)
-        alone += [scores_LV[at - 1, ids_L[at]].item() for at in asked]
-        entropies += [-(scores_LV[at - 1].exp() * scores_LV[at - 1]).sum().item() for at in asked]
+        alone += [scores_LV[index - 1, ids_L[index]].item() for index in asked]
+        entropies += [-(scores_LV[index - 1].exp() * scores_LV[index - 1]).sum().item() for index in asked]
     assert_allclose(logprobs_N.detach(), alone, atol=2e-5)
     assert_allclose(entropies_N.detach(), entropies, atol=2e-5)
 

@@ -97,7 +97,7 @@ def whole_rows(micro_batch: MicroBatch) -> list[list[int]]:
     width = micro_batch.ids_BT.shape[1]
     rows = []
     for row, ids_T in enumerate(micro_batch.ids_BT.tolist()):
-        trained = [at - row * width for at in micro_batch.trained_N.tolist() if at // width == row]
+        trained = [index - row * width for index in micro_batch.trained_N.tolist() if index // width == row]
         if trained:
             rows.append([*micro_batch.prefix_P.tolist(), *ids_T[: max(trained) + 1]])
     return rows

@@ -45,7 +45,7 @@ def test_imitation_learns_a_sequence_by_heart(start: StartEngine) -> None:
 
 def test_demonstrations_are_fitted_at_temperature_1_whatever_the_rollouts(start: StartEngine) -> None:
     batch = make_batch()
-    mixed = replace(batch, traces=tuple(replace(t, demo=at % 2 == 0) for at, t in enumerate(batch.traces)))
+    mixed = replace(batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces)))
     quiet = replace(mixed, traces=tuple(replace(t, rewards_L=0 * t.rewards_L) for t in mixed.traces))
     hot, cold = (start(temperature=temperature).train_step(quiet, 0.0) for temperature in (1.0, 0.25))
     assert cold.loss == pytest.approx(hot.loss, rel=1e-6) and cold.grad_norm == pytest.approx(hot.grad_norm, rel=1e-6)
@@ -151,10 +151,10 @@ def test_the_reference_moves_forward_when_asked(start: StartEngine) -> None:
 def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) -> None:
     one, several = start(), start(objective=Objective(loss=LossSection(minibatches=2, epochs=2)))
     counts = []
-    for at, engine in enumerate((one, several)):
+    for index, engine in enumerate((one, several)):
         engine.train_step(make_batch(), 1e-3)
-        engine.save(tmp_path / f"{at}", {})
-        counts.append(json.loads((tmp_path / f"{at}" / "engine.json").read_text())["optimizer_steps"])
+        engine.save(tmp_path / f"{index}", {})
+        counts.append(json.loads((tmp_path / f"{index}" / "engine.json").read_text())["optimizer_steps"])
     assert counts == [1, 4]
 
 
@@ -198,6 +198,6 @@ def test_a_low_effective_sample_size_of_episodes_lowers_the_learning_rate(
 
 def test_demonstrations_may_stand_beside_episodes(start: StartEngine) -> None:
     batch = make_batch()
-    mixed = replace(batch, traces=tuple(replace(t, demo=at % 2 == 0) for at, t in enumerate(batch.traces)))
+    mixed = replace(batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces)))
     stats = start(objective=Objective()).train_step(mixed, 1e-3)
     assert stats.trained_tokens == batch.trained_tokens and math.isfinite(stats.ess)
