@@ -214,7 +214,7 @@ async def _awaited(awaitable: Awaitable[object]) -> None:
 
 
 def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -> int:
-    """Run a role's main coroutine on uvloop and return the exit code, which is not 0 if it raises; the error is logged."""
+    """Run a role's main coroutine on uvloop and return the exit code: not 0 if it raises, which is logged."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # macOS grants fewer than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_DESCRIPTORS)), most))
