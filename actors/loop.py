@@ -27,24 +27,24 @@ log = get_logger()
 
 LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
-"""A ticket whose group broke comes back after this long: time for what broke to mend."""
+"""Wait before a ticket whose group broke is delivered again: time for the cause to pass."""
 WEIGHTS_WAIT_S = 60.0
 TELL_S = 60.0
-"""How often an actor logs what it has played."""
+"""Interval at which an actor logs what it has played."""
 UNFIT_LIMIT = 100
-"""Tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
+"""Number of tickets in a row whose episodes are too long, after which the config is wrong and not the tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
     slots: int
-    """Episodes at once."""
+    """Number of episodes at once."""
     group_size: int
-    """Slots that have to be free before a ticket is leased: what most tickets ask for."""
+    """Slots that must be free before a ticket is leased: the group size of most tickets."""
     max_deliver: int
     drain_s: float
     total_steps: int
-    """The run's optimizer steps, by this actor's config."""
+    """Optimizer steps of the run, according to this actor's config."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class ActorLoop:
     settings: ActorSettings
     transport: Transport
     rollouts: Mapping[str, Rollout]
-    """Per environment."""
+    """One per environment id."""
     make_environment: Callable[[str], Environment]
     follower: WeightsFollower
     provenance: Provenance
@@ -64,12 +64,12 @@ class ActorLoop:
         self._log = GroupLog(self.transport)
         self._running = 0
         self._free = self.settings.slots
-        """Slots that no leased ticket has; a group that is larger than expected takes more than there are."""
+        """Slots that no leased ticket uses. A group that is larger than expected makes it negative."""
         self._freed = asyncio.Event()
         self._unfit_in_a_row = 0
 
     async def run(self) -> None:
-        """Serve tickets until `stopping` is set or the run is finished; then finish or give back what is in hand.
+        """Serve tickets until `stopping` is set or the run is finished; then finish its tickets or give them back.
 
         Takes tickets; gives groups; waits for leases, generations and environments; woken by the broker. A cancelled
         ticket is given back once.
@@ -91,31 +91,31 @@ class ActorLoop:
         log.info("actor_drained", given_back=len(late))
 
     async def _room(self) -> None:
-        """Wait until a group of the expected size finds its slots."""
+        """Wait until there are slots for a group of the expected size."""
         while self._free < self.settings.group_size:
             self._freed.clear()
             await self._freed.wait()
 
     async def _drained(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait for what is in hand, `drain_s` long; return what is not finished then."""
+        """Wait up to `drain_s` for the tickets that are being served; return those that are not finished."""
         return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
 
     async def _watch_run(self) -> None:
-        """Set `stopping` when the learner has said that the run is finished."""
+        """Set `stopping` when the learner reports that the run is finished."""
         async for _ in StateStore(self.transport).until_end(self.settings.total_steps):
             pass
         log.info("run_finished")
         self.stopping.set()
 
     async def _tell(self) -> None:
-        """Log what has been played, so that whoever looks at this actor sees it live. Woken every TELL_S."""
+        """Log what has been played, so that the log shows an actor at work. Woken every TELL_S."""
         while True:
             await asyncio.sleep(TELL_S)
             published = sum(self.metrics.value("groups_published_total", kind=kind.value) for kind in Kind)
             log.info("groups_played", groups=int(published), running=self._running, free=self._free)
 
     async def _serve(self, lease: Lease) -> None:
-        """Serve one ticket, and free its slots."""
+        """Serve one ticket, and then free its slots."""
         self.metrics.count("leases_total", kind=lease.ticket.kind.value)
         if lease.deliveries > 1:
             self.metrics.count("leases_repeated_total")
@@ -129,7 +129,7 @@ class ActorLoop:
             self._freed.set()
 
     async def _next_lease(self) -> Lease | None:
-        """Wait for a lease or for `stopping`, whichever comes first; a lease that comes with it is given back."""
+        """Wait for a lease or for `stopping`, whichever comes first; a lease that arrives with it is given back."""
         async with asyncio.TaskGroup() as group:
             lease = group.create_task(self._tickets.lease(LEASE_WAIT_S))
             stop = group.create_task(self.stopping.wait())
@@ -139,7 +139,7 @@ class ActorLoop:
         return None if lease.cancelled() else lease.result()
 
     async def _settle(self, lease: Lease) -> None:
-        """End the lease in one of its three ways: group published, ticket void, or given back."""
+        """End the lease in one of three ways: its group is published, its ticket is void, or it is given back."""
         ticket = lease.ticket
         if lease.deliveries > self.settings.max_deliver:
             await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
@@ -157,10 +157,10 @@ class ActorLoop:
                 return
         except LeaseLost:
             raise
-        except RecordTooLarge as error:  # any other actor's group would be too
+        except RecordTooLarge as error:  # another actor's group would be too large as well
             await self._void_unfit(lease, str(error))
             return
-        except BaseException:  # drained, or the engine died: either way the ticket is another actor's now
+        except BaseException:  # drained, or the engine died: either way another actor must have the ticket
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
         if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
@@ -178,7 +178,7 @@ class ActorLoop:
         log.warning("ticket_voided", ticket=lease.ticket.ticket_id, reason=reason)
 
     async def _void_unfit(self, lease: Lease, reason: str) -> None:
-        """End a ticket that no retry makes fit. Raises ConfigError when nothing fits: the run would go on for ever."""
+        """End a ticket that no retry makes fit. Raises ConfigError if nothing fits: the run would never end."""
         await self._void(lease, "unfit", reason)
         self._unfit_in_a_row += 1
         if self._unfit_in_a_row >= UNFIT_LIMIT:
@@ -190,7 +190,7 @@ class ActorLoop:
 
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)
-        with contextlib.suppress(TimeoutError, BrokerError):  # the lease then ends by itself after ack_wait
+        with contextlib.suppress(TimeoutError, BrokerError):  # the lease then expires after ack_wait
             async with asyncio.timeout(5.0):
                 await lease.give_back(delay_s)
 

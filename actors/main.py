@@ -13,7 +13,6 @@ from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import WEIGHTS
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.common.types import Provenance
@@ -25,12 +24,6 @@ async def run(
 ) -> None:
     """Run one actor until SIGTERM or the end of the run. The engine starts first: it forks before any thread exists."""
     policy = await start_policy(config, model_dir)
-    if not policy.takes_weights:
-        await policy.close()
-        raise ConfigError(
-            f"actor.engine is {config.actor.engine}, which takes no new weights: it can evaluate (`horizonrl eval`), "
-            "not train. Set actor.engine to vllm"
-        )
     chat = ChatTemplate.load(model_dir)
     environments = {env.id: env for env in config.envs}
     shared_dir = config.run_dir / WEIGHTS if config.broker.shared_files else None

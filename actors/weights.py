@@ -1,4 +1,4 @@
-"""Weights reach the policy: the newest announced version is fetched, verified and applied between two tokens.
+"""How weights reach the policy: the newest announced version is fetched, verified and applied between two tokens.
 
 Place in the flow: announced Version → **applied Version**. The learner announces under the key `policy`; a version
 that a newer one has overtaken is never fetched.
@@ -12,7 +12,7 @@ from horizonrl.actors.policy import Policy
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import fetch_frame
-from horizonrl.common.errors import BrokerError, RunFailed, WeightsRejected
+from horizonrl.common.errors import BrokerError, ConfigError, RunFailed, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
@@ -21,7 +21,7 @@ from horizonrl.common.types import PolicyVersion
 log = get_logger()
 
 RETRY_S = 5.0
-"""A frame that could not be fetched is tried again after this long, or at the next announcement if that is sooner."""
+"""Wait before a frame that could not be fetched is tried again; the next announcement ends it early."""
 
 
 class WeightsFollower:
@@ -33,10 +33,16 @@ class WeightsFollower:
         metrics: Metrics | None = None,
         shared_dir: Path | None = None,
     ) -> None:
-        """`scratch_dir` holds a fetched frame until it is applied; /dev/shm saves a write to disk.
+        """`scratch_dir` holds a fetched frame until it is applied; in /dev/shm that saves a write to disk.
 
-        A frame that the learner announces as a file is read where it is if it lies in `shared_dir`.
+        A frame that the learner announces as a file in `shared_dir` is read where it is. Raises ConfigError for a
+        policy that takes no weights: the learner would drop everything that it samples as stale.
         """
+        if not policy.takes_weights:
+            raise ConfigError(
+                f"the engine ({policy.engine}) takes no new weights: it can evaluate (`horizonrl eval`), not train. "
+                "Set actor.engine to vllm"
+            )
         self._transport = transport
         self._policy = policy
         self._scratch_dir = scratch_dir
@@ -58,9 +64,9 @@ class WeightsFollower:
             group.create_task(self._keep_up())
 
     async def reached(self, version: PolicyVersion, timeout_s: float) -> bool:
-        """Wait until the policy is at least as new as `version`, or as the newest one announced; say whether it is.
+        """Wait until the policy is at least as new as `version`, or as the newest announced one; return whether it is.
 
-        False after `timeout_s`: what is then sampled is older, says so in its spans, and the learner judges it.
+        False after `timeout_s`. What is sampled then is older and says so in its spans; the learner decides about it.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -93,7 +99,7 @@ class WeightsFollower:
                     await self._wait_for_news()
 
     async def _apply(self, manifest: WeightsManifest) -> bool:
-        """Fetch and apply one version; return False when the frame could not be had."""
+        """Fetch and apply one version; return False if the frame could not be fetched."""
         started = time.monotonic()
         scratch = self._scratch_dir / f"{manifest.policy}.safetensors"
         try:

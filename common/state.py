@@ -28,7 +28,7 @@ from horizonrl.common.types import (
 
 
 class Outcomes(Record):
-    """How many tickets of one kind were settled, by end."""
+    """How many tickets of one kind were settled, by how they ended."""
 
     trained: Count = 0
     evaluated: Count = 0
@@ -61,15 +61,19 @@ class Progress(Record):
     phase_step: Count = 0
     """Optimizer steps taken in this phase: what horizon schedules count."""
     policy: PolicyVersion = PolicyVersion()
+    """The newest version."""
     cursor: Count = 0
+    """Sequence of the last message of the group log that the learner has consumed."""
     outcomes: Annotated[dict[Kind, Outcomes], Few] = {}
+    """Per kind, how the settled tickets ended."""
     lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
     ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
-    """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
+    """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
-    """The last growth of each environment's adaptive horizon; one that has not grown is left out."""
+    """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
     finished: bool = False
+    """Whether the learner has taken its last step; a run that is given more steps goes on."""
 
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
@@ -86,10 +90,10 @@ class Progress(Record):
 
 
 class WeightsManifest(Record):
-    """A published key frame (key `policy`): where its bytes are and how to know them.
+    """A published key frame (key `policy`): where its bytes are and how to verify them.
 
-    `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open; else
-    the frame is `chunks` messages of the weights stream, from `first_sequence` to `last_sequence`.
+    `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open;
+    without one, the frame is `chunks` messages of the weights stream, from `first_sequence` to `last_sequence`.
     """
 
     policy: PolicyVersion
@@ -108,6 +112,7 @@ class HorizonState(Record):
     horizons: dict[Name, HorizonTurns] = {}
     """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
     tickets_issued: Annotated[dict[Kind, Count], Few] = {}
+    """Per kind, how many tickets the controller has issued."""
 
 
 class EnvironmentSettings(Record):

@@ -34,14 +34,14 @@ async def start(settings: InferenceSettings) -> Policy:
 
 
 class ScriptedPolicy:
-    """A Policy that answers at once, or a token every `token_s`. It follows a script, or draws ids like dice.
+    """A Policy that answers at once, or a token every `token_s`. It follows a script, or draws random ids.
 
-    With a seed, the same ids get the same answer; without, every request gets another one.
+    With a seed, the same ids get the same answer. Without one, every request gets another answer.
     """
 
     engine = "scripted"
     takes_weights = True
-    """They change its version and nothing else."""
+    """They only change its version."""
 
     def __init__(
         self,
