@@ -152,15 +152,15 @@ class Chart {
   point(step) {
     const { series, unit, evaluations = [] } = this.curve;
     const at = step ?? this.steps.at(-1);
-    const told = series.map(({ x, y, low, high }) => {
+    const texts = series.map(({ x, y, low, high }) => {
       const place = x.indexOf(at);
       const interval = low && place >= 0 && series.length < 3 ? ` (${percents(low[place], high[place])})` : "";
       return withUnit(y[place], unit) + interval;
     });
-    told.forEach((text, place) => (this.values[place].textContent = text));
+    texts.forEach((text, place) => (this.values[place].textContent = text));
     const judged = evaluations.find((one) => one.version === at);
     this.judged.textContent = judged ? `${withUnit(judged.value, unit)} (${percents(judged.low, judged.high)})` : "";
-    this.readout.textContent = this.many ? `step ${at}` : `step ${at}: ${told[0]}`;
+    this.readout.textContent = this.many ? `step ${at}` : `step ${at}: ${texts[0]}`;
     if (!this.cross) return;
     this.cross.replaceChildren();
     if (step === null) return;

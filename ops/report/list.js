@@ -1,4 +1,4 @@
-// The list of episodes: filters, order, and as many rows in the page as fit into it.
+// The list of episodes: filters and order. Only the rows in view are in the document.
 
 const ROW = 46;
 const BEYOND = 8;
@@ -37,9 +37,9 @@ class List {
     const { groups, episodes } = this.store;
     const options = (name, values, any) => this.form.elements[name].append(
       h("option", { value: "" }, any), ...values.map(([value, text]) => h("option", { value }, text)));
-    const counted = (of) => {
+    const counted = (value) => {
       const counts = new Map();
-      for (const episode of episodes) counts.set(of(episode), (counts.get(of(episode)) ?? 0) + 1);
+      for (const episode of episodes) counts.set(value(episode), (counts.get(value(episode)) ?? 0) + 1);
       return counts;
     };
     const listed = (counts, order) => [...counts].sort(order).map(([value, count]) => [value, `${value} (${grouped(count)})`]);
@@ -83,8 +83,8 @@ class List {
     const step = asked.get("step") ? ` of step ${asked.get("step")}` : "";
     byId("found").textContent = this.found.length
       ? `${grouped(this.found.length)} of ${grouped(all)} episodes${step}${success}`
-      : all ? "No episode is like that" : "This run has no episodes";
-    byId("found").title = "Success of the policy: demonstrations and broken episodes are left out.";
+      : all ? "No episode matches" : "This run has no episodes";
+    byId("found").title = "The policy's success. Demonstrations and broken episodes do not count.";
     byId("clear").hidden = ![...FILTERS, "step"].some((name) => asked.get(name));
   }
 

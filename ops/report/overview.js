@@ -12,7 +12,7 @@ function drawOverview() {
   drawLineages(byId("lineages"));
   byId("config").append(h("h2", {}, "Config"),
     table([], facts.summary.map(([what, how]) => [h("b", {}, what), how]), "facts"),
-    h("details", {}, h("summary", {}, "The whole config, as a recipe for the same run"), h("pre", { tabindex: 0 }, facts.config)));
+    h("details", {}, h("summary", {}, "The whole config, as a recipe for this run"), h("pre", { tabindex: 0 }, facts.config)));
 }
 
 function drawState() {
@@ -33,7 +33,7 @@ function table(heads, rows, kind = "") {
 
 function drawEvaluations(place) {
   place.append(h("h2", {}, "Evaluations"));
-  if (!facts.evaluations.length) return place.append(h("p", { class: "hint" }, "None in this run directory."));
+  if (!facts.evaluations.length) return place.append(h("p", { class: "hint" }, "This run has no evaluations yet."));
   const parts = [...new Set(facts.evaluations.flatMap((one) => one.parts.map((part) => part.name)))];
   const most = Object.keys(facts.evaluations[0].pass).at(-1);
   const best = Math.max(...facts.evaluations.map((one) => one.value ?? -1));
@@ -48,7 +48,7 @@ function drawEvaluations(place) {
     ...parts.map((name) => one.parts.find((part) => part.name === name)).map((part) => (part ? interval(part.success_rate, part.low, part.high) : "–")),
   ]);
   const heads = ["Version", "Success", "Episodes", ...(most === "1" ? [] : [`pass@${most}`]), "Truncated", "Turns", "Broken", ...parts];
-  place.append(h("p", { class: "hint" }, "Held-out tasks, played by the actors and never trained on; a version leads to its episodes. Bars and brackets are Wilson's intervals, 95 %."), table(heads, rows));
+  place.append(h("p", { class: "hint" }, "Held-out tasks, which are never trained on. A version links to its episodes. Bars and ranges are 95 % Wilson intervals."), table(heads, rows));
 }
 
 function interval(value, low, high, best = false) {
@@ -70,7 +70,7 @@ function drawAccounts(place) {
   const heads = ["Tickets", "trained", "evaluated", ...reasons.map((reason) => `dropped: ${reason.replaceAll("_", " ")}`), "void", "ended"];
   place.append(h("p", { class: "hint" }, "Every ticket ends exactly once. Counted from the ledger and the evaluations."), table(heads, rows));
   if (issued === undefined) return;
-  const awaited = open > 0 ? ` + ${grouped(open)} in evaluations that are not complete` : "";
+  const awaited = open > 0 ? ` + ${grouped(open)} in unfinished evaluations` : "";
   const known = settled - later;
   place.append(h("p", { class: open < 0 ? "balance off" : "balance" }, `At step ${grouped(step)}: ${grouped(issued)} issued = ${grouped(known)} ended${awaited}`
     + ` + ${grouped(outstanding)} outstanding. ${open < 0 ? `The accounts are off by ${grouped(-open)} tickets.` : "The accounts balance."}`
@@ -86,8 +86,8 @@ function drawDecisions(place) {
 
 function drawLineages(place) {
   place.append(h("h2", {}, "Lineage"));
-  if (!facts.lineages.length) return place.append(h("p", { class: "hint" }, "No learner has started in this run directory."));
-  place.append(h("p", { class: "hint" }, "A line each time a learner started; the steps that a crash rolled back belong to none."),
+  if (!facts.lineages.length) return place.append(h("p", { class: "hint" }, "No learner has started yet."));
+  place.append(h("p", { class: "hint" }, "One line per start of the learner. Steps that a crash rolled back belong to no line."),
     table(["Lineage", "Started", "From step", "Its steps", "Changed in the config"], facts.lineages.map((one) => [
       h("b", {}, String(one.lineage)), new Date(1000 * one.time).toISOString().replace("T", " ").slice(0, 16) + " UTC", one.from_step,
       one.first === null ? "none" : `${one.first} to ${one.last}`,

@@ -1,4 +1,4 @@
-// One episode to read, turn by turn; or two of one task beside each other.
+// One episode to read turn by turn, or two of the same task side by side.
 
 // Largest surprise (−100 ln p), class and text of each shade.
 const SHADES = [[10.6, "p0", "≥ 0.9"], [69.4, "p1", "≥ 0.5"], [230.3, "p2", "≥ 0.1"], [460.6, "p3", "≥ 0.01"], [Infinity, "p4", "less"]];
@@ -20,7 +20,7 @@ class Reader {
     const asked = this.shown;
     const episodes = two ? [one, two] : [one];
     const bodies = await Promise.all(episodes.map((episode) => this.store.body(episode)));
-    if (asked !== this.shown) return; // another one was opened meanwhile
+    if (asked !== this.shown) return; // another episode was opened meanwhile
     this.one = one;
     this.two = two;
     const columns = episodes.map((episode, at) => h("section", { class: "column" }, two ? this.caption(episode, at) : null, turnsOf(episode, bodies[at], two ? parting(bodies) : null)));
@@ -58,7 +58,7 @@ class Reader {
       at ? h("button", { type: "button", onclick: () => this.changed({ with: "" }) }, "Close") : null);
   }
 
-  // Every episode of the task, by the version that played it: one click sets it beside this one.
+  // Every episode of the task, by the version that played it. A click compares it with this one.
   tasks(one, two) {
     const all = this.store.ofTask(one);
     const shown = this.store.demonstrations(one);
@@ -76,9 +76,9 @@ class Reader {
       strip.append(mark);
     });
     strip.style.height = `${14 * Math.min(16, Math.max(...stacked.values())) + 4}px`;
-    const versions = first === last ? `begun by version ${first}` : `begun by versions ${first} to ${last}`;
+    const versions = first === last ? `started by version ${first}` : `started by versions ${first} to ${last}`;
     return h("details", { class: "across", open: two || all.length <= 64 ? true : null },
-      h("summary", {}, `This task: ${all.length} episodes, ${versions}`, h("span", { class: "hint" }, " Choose one to compare it with this episode")),
+      h("summary", {}, `This task: ${all.length} episodes, ${versions}`, h("span", { class: "hint" }, " Choose one to compare")),
       h("div", { class: "frame" }, strip), first === last ? null : h("div", { class: "ends" }, h("span", {}, `v${first}`), h("span", {}, `v${last}`)),
       shown.length ? this.experts(one, two, shown) : null);
   }
@@ -123,7 +123,7 @@ function chip(...content) {
 function legend(bodies) {
   if (!bodies.some((body) => body.turns.some((turn) => turn.lengths))) return h("div", {});
   return h("div", { class: "shades" }, h("span", {}, "Probability of each token:"),
-    SHADES.map(([, shade, text]) => h("span", { class: `shade ${shade}` }, text)), h("output", { id: "token" }, "point at a token"));
+    SHADES.map(([, shade, text]) => h("span", { class: `shade ${shade}` }, text)), h("output", { id: "token" }, "Point at a token"));
 }
 
 // A turn's text without its special tokens, of which a demonstration shows none.
@@ -133,7 +133,7 @@ function spoken({ text, lengths, special = [] }) {
   return pieces.filter((_, at) => !special.includes(at)).join("");
 }
 
-// The first turn in which two episodes of a task said something else.
+// The first turn in which two episodes of a task differ.
 function parting([one, two]) {
   const at = one.turns.findIndex((turn, place) => spoken(turn) !== (two.turns[place] && spoken(two.turns[place])));
   return at < 0 ? Math.min(one.turns.length, two.turns.length) : at;
@@ -157,8 +157,8 @@ function turnsOf(episode, body, differs) {
 }
 
 function stopped(stop, episode) {
-  return { terminated: "the environment said that the task was over", horizon: `truncated by the horizon of ${episode.group.horizon} turns`,
-    context: "the next turn would not have fitted into the context", env_truncated: "truncated by the environment's own limit" }[stop] ?? stop;
+  return { terminated: "the environment ended the episode", horizon: `truncated by the horizon of ${episode.group.horizon} turns`,
+    context: "the next turn would not fit into the context", env_truncated: "truncated by the environment's own limit" }[stop] ?? stop;
 }
 
 function turnNote({ versions, surprise }) {
@@ -189,7 +189,7 @@ function generation(turn, before) {
     while (left === 0 && within + 1 < versions.length) left = versions[++within][1];
     const now = versions[within]?.[0] ?? null;
     const side = place < action ? 0 : 1;
-    if (now !== version && version !== null) parts[side].push(h("span", { class: "boundary", title: `from here on version ${now} sampled`, "data-version": `v${now}` }));
+    if (now !== version && version !== null) parts[side].push(h("span", { class: "boundary", title: `sampled by version ${now} from here on`, "data-version": `v${now}` }));
     version = now;
     left -= 1;
     const piece = text.slice(place, place + length);
@@ -203,8 +203,8 @@ function generation(turn, before) {
 
 function token(text, surprise, version, special) {
   const shade = SHADES.find(([most]) => surprise <= most)[1];
-  const told = `“${text.replaceAll("\n", "⏎")}”  p ${probability(surprise)}, logprob ${(-surprise / 100).toFixed(2)}, version ${version}`;
-  return h("span", { class: `token ${shade}${special ? " special" : ""}`, "data-token": told }, text);
+  const details = `“${text.replaceAll("\n", "⏎")}”  p ${probability(surprise)}, logprob ${(-surprise / 100).toFixed(2)}, version ${version}`;
+  return h("span", { class: `token ${shade}${special ? " special" : ""}`, "data-token": details }, text);
 }
 
 function probability(surprise) {

@@ -1,4 +1,4 @@
-// The run's data: facts at once, the index of the episodes when the page opens, a chunk of bodies when it is asked for.
+// The run's data. Facts are read at once, the index of episodes when the page opens, a chunk of bodies when one of its episodes is.
 
 const facts = JSON.parse(byId("facts").textContent);
 const KEPT_CHUNKS = 12;
@@ -15,9 +15,9 @@ class Store {
     this.groups = groups.map(([ticket, env, task, horizon, step, end]) =>
       ({ ticket, kind: ticket.split("-")[0], env, task, horizon, step, end, key: `${env}/${task}`, search: `${env} ${task} ${ticket}`.toLowerCase(), episodes: [] }));
     this.episodes = rows.map(([group, index, outcome, earned, turns, tokens, low, high], row) => {
-      const of = this.groups[group];
-      const episode = { row, id: `${of.ticket}.${index}`, group: of, index, outcome, reward: earned, turns, tokens, low, high };
-      of.episodes.push(episode);
+      const owner = this.groups[group];
+      const episode = { row, id: `${owner.ticket}.${index}`, group: owner, index, outcome, reward: earned, turns, tokens, low, high };
+      owner.episodes.push(episode);
       return episode;
     });
     this.byId = new Map(this.episodes.map((episode) => [episode.id, episode]));
@@ -50,7 +50,7 @@ class Store {
   }
 }
 
-// success | failure | truncated | broken: what colour and glyph an outcome has.
+// The kind of an outcome, which decides its colour and glyph: success, failure, truncated or broken.
 function kindOf(outcome) {
   return outcome.split(":")[0];
 }
@@ -64,7 +64,7 @@ function glyph({ outcome, group }) {
   return h("span", { class: `glyph ${kind}`, title: outcome, role: "img", "aria-label": outcome }, GLYPHS[kind]);
 }
 
-// Says of an episode that it is not one of the policy in training.
+// Marks an episode that the policy in training did not play.
 function badge({ group: { kind } }) {
   return BADGES[kind] ? h("span", { class: `badge ${kind}` }, BADGES[kind]) : null;
 }

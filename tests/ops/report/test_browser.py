@@ -91,7 +91,7 @@ def test_filters_narrow_the_list_and_stand_in_the_address(open_page: Open) -> No
     assert 0 < solved < 72
     assert "100 % success" in page.locator("#found").inner_text()
     page.fill("[name=r1]", "0.5")
-    expect(page.locator("#found")).to_have_text("No episode is like that")
+    expect(page.locator("#found")).to_have_text("No episode matches")
     page.fill("[name=r1]", "")
     page.fill("[name=v0]", "3")
     page.fill("[name=v1]", "3")
@@ -164,7 +164,7 @@ def test_the_keyboard_walks_filters_compares_and_leaves(open_page: Open) -> None
 
 def test_one_task_is_compared_across_versions(open_page: Open) -> None:
     page = open_page("#/episodes?open=train-00000007.2")
-    expect(page.locator(".across summary")).to_contain_text("begun by versions 0 to 5")
+    expect(page.locator(".across summary")).to_contain_text("started by versions 0 to 5")
     page.keyboard.press("c")
     expect(page.locator(".column")).to_have_count(2)
     expect(page.locator(".column h3").nth(0)).to_contain_text("train-00000007.2")
