@@ -1,8 +1,8 @@
-"""How AgentGym's environment servers write: one `Dialect` for each of the fifteen ids, read by our client and written
-by our server (docs/environments/agentgym.md).
+"""The HTTP dialects of AgentGym's environment servers: one `Dialect` for each of the fifteen ids.
 
-Two families, by the key that names an episode: `id` (create answers an object, errors are 200 with {"error"}) and
-`env_idx` (create answers a bare number; the first observation is asked for with GET /observation).
+Our client reads them and our server writes them (docs/environments/agentgym.md). There are two families, by the key
+that identifies an episode: with `id`, /create answers an object and errors are status 200 with {"error"}; with
+`env_idx`, /create answers a bare number and the first observation comes from GET /observation.
 """
 
 import math
@@ -25,7 +25,7 @@ class Verdict:
 
     observation: str
     score: float
-    """The reward of AgentGym's client: of a cumulative dialect the score so far, else of this step."""
+    """The reward that AgentGym's client reports: the score so far if the dialect is cumulative, else this step's."""
     done: bool
     truncated: bool
     success: bool
@@ -38,57 +38,58 @@ class Dialect:
     task: str
     """The field of /reset that holds the task."""
     train: int
-    """Tasks of the train split; they come first, those of the test split follow."""
+    """Number of tasks in the train split. They come first; those of the test split follow."""
     test: int
     read: Callable[[str], str | Unreadable] = replies.whole
-    """What of a reply is sent."""
+    """Returns the part of a reply that is sent to the server."""
     action: str = "action"
-    """The field of /step that holds it."""
+    """The field of /step that holds the action."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """What else /reset is sent."""
+    """Further fields of /reset."""
     observation: str = "observation"
     score: str = "reward"
     done: str = "done"
     cumulative: bool = False
-    """The score is that of the whole episode so far."""
+    """The score covers the whole episode so far, not just the last step."""
     solved_at: float = 1.0
-    """The score of a solved task, where the server does not say whether it is."""
+    """The score from which a task counts as solved, if the server does not say so itself."""
     unit: int = 1
-    """The score of AgentGym's that our reward of 1 is."""
+    """The AgentGym score that equals a reward of 1 here."""
     closes: bool = False
+    """The server has /close."""
     shares: bool = False
-    """/create hands out environments that others use. A step changes nothing in one, so that only a reset does harm."""
+    """/create may return an environment that others use. A step does not change it, so only a reset does harm."""
     prefix: str = ""
 
     @property
     def rules(self) -> str:
-        """What the agent is told: AgentGym's servers leave it to their clients."""
+        """The rules for the agent. AgentGym's servers leave them to their clients."""
         return RULES.get(self.name, "")
 
     @property
     def first_in_reset(self) -> bool:
-        """Whether the first observation is in /reset's answer; else it is asked for with GET /observation."""
+        """Whether the first observation is in /reset's answer. If not, it comes from GET /observation."""
         return self.key == "id" or self.shares
 
     @property
     def needs_task(self) -> bool:
-        """Whether /reset is refused without the task's number; else it begins the last one again."""
+        """Whether /reset needs the task's number. If not, a reset without one begins the last task again."""
         return self.key == "id" and self is not SERVED
 
-    # As the client reads it. What is not of the dialect raises EnvironmentFailure.
+    # What the client reads. Anything that is not in the dialect raises EnvironmentFailure.
 
     def create_request(self) -> dict[str, Any]:
         return {"id": 0} if self.key == "env_idx" and self.task == "id" else {}
 
     def handle(self, answer: Any) -> int:
-        """Return the number by which the server knows the environment."""
+        """Return the number that identifies the environment on the server."""
         handle = answer.get(self.key) if isinstance(answer, dict) else answer
         if isinstance(handle, bool) or not isinstance(handle, int):
             raise EnvironmentFailure(f"{self.name}: /create answered {_shown(answer)}, which holds no {self.key}")
         return handle
 
     def first_text(self, answer: Any) -> str:
-        """Return the first observation from the answer of /reset or /observation that holds it."""
+        """Return the first observation, from the answer to /reset or /observation."""
         if self.key == "env_idx":
             in_reset = isinstance(answer, list) and answer and self.shares
             return self._text(answer[0] if in_reset else answer, "/reset" if self.shares else "/observation")
@@ -100,12 +101,12 @@ class Dialect:
         return text
 
     def check_begun(self, answer: Any) -> None:
-        """Raise EnvironmentTimeout for a reset that WebArena's server has given up."""
+        """Raise EnvironmentTimeout if WebArena's server has given up on the reset."""
         if _get(answer, "observation") == "TimeoutError":
-            raise EnvironmentTimeout(f"{self.name}: the server gave the reset up: its sites may need a restart")
+            raise EnvironmentTimeout(f"{self.name}: the server gave up on the reset: its sites may need a restart")
 
     def verdict(self, answer: Any) -> Verdict:
-        """Return a step's answer."""
+        """Return what a step's answer says."""
         score, done = _get(answer, self.score), _get(answer, self.done)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
             raise EnvironmentFailure(f"{self.name}: /step answered {_shown(answer)}, whose {self.score} is no number")
@@ -121,7 +122,7 @@ class Dialect:
             success=done and bool(answer.get("success", score >= self.solved_at)),
         )
 
-    # As the server writes it.
+    # What the server writes.
 
     def created(self, episode: int) -> Any:
         if self.key == "env_idx" and self.name != "webarena":
@@ -134,7 +135,7 @@ class Dialect:
                 return {"observation": text, "sites": [], "object": ""}
             return text if self.task == "id" else [text, None]
         answer = {"id": episode, "observation": text, "done": False, "deleted": False, "reward": 0, "score": 0}
-        if self.name == "sciworld":  # its clients join the two again
+        if self.name == "sciworld":  # AgentGym's clients join the two parts again
             description, _, rest = text.partition("\n")
             answer |= {"task_description": description, "observation": rest}
         if self.name == "alfworld":
@@ -147,11 +148,14 @@ class Dialect:
         return part_actions(text)[0] if self.name == "alfworld" else text
 
     def closed(self, found: bool) -> Any:
-        """Return the answer to /close: whether there was such an environment."""
+        """Return the answer to /close, which says whether the environment existed."""
         return {"closed": True} if self is SERVED else found
 
     def stepped(self, step: Step, total: float) -> dict[str, Any]:
-        """Return a step's answer; `total` is the sum of the episode's rewards. Other clients leave the rest alone."""
+        """Return a step's answer; `total` is the sum of the episode's rewards.
+
+        It has the fields of every dialect: a client ignores the fields that it does not know.
+        """
         answer: dict[str, Any] = {
             self.observation: step.observation,
             "reward": self._scored(step.reward),
@@ -169,7 +173,7 @@ class Dialect:
         return answer
 
     def _scored(self, reward: float) -> float:
-        """Return a reward as AgentGym counts it; whole where its unit is not ours."""
+        """Return a reward in AgentGym's unit, as an integer if that unit is not ours."""
         return reward if self.unit == 1 else round(reward * self.unit)
 
     def _text(self, value: Any, path: str) -> str:
@@ -183,7 +187,7 @@ def _tool(name: str, train: int) -> Dialect:
 
 
 SERVED = Dialect("served", "id", "task_id", 0, 0, action="text", closes=True, prefix="/served")
-"""Our own server, for an environment that AgentGym does not know: the reply and the task go by our own names."""
+"""Our own dialect, for environments that AgentGym does not have: whole replies, task ids and our own field names."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
@@ -219,7 +223,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 def part_actions(text: str) -> tuple[str, list[str]]:
-    """Return an observation of ALFWorld without its last line, and the actions that stand there."""
+    """Split an observation of ALFWorld into its text and the actions in its last line."""
     observation, label, actions = text.rpartition(ACTIONS)
     return (observation, actions.split(",")) if label else (text, [])
 

@@ -1,5 +1,7 @@
-"""AgentGym's door into our environments: the dialect that each is served in, the options that give it AgentGym's words,
-and the task that each of AgentGym's numbers names.
+"""How AgentGym's clients enter our environments.
+
+For each environment: the dialect in which it is served, the options that give it AgentGym's texts, and the task for
+each of AgentGym's task numbers.
 """
 
 import inspect
@@ -23,12 +25,12 @@ COUNTERPARTS: Mapping[str, str] = {
     "deepsearch": "searchqa",
     "webnav": "webarena",
 }
-"""The id of AgentGym's that each of ours is served as."""
+"""The AgentGym id under which each of our environments is served."""
 
 _NUMBERED = ("babyai", "sciworld")
-"""Their task ids are AgentGym's numbers. Every number has a task, also those that the environment does not list."""
+"""Environments whose task ids are AgentGym's numbers. Every number has a task, even if the environment omits it."""
 _TRAIN_FIRST = ("household", "sql")
-"""AgentGym's numbers of their counterparts begin with the tasks to train on: so a test task is never trained on."""
+"""Environments whose counterparts number the train tasks first. Ours do too, so that no test task is trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Door:
 
 
 def door_of(env_id: str, options: Mapping[str, Any]) -> Door | None:
-    """Return the door of an environment that has a counterpart in AgentGym, or the name of one."""
+    """Return the door of an environment that has a counterpart in AgentGym, or whose id is that of one."""
     own: dict[str, Any]
     if env_id not in COUNTERPARTS:
         dialect = DIALECTS.get(env_id)
@@ -56,7 +58,7 @@ def door_of(env_id: str, options: Mapping[str, Any]) -> Door | None:
 
 
 def task_named(env_id: str, tasks: Sequence[TaskSpec]) -> Callable[[int], str | None]:
-    """Return the function from a number of AgentGym's to a task of the environment: None where there is none."""
+    """Return a function from AgentGym's task numbers to our task ids. It returns None for a number without a task."""
     if env_id in _NUMBERED:
         return _same_number
     named = {number: task_id for task_id, number in numbers_of(env_id, tasks).items()}
@@ -64,10 +66,10 @@ def task_named(env_id: str, tasks: Sequence[TaskSpec]) -> Callable[[int], str | 
 
 
 def numbers_of(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
-    """Return the number of each task: AgentGym's where the tasks are, else a place.
+    """Return the number of each task: AgentGym's number if the tasks are AgentGym's, else the position in the list.
 
-    TextCraft's are places in a list that is sorted by depth, and within a depth as its server's disk lists the recipes:
-    ours are sorted by depth and name, so that a number has the depth that it has there.
+    AgentGym numbers TextCraft's tasks by depth and, within a depth, in the order in which the server's disk lists the
+    recipes. Ours are sorted by depth and name, so that a number has the same depth on both sides.
     """
     if env_id in _NUMBERED:
         return {task.task_id: int(task.task_id) for task in tasks}
@@ -79,7 +81,7 @@ def numbers_of(env_id: str, tasks: Sequence[TaskSpec]) -> Mapping[str, int]:
 
 
 def vocabulary(options: Mapping[str, Any]) -> list[str]:
-    """Return the words that Wordle accepts as a guess: its client tells them."""
+    """Return the words that Wordle accepts. AgentGym's client puts them into the rules."""
     words = options.get("words")
     return list(list_words(None if words is None else Path(words)))
 

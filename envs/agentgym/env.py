@@ -1,7 +1,7 @@
-"""The door to AgentGym's environment servers: an environment here that is played on a server there.
+"""Environments that are played on a server: the client side of AgentGym's HTTP protocol.
 
-`agentgym-webshop` and its fourteen siblings speak with AgentGym's own servers, `served` with `horizonrl envs serve`.
-Whatever the server or the way to it does wrong is an EnvironmentFailure: the episode is broken, and the run goes on.
+`agentgym-webshop` and its fourteen siblings connect to AgentGym's own servers, `served` to `horizonrl envs serve`. Any
+failure of the server or the connection is an EnvironmentFailure: the episode is broken, and the run goes on.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Remote:
-    """One episode at a time on a server; it knows neither the tasks nor the rules."""
+    """Plays one episode at a time on a server. Subclasses know the tasks and the rules."""
 
     env_id: ClassVar[str]
     dialect: ClassVar[Dialect]
@@ -51,13 +51,13 @@ class Remote:
         return Observation(clip("\n\n".join(filter(None, (instructions, text))), self._max_chars))
 
     async def step(self, text: str) -> Step:
-        """Send what AgentGym's client would send of the reply, and answer what it would answer."""
+        """Send the part of the reply that AgentGym's client would send, and return its answer as that client does."""
         if not self._playing:
-            raise EnvironmentFailure(f"{self.env_id}: no episode goes on: reset before the next step")
+            raise EnvironmentFailure(f"{self.env_id}: no episode is in progress: reset before the next step")
         action = self.dialect.read(text)
         if isinstance(action, Unreadable):
             return Step(action.reason, reward=0.0, terminated=False)
-        self._playing = False  # unless the server answers
+        self._playing = False  # stays False if the server does not answer
         verdict = await self._wire.step(action)
         reward = verdict.score - self._total if self.dialect.cumulative else verdict.score
         self._total += reward
@@ -73,7 +73,7 @@ class Remote:
         )
 
     async def close(self) -> None:
-        """Free the server's environment."""
+        """Release the server's environment."""
         self._playing = False
         await self._wire.close()
 
@@ -82,10 +82,10 @@ class AgentGym(Remote):
     """An environment of an AgentGym server.
 
     url: the server's address, such as http://127.0.0.1:36001
-    instructions: the rules that the agent reads first, instead of ours; empty for none
+    instructions: the rules that the agent reads first, instead of ours; an empty text for no rules
     train, test: a range of task numbers, or a file with a JSON list of them (docs/environments/agentgym.md)
-    mappings: for a list of ALFWorld's that names ALFRED's trials, AgentGym's folder `agentenv-alfworld/configs`
-    timeout_s: the longest wait for an answer
+    mappings: AgentGym's folder `agentenv-alfworld/configs`; needed if a list names ALFRED's trials
+    timeout_s: the longest wait for an answer, in seconds
     max_observation_chars: bound of every observation
     """
 
@@ -113,16 +113,16 @@ class AgentGym(Remote):
     def tasks(
         cls, *, train: str | None = None, test: str | None = None, mappings: str | None = None
     ) -> Sequence[TaskSpec]:
-        """Return a task for each number of the two splits."""
+        """Return one task for each number of the two splits."""
         return numbered_tasks(cls.dialect, train, test, mappings)
 
 
 class Served(Remote):
-    """An environment of `horizonrl envs serve` that is installed here too: the tasks are its own, the steps are there.
+    """An environment behind `horizonrl envs serve`. It must be installed here too, because its tasks are listed here.
 
     env: the id of the environment
     url: the server's address with its path, such as http://127.0.0.1:36001/textcraft
-    timeout_s: the longest wait for an answer
+    timeout_s: the longest wait for an answer, in seconds
     max_observation_chars: bound of every observation
     """
 
@@ -163,4 +163,4 @@ CLIENTS = SimpleNamespace(
         for name, dialect in DIALECTS.items()
     }
 )
-"""A class for each of the fifteen ids: what the entry points name."""
+"""One class for each of the fifteen ids. The entry points refer to these attributes."""

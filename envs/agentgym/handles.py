@@ -1,9 +1,9 @@
-"""The environments of a server that this process holds, by the numbers that the server gave them.
+"""The server environments that this process holds, by the numbers that the server gave them.
 
-AgentGym's servers trust their callers: a number says who an episode is. SQLGym's hands out its eight environments in
-turn, whoever uses them; a server that has started anew counts from 0 again. Either way two episodes would act in one
-environment, and each would be paid for what the other did. So a number has one holder, and a broken connection voids
-all.
+AgentGym's servers trust their callers: the number alone identifies an episode. SQLGym's server hands out its eight
+environments in turn even if they are in use, and a restarted server counts from 0 again. In both cases two episodes
+would act in one environment and each would get rewards for the other's actions. So a number has one holder at a time,
+and a broken connection voids all numbers.
 """
 
 import asyncio
@@ -16,33 +16,33 @@ from weakref import WeakKeyDictionary
 class Handle:
     number: int
     void: bool = False
-    """The number may name somebody else's environment by now."""
+    """The number may belong to another client's environment by now."""
 
 
 class Handles:
-    """Who holds which environment of one server, in one event loop."""
+    """The environments of one server that are in use or idle, in one event loop."""
 
     def __init__(self) -> None:
         self.full = False
-        """The server answered a number that is held: it has no further environment for us."""
+        """The server returned a number that is in use here: it has no further environment."""
         self.repeatable = False
-        """It is a server of ours: it answers a repeated step once, and never uses a number again."""
+        """The server is ours: it takes a repeated step only once and never reuses a number."""
         self._held: dict[int, Handle] = {}
         self._idle: list[Handle] = []
         self._changed = asyncio.Event()
 
     def hold(self, number: int, shares: bool) -> Handle | None:
-        """Take a number that /create answered. None when a server that shares its environments gave a held one."""
+        """Hold a number that /create returned. Returns None if the server shares environments and this one is held."""
         if number in self._held:
             if shares:
                 self.full = True
                 return None
-            self.void_all()  # the server counts from 0 again: it has started anew
+            self.void_all()  # the server has restarted and counts from 0 again
         handle = self._held[number] = Handle(number)
         return handle
 
     def take_idle(self) -> Handle | None:
-        """Return an environment that is held by no episode."""
+        """Return an idle environment, or None."""
         return self._idle.pop() if self._idle else None
 
     def keep_idle(self, handle: Handle) -> None:
@@ -56,7 +56,7 @@ class Handles:
             del self._held[handle.number]
 
     def void_all(self) -> None:
-        """Give up every environment: their numbers may be others' now."""
+        """Give up every environment, since other clients may have their numbers now."""
         for handle in self._held.values():
             handle.void = True
         self._held, self._idle, self.full = {}, [], False
@@ -75,5 +75,5 @@ _BY_LOOP: MutableMapping[asyncio.AbstractEventLoop, dict[str, Handles]] = WeakKe
 
 
 def handles_of(base: str) -> Handles:
-    """Return the environments held of the server at an address."""
+    """Return the environments that this event loop holds on the server at an address."""
     return _BY_LOOP.setdefault(asyncio.get_running_loop(), {}).setdefault(base, Handles())

@@ -1,7 +1,7 @@
-"""What AgentGym's own clients send of an agent's reply, rule for rule: pure functions.
+"""Which part of a reply AgentGym's own clients send to the server. Pure functions that follow those clients exactly.
 
-A reply that they answer themselves, without asking the server, is `Unreadable`; the agent reads the reason, for a
-reward of 0.
+If a client answers a reply itself without calling the server, the reply is `Unreadable`: the agent reads the reason and
+gets a reward of 0.
 """
 
 import re
@@ -16,7 +16,7 @@ _FENCE = "```"
 
 
 def only_action(text: str) -> str | Unreadable:
-    """Return the line after `Action:`, of letters, digits, commas and single spaces; empty where there is none."""
+    """Return the line after `Action:`, reduced to letters, digits, commas and single spaces; empty without one."""
     actions = _ACTION.findall(text)
     if len(actions) > 1:
         return Unreadable("Error: Only one 'Action' is allowed per response. Please adjust your response.")
@@ -24,24 +24,24 @@ def only_action(text: str) -> str | Unreadable:
 
 
 def last_action(text: str) -> str:
-    """Return what follows the last `Action:`; without one, the text where it holds a call of a shop, else nothing."""
+    """Return what follows the last `Action:`. Without one, return the text if it has a shop's call, else nothing."""
     _, label, action = text.removesuffix(_END).rpartition(_LABEL)
     return action.strip() if label or "search[" in action or "click[" in action else ""
 
 
 def first_action(text: str) -> str:
-    """Return what stands between the first `Action:` and the next; the whole text where there is none."""
+    """Return the text between the first `Action:` and the next one; without one, the whole text."""
     parts = text.removesuffix(_END).split(_LABEL)
     return parts[min(1, len(parts) - 1)].strip()
 
 
 def last_sql(text: str) -> str:
-    """Return the last fenced block of SQL; text without a fence counts as one."""
+    """Return the last fenced block of SQL; a text without a fence counts as a block."""
     return text.split(f"{_FENCE}sql")[-1].split(_FENCE)[0].strip()
 
 
 def whole_if_fenced(text: str) -> str | Unreadable:
-    """Return the text where it holds a fenced block."""
+    """Return the text if it has a fenced block."""
     if text.count(_FENCE) < 2:
         return Unreadable(
             "Cannot parse action from response. Your action should be inside triple backticks (```). "
@@ -51,5 +51,5 @@ def whole_if_fenced(text: str) -> str | Unreadable:
 
 
 def whole(text: str) -> str:
-    """Return the text as it is."""
+    """Return the text unchanged."""
     return text

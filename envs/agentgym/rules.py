@@ -1,6 +1,6 @@
-"""The rules of each game, told to the agent before the first observation: AgentGym's servers leave that to the client.
+"""The rules of each game, which the agent reads before the first observation. AgentGym's servers leave them to clients.
 
-In our own words, and short; the option `instructions` replaces them, such as by AgentGym's own prompt.
+They are short and in our own words. The option `instructions` replaces them, for example by AgentGym's own prompt.
 """
 
 _REACT = 'Reply with a line "Thought:" and what you think, then a line "Action:" and one action.'

@@ -1,4 +1,4 @@
-"""Which tasks a server has, by number. Its split lists are not part of AgentGym's servers: a user may give them."""
+"""The tasks of a server, by number. AgentGym's servers do not include its split lists, so users can supply them."""
 
 import json
 import re
@@ -20,11 +20,11 @@ MAPPINGS = ("mappings_train.json", "mappings_test.json")
 
 @cache
 def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappings: str | None) -> Sequence[TaskSpec]:
-    """Return a task for each number of the splits, train first. A number that is in both belongs to test alone.
+    """Return one task for each number of the splits, train first. A number in both splits belongs to test only.
 
-    A split is a range `0-443` or a file, a JSON list of numbers, of ids such as `textcraft_12` or of AgentGym's
-    {"item_id": "textcraft_12"}; by default the first `dialect.train` numbers and the `dialect.test` after them.
-    `mappings` is the folder, or one of its files, that says which number ALFRED's trials have.
+    A split is a range such as `0-443`, or a file with a JSON list of numbers, of ids such as `textcraft_12`, or of
+    AgentGym's {"item_id": "textcraft_12"}. The default is the first `dialect.train` numbers for train and the next
+    `dialect.test` for test. `mappings` is the folder, or one of its files, with the numbers of ALFRED's trials.
     """
     for_test = _numbers(dialect, test, mappings) if test else range(dialect.train, dialect.train + dialect.test)
     for_train = _numbers(dialect, train, mappings) if train else range(dialect.train)
@@ -44,7 +44,7 @@ def _numbers(dialect: Dialect, split: str, mappings: str | None) -> Sequence[int
 
 
 def _number(dialect: Dialect, entry: Any, file: str, mappings: str | None) -> int:
-    """Return the number of one entry of a list. Raises ConfigError for a task of another environment."""
+    """Return the number of one list entry. Raises ConfigError if the entry belongs to another environment."""
     name = str(entry.get("item_id") if isinstance(entry, dict) else entry)
     if dialect.name == "alfworld" and (trial := _TRIAL.fullmatch(name)):
         return _trial_number(trial[1], file, mappings)

@@ -1,7 +1,8 @@
 """One environment of one AgentGym server, over HTTP.
 
-What begins nothing twice is tried again: to create and reset an environment, and to read. A step is tried again only on
-a server that says it answers a repeated key with the first answer (ours does); otherwise its failure is the episode's.
+Calls that are safe to repeat are retried: creating and resetting an environment, and reading. A step is retried only if
+the server says that it answers a repeated key with the first answer (ours does). Otherwise a failed step breaks the
+episode, because it may or may not have been taken.
 """
 
 import asyncio
@@ -23,22 +24,22 @@ log = get_logger()
 
 KEY_HEADER = "Idempotency-Key"
 REPEATABLE_HEADER = "Idempotent-Steps"
-"""Set by a server that answers a step of a known key without taking it again."""
+"""Sent by a server that answers a step with a known key without taking it again."""
 KEEPALIVE_S = 3.0
-"""Shorter than the 5 s after which uvicorn closes an idle connection: a request on a closed one would be lost."""
+"""Shorter than the 5 s after which uvicorn closes an idle connection, because a request on a closed one is lost."""
 CLOSE_S = 10.0
 BUSY = (429, 502, 503, 504)
 
 
 class _Passing(EnvironmentFailure):
-    """May be gone at the next try: no connection, no capacity."""
+    """A failure that may be gone on the next attempt: no connection or no capacity."""
 
 
 _repeat = stamina.AsyncRetryingCaller(attempts=5, timeout=None, wait_initial=0.1, wait_max=2.0).on(_Passing)
 
 
 class _Pool:
-    """The connections of an event loop: open while anybody holds them."""
+    """The HTTP connections of one event loop. They stay open while at least one `Wire` holds them."""
 
     _open: dict[asyncio.AbstractEventLoop, "_Pool"] = {}  # noqa: RUF012 - shared on purpose
 
@@ -63,7 +64,7 @@ class _Pool:
 
 
 class Wire:
-    """Begins episodes and takes steps. After a failure or a cancelled call the server's environment is given up."""
+    """Begins episodes and takes steps. After a failed or cancelled call, the server's environment is given up."""
 
     def __init__(self, dialect: Dialect, url: str, timeout_s: float) -> None:
         base = url.rstrip("/")
@@ -74,9 +75,9 @@ class Wire:
         self._pool: _Pool | None = None
         self._handle: Handle | None = None
         self._first = ""
-        """The episode's first text as the server gave it."""
+        """The episode's first text, as the server sent it."""
         self._sound = False
-        """The last call was answered: the server's environment is in the state that we think it is in."""
+        """Whether the last call was answered, so that the state of the server's environment is known."""
 
     @property
     def _handles(self) -> Handles:
@@ -88,7 +89,7 @@ class Wire:
         return self._first
 
     async def step(self, action: str) -> Verdict:
-        """Take one step. Raises EnvironmentFailure when the server's environment may be somebody else's by now."""
+        """Take one step. Raises EnvironmentFailure if the server's environment may belong to another client by now."""
         self._sound = False
         handle = self._held()
         body = {self._dialect.key: handle.number, self._dialect.action: action}
@@ -107,12 +108,12 @@ class Wire:
         return verdict
 
     async def vocabulary(self) -> list[str]:
-        """Return the words that Wordle's server accepts."""
+        """Return the words that Wordle's server accepts as guesses."""
         words = await _repeat(self._get, "filtered_vocab")
         return [str(word) for word in words] if isinstance(words, list) else []
 
     async def close(self) -> None:
-        """Free the server's environment, or keep it for the next episode where the server cannot."""
+        """Release the server's environment; keep it for the next episode if the server has no /close."""
         try:
             if self._handle is not None:
                 await self._give_up()
@@ -122,7 +123,7 @@ class Wire:
                 await pool.release()
 
     async def _begin(self, task: int | str) -> str:
-        """Begin a task in the environment that is held, in an idle one, or in a new one."""
+        """Begin a task in the environment held, else in an idle one, else in a new one."""
         if self._handle is not None and (self._handle.void or not self._sound):
             await self._give_up()
         self._handle = self._handle or self._handles.take_idle()
@@ -131,13 +132,13 @@ class Wire:
                 return await self._reset(task)
             except (EnvironmentTimeout, _Passing):
                 raise
-            except EnvironmentFailure:  # the server may have started anew since, or closed what was idle for long
+            except EnvironmentFailure:  # the server may have restarted, or closed an environment that was idle
                 await self._give_up()
         self._handle = await self._create()
         return await self._reset(task)
 
     async def _create(self) -> Handle:
-        """Return a new environment of the server; where it has no more of them, one that another episode frees."""
+        """Return a new environment. If the server has no more, wait for one that another episode releases."""
         handles = self._handles
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
@@ -150,8 +151,8 @@ class Wire:
                     await handles.wait_for_change()
             except TimeoutError:
                 raise EnvironmentFailure(
-                    f"every environment that {self._base} has is in use here, and none was free for "
-                    f"{self._timeout_s:g} s: let fewer episodes play at a time, or start more servers"
+                    f"every environment of {self._base} is in use here, and none was free for {self._timeout_s:g} s: "
+                    "run fewer episodes at a time, or start more servers"
                 ) from None
 
     async def _new_number(self) -> int:
@@ -165,17 +166,17 @@ class Wire:
             dialect.check_begun(answer)
             text = dialect.first_text(answer if dialect.first_in_reset else await self._get("observation"))
         except _Passing:
-            self._sound = True  # it was not taken up; and a reset begins anew, whatever was before
+            self._sound = True  # the server did not accept the call, and a reset does not depend on the old state
             raise
         self._sound = True
         return text
 
     async def _check_unshared(self) -> None:
-        """Raise EnvironmentFailure unless the server's environment is still at the task that was begun in it."""
+        """Raise EnvironmentFailure unless the server's environment still has the task that was begun in it."""
         if await _repeat(self._get, "observation") != self._first:
             raise EnvironmentFailure(
-                f"{self._base} gave this episode's environment to another client too: its answer may be the other's. "
-                "Let fewer episodes play at a time, or give each actor a server of its own"
+                f"{self._base} gave this episode's environment to another client too, so the answer may be for the "
+                "other client: run fewer episodes at a time, or give each actor its own server"
             )
 
     async def _give_up(self) -> None:
@@ -187,7 +188,7 @@ class Wire:
             try:
                 async with asyncio.timeout(min(CLOSE_S, self._timeout_s)):
                     await self._post("close", {self._dialect.key: handle.number})
-            except (EnvironmentFailure, TimeoutError) as error:  # the episode is over; its server's memory is not ours
+            except (EnvironmentFailure, TimeoutError) as error:  # the episode is over, so this only costs the server
                 log.warning("served_environment_not_closed", url=self._base, reason=str(error))
         elif self._sound or self._dialect.shares:
             self._handles.keep_idle(handle)
@@ -197,8 +198,8 @@ class Wire:
     def _held(self) -> Handle:
         if self._handle is None or self._handle.void:
             raise EnvironmentFailure(
-                f"a connection to {self._base} broke since the episode began: if the server has started anew, its "
-                "environment of that number is another episode's"
+                f"a connection to {self._base} broke since the episode began: if the server has restarted, the "
+                "environment with that number belongs to another episode"
             )
         return self._handle
 
@@ -209,7 +210,7 @@ class Wire:
         return await self._request("GET", path, params={self._dialect.key: self._held().number})
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
-        """Return an answer's JSON. Errors come as a status, as {"error": ...} and as `false`."""
+        """Return the JSON of an answer. Servers report errors as a status, as {"error": ...} or as `false`."""
         if self._pool is None:
             self._pool = _Pool.hold()
         url = f"{self._base}/{path}"
@@ -221,7 +222,7 @@ class Wire:
         except (ClientError, OSError) as error:
             if not self._handles.repeatable:
                 self._handles.void_all()
-            raise _Passing(f"{url} is out of reach ({error!r}): is the server running?") from None
+            raise _Passing(f"{url} cannot be reached ({error!r}): is the server running?") from None
         self._handles.repeatable = REPEATABLE_HEADER in response.headers
         if status != 200:
             kind = _Passing if status in BUSY else EnvironmentFailure
@@ -229,7 +230,7 @@ class Wire:
         try:
             answer = json.loads(raw)
         except ValueError:
-            raise EnvironmentFailure(f"{url} answered no JSON: {raw[:200].decode(errors='replace')}") from None
+            raise EnvironmentFailure(f"{url} did not answer JSON: {raw[:200].decode(errors='replace')}") from None
         if answer is False or (isinstance(answer, dict) and "error" in answer):
             raise EnvironmentFailure(f"{url} answered {str(answer)[:200]}")
         return answer

@@ -1,6 +1,6 @@
-"""The episodes that a server holds of one environment: who may call what, one call at a time, and for how long.
+"""The episodes of one environment on a server: who may make which call, one call at a time, and when episodes expire.
 
-Knows nothing of HTTP. What it refuses is a Refusal with a code; what breaks in the environment is one as well.
+Knows nothing about HTTP. A rejected call raises a Refusal with a code, and so does a failure of the environment.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ log = get_logger()
 
 CLOSE_S = 10.0
 BEGIN_WITHIN_S = 120.0
-"""An episode that is created and never begun is closed after so long: it costs a caller nothing to make a thousand."""
+"""An episode that is created but never begun is closed after this time, because a client can create them for free."""
 LEFT_AFTER_S = 300.0
-"""A client that never closes has left an episode that it did not call for so long; only a full server cares."""
+"""If the server is full, it may close an episode that a client which never closes has not called for this long."""
 STATUS = {"bad_request": 400, "unknown_task": 400, "unknown_episode": 404, "no_episode": 409, "full": 429,
           "environment_failed": 500, "environment_timeout": 504}  # fmt: skip
-"""The codes of refusals, and the status that tells of them."""
+"""The HTTP status of each refusal code."""
 
 
 class Refusal(HorizonError):
-    """A call that is not answered; `code` says why to programs."""
+    """A rejected call. `code` gives programs the reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Refusal(HorizonError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that was taken, and the sum of the episode's rewards with it."""
+    """A step, and the sum of the episode's rewards including this step."""
 
     step: Step
     total: float
@@ -49,14 +49,14 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Way:
-    """One way into an environment: where it is played, and which task a number names."""
+    """One way into an environment: where it is played, with which options, and which task a number stands for."""
 
     host: Host
     options: Mapping[str, Any]
     tasks: Sequence[TaskSpec]
     task_named: Callable[[int], str | None]
     closes: bool = True
-    """Whether its clients close what they leave; some of AgentGym's do not, and may leave in the middle."""
+    """Whether clients close their episodes. Some of AgentGym's clients do not, even in the middle of an episode."""
 
     @cached_property
     def known(self) -> frozenset[str]:
@@ -71,23 +71,23 @@ class _Episode:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     observation: str = ""
     begun: bool = False
-    """A task has been begun in it, once at least."""
+    """A task has been begun at least once."""
     going: bool = False
-    """It has begun and is not over."""
+    """A task has begun and is not over."""
     total: float = 0.0
     last_key: str | None = None
     last: StepResult | None = None
 
     def is_left(self, now: float) -> bool:
-        """Whether its client needs it no more, as far as can be told: it is over, or was not called for long."""
+        """Whether the client has probably left the episode: it is over, or has not been called for LEFT_AFTER_S."""
         over = self.last is not None and not self.going
         return not self.lock.locked() and (over or (not self.way.closes and self.used_at < now - LEFT_AFTER_S))
 
 
 class Episodes:
-    """Creates, plays and closes the episodes of an environment, whichever way they come in.
+    """Creates, plays and closes the episodes of one environment, for every way into it.
 
-    Ids are random 53-bit numbers: nobody guesses another's.
+    Ids are random 53-bit numbers, so that no client can guess the id of another one.
     """
 
     def __init__(self, env_id: str, capacity: int, metrics: Metrics) -> None:
@@ -97,9 +97,9 @@ class Episodes:
         self._episodes: dict[int, _Episode] = {}
 
     async def create(self, way: Way) -> int:
-        """Return the id of a new episode, that no task is begun in.
+        """Create an episode without a task and return its id.
 
-        A full server closes the one that was left for longest.
+        A full server first closes the episode that its client left the longest ago.
         """
         if len(self._episodes) >= self._capacity:
             now = time.monotonic()
@@ -115,7 +115,7 @@ class Episodes:
         return episode_id
 
     async def reset(self, episode_id: int, task: int | str | None) -> str:
-        """Begin a task, by its id or its number; None begins the last one again."""
+        """Begin a task, given by its id or its number. None begins the last task again."""
         episode = self._find(episode_id)
         task_id = episode.task_id if task is None else self._task_id(episode, task)
         async with episode.lock:
@@ -127,15 +127,15 @@ class Episodes:
             return episode.observation
 
     async def step(self, episode_id: int, text: str, key: str | None = None) -> StepResult:
-        """Take a step; the same key again is answered by the first answer."""
+        """Take a step. A repeated key gets the first answer again, and the step is not taken twice."""
         episode = self._find(episode_id)
         started = time.monotonic()
         async with episode.lock:
             if key is not None and key == episode.last_key and episode.last is not None:
                 return episode.last
             if not episode.going:
-                raise Refusal("no_episode", "no episode goes on: reset before the next step")
-            episode.going = False  # unless the environment answers
+                raise Refusal("no_episode", "no episode is in progress: reset before the next step")
+            episode.going = False  # stays False if the environment does not answer
             async with _attributed():
                 step = await episode.way.host.step(episode_id, readable(text))
             episode.observation, episode.total = step.observation, episode.total + step.reward
@@ -149,11 +149,11 @@ class Episodes:
         return self._find(episode_id).observation
 
     def last(self, episode_id: int) -> StepResult | None:
-        """Return the last step that was taken; None before the first."""
+        """Return the last step, or None before the first."""
         return self._find(episode_id).last
 
     async def close(self, episode_id: int) -> bool:
-        """Free an episode. Returns whether there was one."""
+        """Close an episode. Returns whether it existed."""
         episode = self._episodes.pop(episode_id, None)
         if episode is None:
             return False
@@ -161,18 +161,18 @@ class Episodes:
         try:
             async with asyncio.timeout(CLOSE_S), episode.lock:
                 await episode.way.host.close(episode_id)
-        except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
+        except Exception as error:  # noqa: BLE001 - the episode is over, so a failed close is only logged
             log.warning("environment_not_closed", env=self.env_id, error=repr(error))
         return True
 
     async def reap(self, ttl_s: float) -> None:
-        """Close episodes that nobody has called for `ttl_s`, for ever."""
+        """Close episodes that have not been called for `ttl_s`. Runs for ever."""
         while True:
             await asyncio.sleep(min(ttl_s, BEGIN_WITHIN_S) / 10)
             now = time.monotonic()
             for episode_id, episode in list(self._episodes.items()):
-                ttl_of_it_s = ttl_s if episode.begun else min(ttl_s, BEGIN_WITHIN_S)
-                if episode.used_at < now - ttl_of_it_s and not episode.lock.locked():
+                limit_s = ttl_s if episode.begun else min(ttl_s, BEGIN_WITHIN_S)
+                if episode.used_at < now - limit_s and not episode.lock.locked():
                     log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
                     await self.close(episode_id)
 
@@ -197,12 +197,12 @@ class Episodes:
 
 @asynccontextmanager
 async def _attributed() -> AsyncIterator[None]:
-    """Turn whatever an environment raises into a Refusal that says whose fault it is."""
+    """Turn whatever an environment raises into a Refusal that says whether the call or the environment failed."""
     try:
         yield
     except TimeoutError as error:
         raise Refusal("environment_timeout", str(error) or "the environment's own deadline has passed") from None
     except ConfigError as error:
         raise Refusal("bad_request", str(error)) from None
-    except Exception as error:  # an environment is anybody's code: its failure is the episode's
+    except Exception as error:  # environments may be third-party code, and their failure only breaks the episode
         raise Refusal("environment_failed", f"{type(error).__name__}: {error}") from error

@@ -1,8 +1,8 @@
-"""Who may call a server of environments: programs, and never a page in somebody's browser.
+"""Who may call an environment server: programs, but no page in a browser.
 
-A page that is open in a browser can send requests to any server that the browser reaches. The browser names the page in
-`Origin`, and sends JSON to another origin only after asking it. A page whose own name is made to point here (DNS
-rebinding) still has that name in `Host`.
+A page that is open in a browser can send requests to every server that the browser reaches. The browser names the page
+in `Origin` and sends JSON to another origin only after a preflight request. A page whose own host name is made to point
+to this server (DNS rebinding) still has that name in `Host`.
 """
 
 import ipaddress
@@ -16,12 +16,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def names_of(host: str) -> frozenset[str]:
-    """Return the names under which this machine serves at `host`; an address needs no name."""
+    """Return the names under which clients may call a server on `host`. An IP address needs no name."""
     return frozenset({"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
 def guarded(handler: Handler, names: Collection[str]) -> Handler:
-    """Return a handler that refuses what a page in a browser can send: a foreign origin, an unknown host, a form."""
+    """Return a handler that rejects what a page in a browser can send: a foreign origin, an unknown host, a form."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         host = _name(f"//{request.host}")
@@ -47,7 +47,7 @@ def _name(url: str) -> str:
 
 
 def _known(host: str, names: Collection[str]) -> bool:
-    """Return whether a host is one of the names or an address, which no page can claim for itself."""
+    """Return whether a host is one of the names, or an IP address, which no page can have as its own name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

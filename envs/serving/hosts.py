@@ -1,6 +1,6 @@
-"""Where the environments of a server live: in its own process, or in worker processes of their own.
+"""Where a server's environments live: in the server's process or in worker processes.
 
-A host keeps one environment for each episode id. Who calls it sees to it that an episode has one call at a time.
+A host keeps one environment for each episode id. Its caller ensures that an episode has only one call at a time.
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
 
 CALL_S = 120.0
-"""Longest reset or step: what takes longer hangs, and its episode is broken."""
+"""Time limit of a reset or step. A call that takes longer has hung, and its episode is broken."""
 GRACE_S = 5.0
-"""A worker that waits ends its call by itself; one that has not done so for this long is stuck in the call."""
+"""A worker ends a call by itself after CALL_S. One that has not done so after this additional time is stuck."""
 LINE_BYTES = 1 << 24
-"""Longest line between the server and a worker: an observation or a reply."""
+"""Length limit of a line between the server and a worker, which holds an observation or a reply."""
 ERRORS = {kind.__name__: kind for kind in (ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency)}
 
 
 class Host(Protocol):
-    """Holds the environments of one id. A reset or step that takes longer than CALL_S raises EnvironmentTimeout."""
+    """Holds the environments of one id. A reset or step that exceeds CALL_S raises EnvironmentTimeout."""
 
     async def reset(self, episode: int, task_id: str) -> str:
-        """Begin a task and return the first observation; the environment is made when its episode has none."""
+        """Begin a task and return the first observation. The episode's first reset creates the environment."""
 
     async def step(self, episode: int, text: str) -> Step:
         """Take a step."""
 
     async def close(self, episode: int) -> None:
-        """Free the episode's environment; harmless when it has none."""
+        """Release the episode's environment, if it has one."""
 
     async def stop(self) -> None:
-        """Free everything."""
+        """Release everything."""
 
 
 class LocalHost:
@@ -80,8 +80,9 @@ async def _within_limit() -> AsyncIterator[None]:
 
 
 class WorkerHost:
-    """Environments in `count` processes, an episode where there are fewest. A dead worker is replaced at the next
-    reset; the episodes that it held are broken.
+    """Environments in `count` processes. A new episode goes to the worker with the fewest.
+
+    A dead worker is replaced at the next reset, and the episodes that it held are broken.
     """
 
     def __init__(self, env_id: str, options: Mapping[str, Any], count: int) -> None:
@@ -121,9 +122,9 @@ class WorkerHost:
 
 
 class _Worker:
-    """A process that plays (worker.py), spoken with in lines of JSON over a socket pair: [number, call, episode, text].
+    """A worker process (worker.py). Calls are lines of JSON over a socket pair: [number, call, episode, text].
 
-    It ends when its socket closes, so it never outlives the server.
+    The process ends when its socket closes, so it never outlives the server.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class _Worker:
 
     @classmethod
     async def start(cls, command: tuple[str, ...], options: Mapping[str, Any]) -> "_Worker":
-        """Start a process and send it the options: they may be secret, and everybody can read a command line."""
+        """Start a process and send it the options over the socket: they may be secret, and command lines are public."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -146,17 +147,17 @@ class _Worker:
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                preexec_fn=bound(signal.SIGKILL),  # in a call that hangs it reads no end of file
+                preexec_fn=bound(signal.SIGKILL),  # a worker stuck in a call would not notice that its socket closed
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_BYTES)
         writer.write(json.dumps(options).encode() + b"\n")
         return cls(process, reader, writer)
 
     async def call(self, call: str, episode: int, text: str) -> Any:
-        """Return the answer. Raises what the environment raised, and EnvironmentFailure when the worker dies.
+        """Return the answer. Raises what the environment raised, and EnvironmentFailure if the worker dies.
 
-        The worker keeps the limit of a call. Where it cannot, since the environment's code does not let go of it, the
-        process is ended with all that it plays, and EnvironmentTimeout raised: nothing else ends such a loop.
+        The worker enforces CALL_S itself. If the environment's code blocks its event loop, it cannot. Then the
+        process is killed with all its episodes, because nothing else ends such a loop, and EnvironmentTimeout is raised.
         """
         self._calls = number = self._calls + 1
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -172,29 +173,29 @@ class _Worker:
                 raise
             self.dead = True
             self._process.kill()
-            raise EnvironmentTimeout(f"no answer within {CALL_S:g} s: the environment's worker is ended") from None
+            raise EnvironmentTimeout(f"no answer within {CALL_S:g} s: the environment's worker was killed") from None
         finally:
             self._waiting.pop(number, None)
 
     async def stop(self) -> None:
-        self._writer.close()  # its end of file is what ends the process
+        self._writer.close()  # the end of file ends the process
         await self._process.wait()
         await self._listener
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Hand the answers out until the worker has ended."""
+        """Give each answer to its waiting call until the worker has ended; then fail the calls that still wait."""
         try:
             async for line in reader:
                 number, error, value = json.loads(line)
                 answer = self._waiting.get(number)
-                if answer is None or answer.done():  # whoever asked has gone
+                if answer is None or answer.done():  # the caller has gone
                     continue
                 if error is None:
                     answer.set_result(value)
                 else:
                     answer.set_exception(ERRORS.get(error, EnvironmentFailure)(value))
         except (OSError, ValueError):
-            self._process.kill()  # what it writes cannot be read
+            self._process.kill()  # its output is not the protocol
         finally:
             self.dead = True
             self._writer.close()

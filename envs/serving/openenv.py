@@ -1,7 +1,7 @@
-"""OpenEnv's WebSocket over a server's episodes: one conversation, one episode, closed with it.
+"""OpenEnv's WebSocket protocol. Each connection has one episode, which is closed with it.
 
 {"type": "reset", "data": {"seed": 3}}     begins the task of that number, or `task_id`
-{"type": "step", "data": {"action": ...}}  `action` or `text`: a whole reply
+{"type": "step", "data": {"action": ...}}  takes a step; `action` or `text` is a whole reply
 {"type": "state"}, {"type": "close"}
 """
 

@@ -1,13 +1,13 @@
-"""`horizonrl envs serve`: environments over AgentGym's HTTP protocol, so that its clients and ours can play them.
+"""`horizonrl envs serve`: environments over AgentGym's HTTP protocol, for AgentGym's clients and ours.
 
-    /ID/...         to AgentGym's clients, in the dialect of its counterpart there (agentgym/doors.py); at the root too
-                    where one id is served
-    /ID/served/...  to our own: whole replies, task ids, success and truncation (the environment `served` plays it)
-    /ID/tasks       the tasks, with their numbers
+    /ID/...         for AgentGym's clients, in the dialect of the environment's counterpart (agentgym/doors.py);
+                    if only one id is served, also at the root
+    /ID/served/...  for our client `served`: whole replies, task ids, success and truncation
+    /ID/tasks       the tasks with their numbers
     /ID/ws          OpenEnv's WebSocket (openenv.py)
     /healthz /readyz /metrics
 
-An error is a status and {"error", "code"}; `compatible` turns it into AgentGym's 200 with {"error"}.
+An error is a status with {"error", "code"}. `compatible` replaces the status by AgentGym's 200.
 """
 
 import asyncio
@@ -39,22 +39,23 @@ class Serving:
     """What is served, and how."""
 
     environments: Mapping[str, Mapping[str, Any]]
-    """Options per environment id."""
+    """The options of each environment, by id."""
     host: str = "127.0.0.1"
     port: int = 0
     workers: int = 0
-    """Processes for each environment; 0 plays in the server's own."""
+    """Number of worker processes per environment. 0 plays in the server's process."""
     capacity: int = 1024
-    """Episodes of each environment at a time."""
+    """The most concurrent episodes per environment."""
     ttl_s: float = 1800.0
-    """An episode that nobody calls for so long is closed."""
+    """An episode that is not called for this long is closed."""
     compatible: bool = False
+    """Answer errors with status 200, as AgentGym's servers do."""
     hosts: Sequence[str] = ()
-    """Further names by which clients may call the server, such as a cluster's name of it."""
+    """Further host names by which clients may call the server, such as a Kubernetes service name."""
 
 
 async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT; `say` is told the addresses."""
+    """Serve until SIGTERM or SIGINT. Calls `say` with the address of each environment."""
     metrics, lag = Metrics("server", serving.environments), LoopLag()
     served = [await _serve_one(env_id, serving, metrics) for env_id in serving.environments]
     names = names_of(serving.host) | {name.lower() for name in serving.hosts}
@@ -84,7 +85,7 @@ async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -
 
 
 async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Served":
-    """Return an environment with its ways in. Raises ConfigError for options that it cannot take."""
+    """Return an environment with the ways into it. Raises ConfigError for invalid options."""
     options = serving.environments[env_id]
     own, door = await _way(env_id, options, serving, closes=True), door_of(env_id, options)
     agentgym = await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
@@ -92,7 +93,7 @@ async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Serve
 
 
 async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
-    await registry.make(env_id, options).close()  # options that it cannot take are refused before anybody calls
+    await registry.make(env_id, options).close()  # invalid options are rejected at startup, not at the first call
     host = WorkerHost(env_id, options, serving.workers) if serving.workers else LocalHost(env_id, options)
     tasks = registry.tasks(env_id, options)
     return Way(host, options, tasks, task_named(env_id, tasks), closes)
@@ -104,10 +105,10 @@ class _Served:
 
     episodes: Episodes
     own: Way
-    """Our own clients': the user's options, and whole replies."""
+    """For our own client: the user's options, and whole replies."""
     dialect: Dialect
     agentgym: Way
-    """AgentGym's clients', in the dialect; our own where AgentGym does not know the environment."""
+    """For AgentGym's clients, in the dialect. The same as `own` if AgentGym does not have the environment."""
 
     @property
     def env_id(self) -> str:
@@ -118,7 +119,7 @@ class _Served:
             await way.host.stop()
 
     def routes(self, serving: Serving) -> Sequence[web.RouteDef]:
-        """Return what is served of it: at its id, and at the root too where it is the only one."""
+        """Return the routes below the id and, if it is the only environment, also at the root."""
         bases = [f"/{self.env_id}", *([""] if len(serving.environments) == 1 else [])]
         return [route for base in bases for route in self._routes(base, serving.compatible)]
 
@@ -136,8 +137,8 @@ class _Served:
             return await converse(request, self.episodes, self.own)
 
         return [
-            *Face(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
-            *Face(self.episodes, self.own, SERVED, compatible).routes(base + SERVED.prefix),
+            *DialectRoutes(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
+            *DialectRoutes(self.episodes, self.own, SERVED, compatible).routes(base + SERVED.prefix),
             web.get(base or "/", greet),
             web.get(f"{base}/tasks", list_tasks),
             web.get(f"{base}/ws", talk),
@@ -145,8 +146,8 @@ class _Served:
 
 
 @dataclass(frozen=True)
-class Face:
-    """Episodes that came in one way, in the words of one dialect."""
+class DialectRoutes:
+    """The HTTP routes of one way into an environment, in one dialect."""
 
     episodes: Episodes
     way: Way
@@ -154,7 +155,7 @@ class Face:
     compatible: bool
 
     def routes(self, base: str) -> list[web.RouteDef]:
-        """Return the calls of the protocol that AgentGym's clients make, and its servers' `detail`."""
+        """Return the routes that AgentGym's clients call, and its servers' `detail`."""
         posts = {"create": self._create, "reset": self._reset, "step": self._step, "close": self._close}
         gets = {"observation": self._observation, "detail": self._detail}
         if self.dialect.name == "alfworld":

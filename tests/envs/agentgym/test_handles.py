@@ -81,7 +81,7 @@ def test_an_episode_for_which_no_environment_becomes_free_is_a_failure_that_says
         for environment in held:
             await environment.reset("1")
         third = sqlgym(server, timeout_s=0.2)
-        with pytest.raises(EnvironmentFailure, match=r"none was free for 0\.2 s: let fewer episodes play"):
+        with pytest.raises(EnvironmentFailure, match=r"none was free for 0\.2 s: run fewer episodes"):
             await third.reset("2")
         for environment in (*held, third):
             await environment.close()
@@ -129,7 +129,7 @@ def test_once_a_connection_broke_no_episode_acts_under_its_old_number() -> None:
             await one.step(REACT)
         await stub.start()
         steps, closes = stub.counts["/step"], stub.counts["/close"]
-        with pytest.raises(EnvironmentFailure, match="its environment of that number is another episode's"):
+        with pytest.raises(EnvironmentFailure, match="environment with that number belongs to another episode"):
             await other.step(REACT)
         assert (await other.reset("3")).text == FIRST
         assert (await other.step(REACT)).success
@@ -143,7 +143,7 @@ def test_a_server_that_counts_from_0_again_has_started_anew() -> None:
         await one.reset("3")
         stub.created = 0  # between two calls, when no connection was open
         await other.reset("3")
-        with pytest.raises(EnvironmentFailure, match="its environment of that number is another episode's"):
+        with pytest.raises(EnvironmentFailure, match="environment with that number belongs to another episode"):
             await one.step(REACT)
         assert (await other.step(REACT)).success
 

@@ -112,7 +112,7 @@ def test_a_bound_holds_and_a_first_observation_beyond_it_is_a_config_error() -> 
         assert (len(cut), cut[-3:]) == (184, "...")
 
     asyncio.run(run())
-    with pytest.raises(ConfigError, match="max_observation_chars is 184: raise it"):
+    with pytest.raises(ConfigError, match="max_observation_chars is 184: raise the limit"):
         asyncio.run(BabyAI(max_observation_chars=184).reset("1801"))
 
 

@@ -233,7 +233,7 @@ def test_a_missing_playwright_is_named_with_the_cure(monkeypatch: pytest.MonkeyP
 @needs_chromium
 def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
     async def scenario(environment: MiniWob) -> None:
-        with pytest.raises(ConfigError, match="max_observation_chars is 64: raise it"):
+        with pytest.raises(ConfigError, match="max_observation_chars is 64: raise the limit"):
             await environment.reset("enter-text-0")
 
     run(scenario, max_observation_chars="64")

@@ -112,7 +112,7 @@ def test_a_worker_that_is_stuck_in_a_call_is_ended_and_replaced(
     async def scenario() -> None:
         host = WorkerHost("world", {}, 1)
         await host.reset(1, "task a")
-        with pytest.raises(EnvironmentTimeout, match="worker is ended"):
+        with pytest.raises(EnvironmentTimeout, match="worker was killed"):
             await host.step(1, "spin")
         await host.reset(1, "task a")
         assert (await host.step(1, "task a")).success

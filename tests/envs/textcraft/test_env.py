@@ -97,7 +97,7 @@ def test_a_long_inventory_is_cut_to_the_bound() -> None:
 
 
 def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="max_observation_chars is 100: raise it"):
+    with pytest.raises(ConfigError, match="max_observation_chars is 100: raise the limit"):
         first_observation("chest", TextCraft(max_observation_chars=100))
 
 

@@ -137,7 +137,7 @@ def test_a_task_that_does_not_exist_is_a_config_error(task_id: str) -> None:
 
 
 def test_a_first_observation_that_does_not_fit_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="max_observation_chars is 100: raise it"):
+    with pytest.raises(ConfigError, match="max_observation_chars is 100: raise the limit"):
         asyncio.run(WebNav(max_observation_chars=100).reset("star-repo-0"))
 
 
