@@ -1,4 +1,4 @@
-"""Benchmarks: what HorizonRL withstands, learns and costs. `horizonrl bench NAME` runs all but the last room.
+"""Benchmarks: what HorizonRL withstands, learns and costs. `horizonrl bench` runs all but the last room.
 
     faults/     bench chaos, soak, fuzz   kills, full disks, repeated messages, broken payloads: nothing may be lost
     learning/   bench learning STUDY      variants of a recipe under several seeds, compared with intervals
