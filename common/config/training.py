@@ -113,7 +113,7 @@ class EvalSection(Section):
 
 
 class LearnerSection(Section):
-    backend: Literal["deepspeed", "torch", "hash"] = "deepspeed"
+    backend: str = "deepspeed"
     """What trains the model. `deepspeed` serves any number of `learner.ranks`. `torch` needs no DeepSpeed and runs in
     one process. `hash` trains nothing: its weights are a hash of the batches, for runs with scripted actors that test
     everything but the training. A run can be resumed with another backend, except from or to `hash`."""

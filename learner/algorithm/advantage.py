@@ -1,8 +1,8 @@
-"""Rewards become advantages: how much better each generated token's doing was than what was to be expected.
+"""Turn rewards into advantages: how much better than expected the outcome of each generated token was.
 
 Place in the flow: Batch → **advantages** → loss. Pure functions of NumPy arrays in float64; no torch. Axes: N the
 generated tokens of one trace, K its turns, G the episodes of a group, M all that is compared within a group (its
-episodes, or all their turns). A kind is added in `estimates`, or to `COMPARISONS` when it compares siblings.
+episodes, or all their turns). To add a kind, name it in `_estimated`, or in `COMPARISONS` if it compares siblings.
 """
 
 from collections import defaultdict
@@ -20,19 +20,19 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation: where all is equal there are zeros, not NaN."""
+"""Added to a standard deviation, so that equal values give zeros instead of NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the models output of a trace's N generated tokens before the step; zeros where a model was not asked."""
+    """What the models output for a trace's N generated tokens before the step; zeros for a model that is not used."""
 
     logprobs_N: Floats
     """log π at the start of the step."""
     reference_N: Floats
     """log-probability under the reference."""
     values_N: Floats
-    """The critic's word on the return from the token on."""
+    """The critic's estimate of the return from the token on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Estimate:
 
     advantages_N: Floats
     targets_N: Floats
-    """The critic's targets; NaN where it has none."""
+    """The critic's targets; NaN at tokens without one."""
 
 
 # ---- comparisons within a group: float64 [M] → float64 [M]
@@ -95,8 +95,8 @@ def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> F
 def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: AdvantageSection) -> tuple[Floats, Floats]:
     """Return the advantages r_k + γ v_{k+1} − V_k and the targets v_k of V-trace (IMPALA, arXiv 1802.01561, eq. 1).
 
-    v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). The ρ_k with which IMPALA weighs
-    the advantage is the loss's own: its ratio has μ below it.
+    v_k = V_k + ρ_k δ_k + γ c_k (v_{k+1} − V_{k+1}), ρ = min(ρ̄, w), c = λ min(c̄, w). IMPALA also weighs the
+    advantage with ρ_k; here the loss does so, since its ratio is π/μ.
     """
     gamma, targets_K, surplus = settings.discount, np.empty_like(values_K), 0.0
     next_K = np.append(values_K[1:], 0.0)
@@ -115,11 +115,12 @@ def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: Adva
 class ScoredTrace:
     """One episode of a batch, seen by its N generated tokens and its K turns."""
 
-    place: int
+    index: int
+    """Its place in the batch."""
     rewards_N: Floats
     """The reward of a turn at its last token."""
     penalties_N: Floats
-    """−β (log μ − log π_ref) where the KL to the reference is taken from the reward (k1), else 0."""
+    """−β (log μ − log π_ref) if the KL to the reference is subtracted from the reward (k1), else 0."""
     turns_N: Ints
     """The turn of each token, counted from 0."""
     first_K: Ints
@@ -133,47 +134,47 @@ class ScoredTrace:
 
 
 def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective) -> list[Estimate]:
-    """Return what each trace is trained with; `scores`, trace by trace, where `objective.needs_scores`.
+    """Return what each trace is trained with. `scores` has one entry per trace if `objective.needs_scores`.
 
-    Demonstrations are cloned: they stand in no comparison, and their advantages are 0.
+    Demonstrations are cloned: they take part in no comparison, and their advantages are 0.
     """
     groups: defaultdict[int, list[ScoredTrace]] = defaultdict(list)
-    for place, trace in enumerate(traces):
+    for index, trace in enumerate(traces):
         if not trace.demo:
-            groups[trace.group].append(_played(place, trace, scores[place] if scores else None, objective))
+            groups[trace.group].append(_played(index, trace, scores[index] if scores else None, objective))
     made: dict[int, Estimate] = {}
     for episodes in groups.values():
-        places = [episode.place for episode in episodes]
-        made |= zip(places, _estimated(episodes, objective.advantage), strict=True)
+        indices = [episode.index for episode in episodes]
+        made |= zip(indices, _estimated(episodes, objective.advantage), strict=True)
     if objective.advantage.kind in WHITENED:
         masks = objective.advantage.truncated == "mask"
-        trained = [place for place in made if not (masks and traces[place].truncated)]
+        trained = [index for index in made if not (masks and traces[index].truncated)]
         made = _whitened(made, trained)
-    return [made.get(place) or _untargeted(np.zeros(trace.trained_tokens)) for place, trace in enumerate(traces)]
+    return [made.get(index) or _untargeted(np.zeros(trace.trained_tokens)) for index, trace in enumerate(traces)]
 
 
 def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
-    """Return whether a group of these rewards, per episode and turn, has an advantage that is not zero."""
+    """Return whether a group with these rewards, per episode and turn, has an advantage other than zero."""
     values = [value for rewards in returns for value in _credits(np.asarray(rewards), settings)]
     if settings.kind == "return":
         return max(map(abs, values), default=0.0) > STD_FLOOR
-    # Sums of the same increments in another order differ in their last bits.
+    # Equal returns need not be equal in their last bits: they are sums of the same rewards in another order.
     return not settings.group_relative or max(values) - min(values) > STD_FLOOR
 
 
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
-"""Kinds whose advantages get mean 0 and variance 1 over the trained tokens of the batch."""
+"""Kinds whose advantages are scaled to mean 0 and variance 1 over the trained tokens of the batch."""
 
 
-def _played(place: int, trace: Trace, scores: Scores | None, objective: Objective) -> ScoredTrace:
+def _played(index: int, trace: Trace, scores: Scores | None, objective: Objective) -> ScoredTrace:
     mask_L = trace.mask_L
     turns_N, mu_N = trace.turns_L[mask_L], trace.logprobs_L[mask_L].astype(np.float64)
     begins_N = np.diff(turns_N, prepend=-1) != 0
-    nothing_N = np.zeros(len(mu_N))
-    scores = scores or Scores(nothing_N, nothing_N, nothing_N)
-    penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else nothing_N
+    zeros_N = np.zeros(len(mu_N))
+    scores = scores or Scores(zeros_N, zeros_N, zeros_N)
+    penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else zeros_N
     return ScoredTrace(
-        place=place,
+        index=index,
         rewards_N=trace.rewards_L[mask_L].astype(np.float64),
         penalties_N=penalties_N,
         turns_N=np.cumsum(begins_N) - 1,
@@ -200,24 +201,24 @@ def _estimated(group: Sequence[ScoredTrace], settings: AdvantageSection) -> list
 def _compared(
     group: Sequence[ScoredTrace], compare: Callable[[Floats], Floats], settings: AdvantageSection
 ) -> list[Estimate]:
-    """Compare the episodes' returns, or by turn all returns from a turn on, those of one group with one another.
+    """Compare the returns of a group's episodes with one another; with credit by turn, all returns from a turn on.
 
-    A penalty for the KL counts as reward; reinforce_pp_baseline keeps it out of the comparison, token by token.
+    A penalty for the KL counts as reward. Only reinforce_pp_baseline keeps it out of the comparison, per token.
     """
-    apart = settings.kind == "reinforce_pp_baseline"
-    rewards = [e.by_turn(e.rewards_N if apart else e.rewards_N + e.penalties_N) for e in group]
+    penalty_apart = settings.kind == "reinforce_pp_baseline"
+    rewards = [e.by_turn(e.rewards_N if penalty_apart else e.rewards_N + e.penalties_N) for e in group]
     credits = [_credits(rewards_K, settings) for rewards_K in rewards]
     compared_M, ends = compare(np.concatenate(credits)), np.cumsum([0, *map(len, credits)])
     made = []
     for episode, (start, end) in zip(group, pairwise(ends), strict=True):
-        own_K = np.broadcast_to(compared_M[start:end], episode.first_K.shape)  # one credit, or one a turn
-        ahead_N = _ahead(episode, episode.penalties_N, settings.discount) if apart else 0.0
+        own_K = np.broadcast_to(compared_M[start:end], episode.first_K.shape)  # one credit per episode, or one per turn
+        ahead_N = _ahead(episode, episode.penalties_N, settings.discount) if penalty_apart else 0.0
         made.append(_untargeted(own_K[episode.turns_N] + ahead_N))
     return made
 
 
 def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
-    """Return the one return of an episode, or the return from each turn on."""
+    """Return the episode's return as one value, or the return from each turn on."""
     return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
 
 
@@ -249,7 +250,7 @@ def _vtrace(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
 
 
 def _by_turn(episode: ScoredTrace, advantages_K: Floats, targets_K: Floats) -> Estimate:
-    """Spread a turn's advantage over its tokens; its value is the critic's word at its first."""
+    """Spread a turn's advantage over its tokens; its target goes to its first, where the critic values the turn."""
     targets_N = np.full(len(episode.mu_N), np.nan)
     targets_N[episode.first_K] = targets_K
     return Estimate(advantages_K[episode.turns_N], targets_N)
@@ -258,26 +259,26 @@ def _by_turn(episode: ScoredTrace, advantages_K: Floats, targets_K: Floats) -> E
 def _dpo(group: Sequence[ScoredTrace], beta: float) -> list[Estimate]:
     """Return ± β σ(−m) of each pair's tokens: with loss −A log π that is the gradient of DPO's −log σ(m).
 
-    m = β (log π/π_ref of the better − log π/π_ref of the worse episode), arXiv 2305.18290, eq. 7. The best is paired
-    with the worst, the second best with the second worst, as long as there is a gap between their returns.
+    m = β (log π/π_ref of the better − log π/π_ref of the worse episode), arXiv 2305.18290, eq. 7. The best episode is
+    paired with the worst, the second best with the second worst, and so on while their returns differ.
     """
-    ranked = sorted(range(len(group)), key=lambda at: (-group[at].rewards_N.sum(), at))
+    ranked = sorted(range(len(group)), key=lambda index: (-group[index].rewards_N.sum(), index))
     sides = [0.0] * len(group)
     for better, worse in zip(ranked[: len(group) // 2], reversed(ranked), strict=False):
         if group[better].rewards_N.sum() > group[worse].rewards_N.sum():
-            gains = [(group[at].scores.logprobs_N - group[at].scores.reference_N).sum() for at in (better, worse)]
+            gains = [(e.scores.logprobs_N - e.scores.reference_N).sum() for e in (group[better], group[worse])]
             sides[better] = beta / (1.0 + np.exp(np.clip(beta * (gains[0] - gains[1]), -50.0, 50.0)))
             sides[worse] = -sides[better]
     return [_untargeted(np.full(len(episode.mu_N), side)) for episode, side in zip(group, sides, strict=True)]
 
 
 def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int, Estimate]:
-    """Give the advantages mean 0 and variance 1 over the tokens of the batch that are trained."""
+    """Scale the advantages to mean 0 and variance 1 over the trained tokens of the batch."""
     if not trained:
         return dict(made)
-    tokens = np.concatenate([made[place].advantages_N for place in trained])
+    tokens = np.concatenate([made[index].advantages_N for index in trained])
     mean, std = tokens.mean(), tokens.std() + STD_FLOOR
-    return {at: Estimate((own.advantages_N - mean) / std, own.targets_N) for at, own in made.items()}
+    return {index: Estimate((own.advantages_N - mean) / std, own.targets_N) for index, own in made.items()}
 
 
 def _untargeted(advantages_N: Floats) -> Estimate:

@@ -1,8 +1,8 @@
-"""Weights and masks for tokens that another policy sampled than the one in training.
+"""Weights and masks for tokens that were sampled by another policy than the one in training.
 
 Place in the flow: micro-batch → **correction** → loss. Pure functions of torch tensors; none carries a gradient. A
-weight belongs to the losses that do not have π/μ in their ratio already; a mask, 0 or 1, goes with any loss. Axis: N,
-the trained tokens of one micro-batch; `episodes_N` tells which episode each is of, and no episode is ever split.
+weight is for losses whose ratio does not contain π/μ; a mask, 0 or 1, works with any loss. Axis: N,
+the trained tokens of one micro-batch; `episodes_N` numbers their episodes, none of which is ever split.
 """
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor
 from horizonrl.common.config.objective import CorrectionSection, Objective
 
 LOG_RATIO_BOUND = 20.0
-"""|log r| beyond this is cut: exp stays finite in float32, and infinity times a zero gradient is NaN."""
+"""Largest |log r|: exp must stay finite in float32, because infinity times a zero gradient is NaN."""
 
 
 @torch.no_grad()
 def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Tensor:
-    """Return the weight of each token that the objective asks for; 1 without a kind."""
+    """Return each token's weight by `correction.kind`; 1 without a kind."""
     settings = objective.correction
     match objective.weight:
         case "token":
@@ -31,7 +31,7 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Te
 
 @torch.no_grad()
 def kept(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, settings: CorrectionSection) -> Tensor | None:
-    """Return which tokens pass every mask that is on; None when none is."""
+    """Return the tokens that pass every mask in use; None if no mask is in use."""
     masks = []
     if settings.geometric_band is not None:
         masks.append(geometric_mask(log_ratio_N, episodes_N, settings.geometric_band))
@@ -50,7 +50,7 @@ def token_truncation(log_ratio_N: Tensor, cap: float) -> Tensor:
 
 
 def sequence_truncation(log_ratio_N: Tensor, episodes_N: Tensor, cap: float) -> Tensor:
-    """Return min(Π r over the episode, cap). The product of a long episode says little: 1.1^100 is 13,780."""
+    """Return min(Π r over the episode, cap). A long episode's product says little: 1.1^100 is 13,780."""
     return ratio(episode_sum(log_ratio_N, episodes_N)).clamp(max=cap)
 
 
@@ -72,18 +72,18 @@ def k3_mask(log_ratio_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
 
 
 def veto_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]) -> Tensor:
-    """Keep the episodes none of whose r lies outside the band."""
+    """Keep the episodes in which every r lies in the band."""
     outside_N = ~_inside(ratio(log_ratio_N), band)
     return episode_sum(outside_N.to(log_ratio_N.dtype), episodes_N) == 0
 
 
 def stale_negative_mask(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
-    """Keep all but tokens with A < 0 of the episodes whose mean of log μ − log π is above the bound."""
+    """Drop the tokens with A < 0 of the episodes whose mean of log μ − log π is above the bound."""
     return (advantages_N >= 0) | (-episode_mean(log_ratio_N, episodes_N) <= bound)
 
 
 def ratio(log_ratio_N: Tensor) -> Tensor:
-    """Return exp of the log-ratio, cut to what float32 holds."""
+    """Return exp of the log-ratio, bounded so that it stays finite in float32."""
     return log_ratio_N.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

@@ -1,12 +1,12 @@
-"""Log-probabilities become a loss, token by token: the kinds of `loss.kind`, and the estimators of a KL.
+"""Turn log-probabilities into a loss per token: the kinds of `loss.kind`, and the estimators of a KL.
 
 Place in the flow: micro-batch → **loss** → objective. Pure functions of torch tensors. Axis: N, the trained tokens of
 one micro-batch; observation and padding tokens are not among them.
 
 μ is the behaviour policy, whose log-probability was recorded when the token was sampled; π the policy in training. The
 ratio r = π/μ already accounts for staleness and for the difference of two engines, so no further importance weight is
-multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. A kind is added by writing its
-function, and its `_stopped` where it has a trust region, and naming both in `LOSSES`.
+multiplied onto it: `correction.py` weighs only `reinforce` and `decoupled_ppo`. To add a kind, write its function, and
+its `_clipped` if it has a trust region, and name both in `LOSSES`.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,17 +29,17 @@ class LossInputs:
     lags_N: Tensor
     """Versions that the one which sampled the token is behind the one in training; 0 is fresh."""
     episodes_N: Tensor
-    """Which episode of the micro-batch the token is of."""
+    """The episode of the micro-batch that the token belongs to."""
     demo_N: Tensor
     """True where an expert wrote the token."""
     scales_N: Tensor
-    """What the token's loss counts in the objective."""
+    """Weight of the token's loss in the objective."""
     proximal_N: Tensor
-    """log π at the start of the step, where the objective needs it."""
+    """log π at the start of the step if the objective needs it, else 0."""
     reference_N: Tensor
-    """log π_ref, where the objective needs it."""
+    """log π_ref if the objective needs it, else 0."""
     targets_N: Tensor
-    """The critic's targets; NaN where it has none."""
+    """The critic's targets; NaN at tokens without one."""
 
 
 def imitation_loss(logprobs_N: Tensor) -> Tensor:
@@ -56,15 +56,15 @@ def ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Te
     ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N * (objective.loss.importance_cap / ratio_N.detach()).clamp(max=1.0)
-    surrogate_N = _clipped(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
+    surrogate_N = _clipped_surrogate(ratio_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
     if objective.loss.dual_clip is not None:
         bounded_N = torch.maximum(surrogate_N, objective.loss.dual_clip * advantages_N)
         surrogate_N = torch.where(advantages_N < 0, bounded_N, surrogate_N)
     return -surrogate_N
 
 
-def ppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return which tokens the trust region leaves without gradient: A pushes r further out of it."""
+def ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return the tokens that the trust region leaves without a gradient, because A pushes r further out of it."""
     ratio_N, advantages_N = importance(logprobs_N, inputs), inputs.advantages_N
     if objective.loss.importance_cap is not None:
         ratio_N = ratio_N.clamp(max=objective.loss.importance_cap)
@@ -77,15 +77,15 @@ def ppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) ->
 def dppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return −r A where the trust region in probability leaves it, plus τ log² r of every token.
 
-    DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws stopped tokens back to μ.
+    DPPO (arXiv 2602.04879) with the binary total variation; the penalty τ also draws clipped tokens back to μ.
     """
     log_ratio_N = logprobs_N - inputs.logprobs_N
     surrogate_N = importance(logprobs_N, inputs) * inputs.advantages_N
-    going_N = ~dppo_stopped(logprobs_N, inputs, objective)
-    return objective.loss.dppo_penalty * log_ratio_N.square() - torch.where(going_N, surrogate_N, 0.0)
+    inside_N = ~dppo_clipped(logprobs_N, inputs, objective)
+    return objective.loss.dppo_penalty * log_ratio_N.square() - torch.where(inside_N, surrogate_N, 0.0)
 
 
-def dppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def dppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     """Return the tokens whose probability A has moved by more than δ: A > 0 and π − μ > δ, or A ≤ 0 and π − μ < −δ."""
     moved_N = logprobs_N.detach().exp() - inputs.logprobs_N.exp()
     good_N = inputs.advantages_N > 0
@@ -111,10 +111,10 @@ def gspo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> T
     In its token form (section 4.3), sg(s) π/sg(π): each token is moved by its own advantage. Where an episode has one
     advantage, the gradient of the sum is that of the sequence form.
     """
-    return -_clipped(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
+    return -_clipped_surrogate(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
 
 
-def gspo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def gspo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     return _beyond(_sequence(logprobs_N, inputs), inputs, objective.loss.gspo_low, objective.loss.gspo_high)
 
 
@@ -122,18 +122,18 @@ def decoupled_ppo_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Object
     """Return −sg(w) min(ρ A, clip(ρ) A): ρ = π/π_prox, w the correction of π_prox/μ (arXiv 2110.00641)."""
     proximal_N = _proximal(logprobs_N, inputs, objective)
     weight_N = weights(proximal_N - inputs.logprobs_N, inputs.episodes_N, objective)
-    return -weight_N * _clipped(
+    return -weight_N * _clipped_surrogate(
         ratio(logprobs_N - proximal_N), inputs, objective.loss.clip_low, objective.loss.clip_high
     )
 
 
-def decoupled_ppo_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+def decoupled_ppo_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
     rho_N = ratio(logprobs_N - _proximal(logprobs_N, inputs, objective))
     return _beyond(rho_N, inputs, objective.loss.clip_low, objective.loss.clip_high)
 
 
-def never_stopped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return that no token is stopped: the kind has no trust region."""
+def never_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return False for every token: the kind has no trust region."""
     return torch.zeros_like(logprobs_N, dtype=torch.bool)
 
 
@@ -143,14 +143,14 @@ def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 
 def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Return half the square of the log-ratio: a little biased, its gradient is the KL's."""
+    """Return half the square of the log-ratio: slightly biased, but its gradient is that of the KL."""
     return (logprobs_N - reference_N).square() / 2.0
 
 
 def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
     """Return q − 1 − log q, q = π_ref/π: unbiased and never negative (Schulman, "Approximating KL divergence").
 
-    Beyond the bound q goes on along its tangent: it stays finite, and still draws π towards π_ref.
+    Beyond the bound, q continues along its tangent: it stays finite and still draws π towards π_ref.
     """
     log_q_N = reference_N - logprobs_N
     bounded_N = log_q_N.clamp(max=LOG_RATIO_BOUND)
@@ -161,25 +161,25 @@ KL_ESTIMATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2
 
 TokenRule = Callable[[Tensor, LossInputs, Objective], Tensor]
 LOSSES: Mapping[str, tuple[TokenRule, TokenRule]] = {
-    "ppo": (ppo_loss, ppo_stopped),
-    "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_stopped),
-    "dppo": (dppo_loss, dppo_stopped),
-    "cispo": (cispo_loss, never_stopped),
-    "gspo": (gspo_loss, gspo_stopped),
-    "reinforce": (reinforce_loss, never_stopped),
+    "ppo": (ppo_loss, ppo_clipped),
+    "decoupled_ppo": (decoupled_ppo_loss, decoupled_ppo_clipped),
+    "dppo": (dppo_loss, dppo_clipped),
+    "cispo": (cispo_loss, never_clipped),
+    "gspo": (gspo_loss, gspo_clipped),
+    "reinforce": (reinforce_loss, never_clipped),
 }
-"""Of each kind the loss, and which tokens its trust region leaves without the gradient of A."""
+"""For each kind: its loss, and the tokens that its trust region leaves without the gradient of A."""
 
 
 def policy_loss(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return the loss of each token: that of the objective's kind, 0 where a mask drops the token."""
+    """Return each token's loss by the objective's kind; 0 where a mask drops the token."""
     loss_N = LOSSES[objective.loss.kind][0](logprobs_N, inputs, objective)
     kept_N = _kept(logprobs_N, inputs, objective)
     return loss_N if kept_N is None else torch.where(kept_N, loss_N, 0.0)
 
 
 def policy_clipped(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return which tokens the trust region stops or a mask drops."""
+    """Return the tokens that the trust region clips or a mask drops."""
     clipped_N = LOSSES[objective.loss.kind][1](logprobs_N, inputs, objective)
     kept_N = _kept(logprobs_N, inputs, objective)
     return clipped_N if kept_N is None else clipped_N | ~kept_N
@@ -196,23 +196,24 @@ def _kept(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tenso
 
 
 def _sequence(logprobs_N: Tensor, inputs: LossInputs) -> Tensor:
+    # In value the geometric mean of the episode; in gradient each token's own π/sg(π), which is 1.
     still_N = logprobs_N.detach()
     return ratio(episode_mean(still_N - inputs.logprobs_N, inputs.episodes_N)) * (logprobs_N - still_N).exp()
 
 
 def _proximal(logprobs_N: Tensor, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return log π_prox: π at the start of the step, which with one update is π itself, or the version before.
+    """Return log π_prox: π at the start of the step (with a single update, π itself), or the version before it.
 
-    The latter lies on the line from log μ to log π at α = (v_prox − v_t) / (v − v_t), which saves a second forward
-    pass (AReaL). For a fresh token it is μ, which sampled it with the policy that the step begins with.
+    The version before is approximated on the line from log μ to log π, at α = (v_prox − v_t) / (v − v_t), which saves
+    a second forward pass (AReaL). For a fresh token it is μ: the policy that the step begins with sampled it.
     """
     if objective.correction.proximal == "exact":
         return logprobs_N.detach() if objective.loss.updates == 1 else inputs.proximal_N
-    behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)
+    behind_N = inputs.lags_N.clamp(min=1).to(logprobs_N.dtype)  # v − v_t, at least 1: v_prox is v − 1
     return torch.lerp(inputs.logprobs_N, logprobs_N.detach(), (behind_N - 1.0) / behind_N)
 
 
-def _clipped(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
+def _clipped_surrogate(ratio_N: Tensor, inputs: LossInputs, low: float, high: float) -> Tensor:
     advantages_N = inputs.advantages_N
     return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(1.0 - low, 1.0 + high) * advantages_N)
 

@@ -1,9 +1,9 @@
-"""The objective on one page: what a batch teaches, update by update, and what each of its tokens costs.
+"""The objective on one page: the updates that a batch makes, and the loss of each of its tokens.
 
 Place in the flow: Batch → **samples** → micro-batches → **token loss** → gradient. The parts are pure functions of
-their own: `advantage.py` (NumPy), `loss.py` and `correction.py` (torch). `build_updates` is the half before the forward
-pass, `token_loss` the half after it. Each token's loss is scaled so that the objective is their plain sum over all
-micro-batches: neither the split into them nor the number of ranks changes the gradient.
+their own: `advantage.py` (NumPy), `loss.py` and `correction.py` (torch). `build_updates` runs before the forward
+pass, `token_loss` after it. Each token's loss is scaled so that the objective is a plain sum over all micro-batches:
+neither the split into micro-batches nor the number of ranks changes the gradient.
 
 Axes: N the trained tokens of one trace, or of one micro-batch.
 """
@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,10 @@ from horizonrl.learner.engine.packing import MicroBatch
 from horizonrl.learner.intake.batch import Batch, Trace
 
 LOG_PRODUCT_BOUND = 300.0
-"""|log Π r| beyond this is cut: the squares of many still have a sum in float64."""
+"""Largest |log Π r|: the squares of many such products still have a finite sum in float64."""
 CRITIC_SHARE = 1e-2
-"""Weight of the critic's loss: small beside the policy's in the gradient norm that is clipped. AdamW minds no scale."""
+"""Weight of the critic's loss. It keeps the critic's part of the clipped gradient norm small next to the policy's. The
+critic learns as fast: AdamW's step does not depend on the gradient's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +50,26 @@ class TrainingSample:
     estimate: Estimate
     scores: Scores | None
     scale: float
-    """What each of its tokens counts in the update."""
+    """Weight of each of its tokens in the update."""
 
 
 def build_updates(
     batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int
 ) -> list[list[TrainingSample]]:
-    """Return the updates of a batch, each the samples of whole groups, in the order of the log."""
+    """Return the updates of a batch: for each, the samples of whole groups, in the order of the log."""
     made = estimates(batch.traces, scores, objective)
     groups = list(dict.fromkeys(trace.group for trace in batch.traces))
-    cuts = [set(cut) for cut in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
+    minibatches = [set(part) for part in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
     updates = []
-    for cut in cuts * objective.loss.epochs:
-        places = [at for at, trace in enumerate(batch.traces) if trace.group in cut]
-        taken = [batch.traces[at] for at in places]
+    for minibatch in minibatches * objective.loss.epochs:
+        indices = [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
+        taken = [batch.traces[index] for index in indices]
         masked = [objective.advantage.truncated == "mask" and t.truncated and not t.demo for t in taken]
         scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
         updates.append(
             [
-                TrainingSample(batch.traces[at], made[at], scores[at] if scores else None, scale)
-                for at, scale in zip(places, scales, strict=True)
+                TrainingSample(batch.traces[index], made[index], scores[index] if scores else None, scale)
+                for index, scale in zip(indices, scales, strict=True)
             ]
         )
     return updates
@@ -76,7 +78,7 @@ def build_updates(
 def token_scales(
     traces: Sequence[Trace], masked: Sequence[bool], settings: LossSection, longest_episode_tokens: int
 ) -> list[float]:
-    """Return what each trace's tokens count, by `loss.normalisation`; 0 for those of a masked trace."""
+    """Return the weight of each trace's tokens by `loss.normalisation`; 0 for a masked trace."""
     kept = [trace for trace, left_out in zip(traces, masked, strict=True) if not left_out]
     tokens, by_group = Counter[int](), sum(trace.trained_tokens for trace in kept)
     for trace in kept:
@@ -97,8 +99,8 @@ def token_scales(
 
 
 def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: Any) -> LossInputs:
-    """Return what is known of a micro-batch's tokens, in its order; `version` is the one in training."""
-    rows = [samples[place] for place in micro_batch.indices_B]
+    """Return the inputs of the loss for a micro-batch's tokens, in its order; `version` is the one in training."""
+    rows = [samples[index] for index in micro_batch.indices_B]
 
     def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
         joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
@@ -120,7 +122,7 @@ def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, vers
 
 
 def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return each token's share of the objective, to minimise."""
+    """Return each token's share of the objective, which is to be minimised."""
     loss_N = policy_loss(output.logprobs_N, inputs, objective)
     if objective.loss.entropy > 0:
         loss_N = loss_N - objective.loss.entropy * output.entropies_N
@@ -140,14 +142,14 @@ def critic_error(output: ScorerOutput, inputs: LossInputs) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossStats:
-    """Sums over trained tokens. Tallies add up over micro-batches, ranks and updates."""
+    """Sums over trained tokens. They add up over micro-batches, ranks and updates."""
 
     tokens: float = 0.0
     loss: float = 0.0
-    """The objective itself: scaled already."""
+    """The objective itself, already scaled."""
     entropy: float = 0.0
     compared: float = 0.0
-    """Tokens with a behaviour policy, which demonstrations lack: the count of all that follows but `valued`."""
+    """Tokens with a behaviour policy, which demonstrations lack. `kl` to `reference_kl` are sums over these."""
     kl: float = 0.0
     gap: float = 0.0
     fresh: float = 0.0
@@ -157,7 +159,7 @@ class LossStats:
     importance_squared: float = 0.0
     reference_kl: float = 0.0
     episodes: float = 0.0
-    """Trained episodes with a behaviour policy: the count of the two that follow."""
+    """Trained episodes with a behaviour policy. The two products are sums over these."""
     product: float = 0.0
     """Π r over an episode."""
     product_squared: float = 0.0
@@ -165,25 +167,25 @@ class LossStats:
     """Tokens with a target of the critic."""
     value_squared: float = 0.0
     importance_max: float = 0.0
-    """Not a sum: the largest."""
+    """Not a sum but the largest."""
 
     def __add__(self, other: "LossStats") -> "LossStats":
-        added = LossStats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        added = LossStats(*map(add, astuple(self), astuple(other)))
         return replace(added, importance_max=max(self.importance_max, other.importance_max))
 
     @property
     def ess(self) -> float:
-        """Effective sample size (Σr)² / (N Σr²): 1 when all tokens weigh the same."""
+        """Effective sample size (Σr)² / (N Σr²): 1 if all tokens weigh the same."""
         return mean(self.importance**2, self.compared * self.importance_squared)
 
     @property
     def ess_of_episodes(self) -> float:
-        """The same of whole episodes with the weight Π r (arXiv 2602.17616); far lower for long ones."""
+        """The same for whole episodes with the weight Π r (arXiv 2602.17616); far lower for long ones."""
         return mean(self.product**2, self.episodes * self.product_squared)
 
 
 def mean(total: float, count: float) -> float:
-    """Return total / count; NaN when nothing was counted."""
+    """Return total / count; NaN if nothing was counted."""
     return total / count if count else math.nan
 
 
@@ -191,8 +193,8 @@ def mean(total: float, count: float) -> float:
 def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective) -> LossStats:
     """Sum up one micro-batch.
 
-    `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, unbiased as the tokens are samples of μ; `reference_kl` that
-    of KL(π ‖ π_ref), 0 without a reference.
+    `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, which is unbiased because the tokens are samples of μ.
+    `reference_kl` is that of KL(π ‖ π_ref), 0 without a reference.
     """
     compared_N = (~inputs.demo_N).to(loss_N.dtype)
     ratio_N = importance(output.logprobs_N, inputs) * compared_N
@@ -212,7 +214,7 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
 
 
 def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
-    """Return Π r of each episode that is trained and no demonstration, in float64 and cut where a square overflows."""
+    """Return Π r of each trained episode that is no demonstration, in float64, bounded so that its square is finite."""
     counted_N = ~inputs.demo_N & (inputs.scales_N > 0)
     episodes_N, log_ratio_N = inputs.episodes_N[counted_N], log_ratio_N[counted_N].double()
     tokens_E = episodes_N.bincount()
@@ -221,5 +223,5 @@ def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
 
 
 def _sums(*columns: Tensor) -> list[float]:
-    """Sum each column in float64, with one transfer from the device."""
+    """Return the sum of each column in float64, with one transfer from the device."""
     return [float(total) for total in torch.stack([column.detach().double().sum() for column in columns]).tolist()]

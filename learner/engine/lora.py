@@ -1,7 +1,7 @@
-"""LoRA (arXiv 2106.09685): a frozen model, two narrow matrices beside each linear layer, and the weights they make.
+"""LoRA (arXiv 2106.09685): a frozen model, two narrow matrices per linear layer, and the weights they add up to.
 
-Place in the flow: between the model that `engine.py` trains and the weights that actors get, which are those of a full
-model. Knows nothing of DeepSpeed. W is (out, in) and frozen; A is (rank, in), B is (out, rank) and begins at 0.
+Place in the flow: between the model in training and the weights that actors get, which are those of a full model.
+Knows no backend. W is (out, in) and frozen; A is (rank, in), B is (out, rank) and begins at 0.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from horizonrl.common.errors import ConfigError, MissingDependency
 
 ALPHA = 32
-"""The merged weight is W + ALPHA / rank · B·A. So divided, the best learning rate hardly depends on the rank, and is
-about ten times that of full training (LoRA Without Regret, Schulman et al. 2025)."""
+"""The merged weight is W + ALPHA / rank · B·A. With this scale the best learning rate hardly depends on the rank,
+and is about ten times that of full training (LoRA Without Regret, Schulman et al. 2025)."""
 
 
 def add_adapters(lm: nn.Module, rank: int) -> None:
-    """Freeze the model and put an adapter of `rank` beside every linear layer of its decoder; the head has none.
+    """Freeze the model and add an adapter of `rank` to every linear layer of its decoder, but not to the head.
 
-    Raises ConfigError for a model without such layers, MissingDependency when peft is not installed.
+    Raises ConfigError for a model without such layers, MissingDependency if peft is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -40,7 +40,7 @@ def add_adapters(lm: nn.Module, rank: int) -> None:
 
 
 def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
-    """Yield the Hugging Face name of each weight, and what it is made of: W alone, or W, A and B."""
+    """Yield the Hugging Face name of each weight and its parts: W alone, or W, A and B."""
     named = dict(lm.named_parameters())
     for name, parameter in named.items():
         if ".lora_" in name:

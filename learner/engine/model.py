@@ -18,21 +18,21 @@ from horizonrl.common.errors import ConfigError
 CHUNK_ROWS = 32
 """Rows of float32 logits alive at once: 32 × 49,152 are 6 MB, which stay in the cache between the passes over them."""
 LOG_OF_ZERO = -1e30
-"""Stands for the log-probability of a token that a model rules out (−inf), which would make 0 · ∞ = NaN."""
+"""Replaces the log-probability of a token that a model rules out: −inf would make 0 · ∞ = NaN."""
 
 
 class ScorerOutput(NamedTuple):
-    """What the model says of the asked tokens, float32 each."""
+    """What the model outputs for the asked tokens, each in float32."""
 
     logprobs_N: Tensor
     entropies_N: Tensor
-    """Of the distribution at the token's temperature, in nats."""
+    """Entropy of the distribution at the token's temperature, in nats."""
     values_N: Tensor
-    """The critic's word on the return from the token on; 0 without a critic."""
+    """The critic's estimate of the return from the token on; 0 without a critic."""
 
 
 class TokenScorer(nn.Module):
-    """Wraps a Hugging Face causal LM; `forward` is the only door, so that the hooks of ZeRO stage 3 see every use."""
+    """Wraps a Hugging Face causal LM. Every use goes through `forward`, where the hooks of ZeRO stage 3 see it."""
 
     def __init__(self, lm: nn.Module, critic: bool = False) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class TokenScorer(nn.Module):
         self.critic = _critic(lm) if critic else None
         self._logit_scale = _logit_scale(cast(Any, lm).config)
         self.shares_prompts: bool = self._probed()
-        """Whether a prefix may be given: the model's cache holds keys and values alone, which every row can continue.
-        What a recurrent layer keeps (linear attention, Mamba, convolution) cannot be repeated."""
+        """Whether a prefix may be given. The model's cache must hold keys and values alone, which every row can
+        continue; the state of a recurrent layer (linear attention, Mamba, convolution) cannot be repeated."""
 
     def trained(self) -> list[dict[str, nn.Parameter]]:
         """Return the parameters in training by name, in the optimizer's groups: the policy's, then the critic's."""
@@ -53,10 +53,10 @@ class TokenScorer(nn.Module):
     def forward(
         self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0
     ) -> ScorerOutput:
-        """Say what there is to say of the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
+        """Score the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
 
-        Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The token at
-        position t is scored by the hidden state at t − 1, so no row's first token may be asked about.
+        Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The hidden
+        state at t − 1 scores the token at position t, so no row's first token may be asked about.
         """
         lm: Any = self.lm
         hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
@@ -68,7 +68,7 @@ class TokenScorer(nn.Module):
         return ScorerOutput(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
 
     def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
-        """Return the last hidden states of the rows; a prefix is read once, and its gradient is the sum over rows."""
+        """Return the last hidden states of the rows. A prefix is read once; its gradient is the sum over rows."""
         model: Any = cast(Any, self.lm).base_model
         if len(prefix_P) == 0:
             return cast(Tensor, model(input_ids=ids_BT, use_cache=False).last_hidden_state)
@@ -78,9 +78,9 @@ class TokenScorer(nn.Module):
 
     @torch.no_grad()
     def _probed(self) -> bool:
-        """Return whether the model's cache can be repeated; raise ValueError when its logits are not as we make them.
+        """Return whether the model's cache can be repeated; raise ValueError if its logits are not the head's output.
 
-        It is asked about two tokens, so that no family that does something of its own is trained on wrong scores.
+        Two tokens go through the model, so that no family with a step of its own is trained on wrong scores.
         """
         from transformers import Cache
         from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
@@ -105,17 +105,17 @@ class TokenScorer(nn.Module):
 
 
 def _logit_scale(config: Any) -> float:
-    """Return what a family multiplies its head's output by: Cohere and Falcon-H1 do so, and Granite divides."""
+    """Return the factor of a family's logits: Cohere and Falcon-H1 multiply the head's output, Granite divides it."""
     factors = (getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier"))
     divisor = float(getattr(config, "logits_scaling", None) or 1.0)
     return math.prod(float(factor) for factor in factors if factor is not None) / divisor
 
 
 def checkpoint_layers(lm: nn.Module) -> None:
-    """Let every layer keep its inputs alone, and compute the rest a second time in the backward pass.
+    """Make every layer keep only its inputs and compute the rest again in the backward pass.
 
-    transformers does so in training mode only, which also turns on dropout and the jitter of routers: the policy in
-    training would be another than the one that actors sample with.
+    transformers does so in training mode only, which also turns on dropout and the jitter of routers. The policy in
+    training would then differ from the one that actors sample with.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -139,7 +139,7 @@ def token_scores(logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor | floa
 
 
 class _TokenScores(torch.autograd.Function):
-    """Float32 softmax over chunks of rows. Keeps the logits in their own precision and nothing else of their size."""
+    """Float32 softmax over chunks of rows. Keeps the logits in their own precision, and nothing else of their size."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _critic(lm: nn.Module) -> nn.Module:
-    """Make a value head that begins at 0; the policy's hidden states are what it reads, and are left as they are."""
+    """Make a value head that begins at 0. It reads the policy's hidden states and sends no gradient into them."""
     embeddings: Any = cast(Any, lm).get_input_embeddings()
     width = embeddings.embedding_dim
     value = nn.Linear(width, 1)

@@ -1,4 +1,4 @@
-"""Traces become micro-batches: rectangles of similar rows within a token budget, spread evenly over the ranks.
+"""Pack traces into micro-batches: rectangles of similar rows within a token budget, spread evenly over the ranks.
 
 Place in the flow: Batch → **micro-batches** → loss. Pure NumPy. Rows are padded on the right: under causal attention
 no real token ever attends to padding, so no padding mask is needed. The episodes of a group begin with the same prompt,
@@ -17,17 +17,17 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.learner.intake.batch import Trace
 
 PADDING_ID = 0
-"""Any id serves: what stands in the padding reaches no trained token."""
+"""Any id will do: padding reaches no trained token."""
 WORTH_SHARING_TOKENS = 128
-"""A family that saves fewer tokens is not worth a micro-batch of its own, whose fixed cost is about as much."""
+"""A family that saves fewer tokens gets no micro-batch of its own, whose fixed cost is about as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One rectangle behind a prefix: whole episodes, one a row."""
+    """One rectangle after a shared prefix: whole episodes, one per row."""
 
     prefix_P: NDArray[np.int64]
-    """The ids that all rows begin with; may be empty."""
+    """The ids that all rows begin with; can be empty."""
     ids_BT: NDArray[np.int64]
     trained_N: NDArray[np.int64]
     """Flat positions in `ids_BT`."""
@@ -36,12 +36,12 @@ class MicroBatch:
     demo_N: NDArray[np.bool_]
     """True where an expert wrote the trained token."""
     indices_B: tuple[int, ...]
-    """Which trace each row is; empty where there is only padding."""
+    """The trace of each row; empty if there is only padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one micro-batch is made of: places of traces in the batch, longest first, and how many ids they share."""
+    """The contents of one micro-batch: indices of traces in the batch, longest first, and how many ids they share."""
 
     rows: tuple[int, ...] = ()
     prefix_tokens: int = 0
@@ -50,15 +50,15 @@ class Cut:
 
     @property
     def tokens(self) -> int:
-        """What goes through the model: the prefix once, then every row as long as the longest."""
+        """Tokens that go through the model: the prefix once, then every row at the length of the longest."""
         return self.prefix_tokens + len(self.rows) * (self.longest - self.prefix_tokens)
 
 
 def pack(traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, share: bool = True) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches: every trace once, the same number of micro-batches for every rank.
 
-    Deterministic. A rank with less to do gets empty micro-batches, since every rank must take part in the collectives
-    of every forward and backward pass. Without `share`, no micro-batch has a prefix.
+    The result is deterministic. A rank with less to do gets empty micro-batches, because every rank must take part in
+    the collectives of every forward and backward pass. Without `share`, no micro-batch has a prefix.
     """
     lengths = [len(trace.ids_L) for trace in traces]
     cuts = [
@@ -70,7 +70,7 @@ def pack(traces: Sequence[Trace], ranks: int, micro_batch_tokens: int, share: bo
 
 
 def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
-    """Return (shared prefix tokens, places) of the traces with a common prompt, and of the rest with no prefix.
+    """Return (shared prefix tokens, indices) for the traces with a common prompt, and for the rest without a prefix.
 
     A prefix ends one token before the first trained one: that token's score comes from the position before it.
     """
@@ -89,7 +89,7 @@ def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
 
 
 def fill(lengths: Sequence[int], places: Iterable[int], micro_batch_tokens: int, prefix_tokens: int = 0) -> list[Cut]:
-    """Cut a family, longest trace first, into micro-batches of at most `micro_batch_tokens`."""
+    """Split a family, longest trace first, into micro-batches of at most `micro_batch_tokens`."""
     cuts: list[Cut] = []
     for place in sorted(places, key=lambda place: (-lengths[place], place)):
         if lengths[place] > micro_batch_tokens:
@@ -107,7 +107,7 @@ def fill(lengths: Sequence[int], places: Iterable[int], micro_batch_tokens: int,
 
 
 def spread(cuts: Sequence[Cut], lengths: Sequence[int], ranks: int) -> list[list[Cut]]:
-    """Give every rank the same number of micro-batches, each next heaviest to the rank with the least so far."""
+    """Give every rank the same number of micro-batches: the next heaviest goes to the rank with the least so far."""
     waiting = list(cuts)
     while len(waiting) % ranks:
         heaviest = max(waiting, key=lambda cut: (len(cut.rows) > 1, cut.tokens))

@@ -1,8 +1,8 @@
-"""The learner's training state by parameter name, whatever the number of ranks and the ZeRO stage.
+"""DeepSpeed's training state by parameter name, for any number of ranks and any ZeRO stage.
 
-Place in the flow: between DeepSpeed, in which every rank steps its own partitions, and a checkpoint, which holds whole
+Place in the flow: between DeepSpeed, where every rank steps its own partitions, and a checkpoint, which holds whole
 parameters. A parameter has three float32 tensors: its master weights and AdamW's two moments. All ranks make the same
-calls in the same order. Reads the maps of DeepSpeed's optimizers, which `engine.py` makes; imports nothing of it.
+calls in the same order. Reads the maps of DeepSpeed's optimizers without importing it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,17 +20,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """What this rank steps of one parameter: `length` elements from `start`, which lie at `offset` in `master`."""
+    """The part of one parameter that this rank steps: `length` elements from `start`, at `offset` in `master`."""
 
     master: Tensor
-    """The tensor that AdamW steps, and under which it keeps its moments: at stage 0 the parameter's own."""
+    """The tensor that AdamW steps and keeps moments for; at stage 0 the parameter's own."""
     offset: int
     start: int
     length: int
 
 
 class Partitions:
-    """The master weights and moments of an engine, of which this rank holds its parts; at stage 0 it holds all."""
+    """The master weights and moments of an engine. This rank holds its own parts of them; at stage 0, all."""
 
     def __init__(self, engine: Any, stage: int) -> None:
         zero: Any = engine.optimizer
@@ -40,9 +40,9 @@ class Partitions:
         self.parameters = {name: parameter for named in groups for name, parameter in named.items()}
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
         self._parts = {
-            name: locate(zero, group, at, parameter)
+            name: locate(zero, group, position, parameter)
             for group, named in enumerate(groups)
-            for at, (name, parameter) in enumerate(named.items())
+            for position, (name, parameter) in enumerate(named.items())
         }
         for master in {part.master for part in self._parts.values()}:
             # What AdamW makes in its first step. At stage 0 DeepSpeed has taken one already, which must not count.
@@ -51,7 +51,7 @@ class Partitions:
 
     @property
     def steps(self) -> int:
-        """How many steps AdamW has taken; its bias correction needs the number."""
+        """Number of steps that AdamW has taken; its bias correction needs it."""
         return int(next(iter(self._adamw.state.values()))["step"])
 
     @property
@@ -64,14 +64,14 @@ class Partitions:
         }
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor, whole on rank 0 only; each is gathered when it is asked for."""
+        """Yield name and tensor, whole on rank 0 only. Each is gathered when it is asked for."""
         for whole_name, shape in self.shapes.items():
             kind, name = whole_name.split(".", 1)
             yield whole_name, self._gather(self._parts[name], kind, shape)
 
     @torch.no_grad()
     def restore(self, read: Callable[[str], Tensor], steps: int) -> None:
-        """Take the state from `read(name)`; the model's own parameters, which are the rounded masters, stay."""
+        """Restore the state from `read(name)`; the model's own parameters (the rounded masters) stay unchanged."""
         for whole_name in self.shapes:
             kind, name = whole_name.split(".", 1)
             part = self._parts[name]
@@ -94,12 +94,12 @@ class Partitions:
         return tensor.detach().view(-1)[part.offset : part.offset + part.length]
 
 
-def _at_stage_0(zero: Any, group: int, at: int, parameter: Any) -> ParameterSlice:
-    return ParameterSlice(zero.fp32_groups[group][at], offset=0, start=0, length=parameter.numel())
+def _at_stage_0(zero: Any, group: int, position: int, parameter: Any) -> ParameterSlice:
+    return ParameterSlice(zero.fp32_groups[group][position], offset=0, start=0, length=parameter.numel())
 
 
 def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> ParameterSlice:
-    """Stages 1 and 2 cut the sequence of a group's parameters into one partition a rank, wherever the cut falls."""
+    """Stages 1 and 2 cut the sequence of a group's parameters into one partition per rank, wherever the cut falls."""
     (master,) = zero.optimizer.param_groups[group]["params"]
     mapping = parameter._hp_mapping
     if mapping is None:
@@ -109,7 +109,7 @@ def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> Parameter
 
 
 def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> ParameterSlice:
-    """Stage 3 cuts every parameter into equal parts, of which the last are filled up with padding."""
+    """Stage 3 cuts every parameter into equal parts and fills the last ones up with padding."""
     group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
     start = min(dist.get_rank() * padded, parameter.ds_numel)
     return ParameterSlice(

@@ -1,8 +1,8 @@
 """Several ranks as one engine: rank 0 calls, the others follow.
 
-`Leader` is the Engine of rank 0: every call is broadcast as one MessagePack command, then made on the local engine;
-`follow` is the loop of every other rank. Nothing is pickled. Commands travel over a gloo group of their own, on the
-CPU: an idle learner waits long for its next batch, while a collective inside a step has the engine's short deadline.
+`Leader` is the Engine of rank 0: it broadcasts every call as one MessagePack command and then makes it on the local
+engine. `follow` is the loop of every other rank. Nothing is pickled. Commands travel over a gloo group of their
+own, on the CPU: an idle learner waits long for its next batch, while a collective inside a step has a short deadline.
 """
 
 from datetime import timedelta
@@ -26,7 +26,7 @@ _FACTS = ("group", "demo", "truncated")
 
 
 class Leader:
-    """Rank 0's Engine, whose every call all ranks make."""
+    """Rank 0's Engine: all ranks make every call of it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,7 +37,7 @@ class Leader:
         return self._engine.train_step(batch, lr)
 
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return self._engine.logprob_gap_at(trace, version, weights)  # rank 0's own model: no other rank takes part
+        return self._engine.logprob_gap_at(trace, version, weights)  # a model of rank 0 alone: no other rank takes part
 
     def write_weights(self, path: Path) -> str:
         self._order("write_weights", path=str(path))
@@ -84,7 +84,7 @@ def follow(engine: Engine) -> None:
 
 
 def encode_batch(batch: Batch) -> dict[str, Any]:
-    """Turn a batch into plain values and bytes; `decode_batch` is its inverse, bit for bit."""
+    """Turn a batch into plain values and bytes; `decode_batch` restores it bit for bit."""
     traces = [
         {name: np.asarray(getattr(trace, name), dtype).tobytes() for name, dtype in _COLUMNS.items()}
         | {name: getattr(trace, name) for name in _FACTS}

@@ -1,8 +1,8 @@
 """The learner's backends by name: where `learner.backend` finds its engine.
 
 A backend is one module with a function that starts an engine from its settings. It is imported only when a run asks
-for it, so a machine needs no package of the others. To add one, write its module, name it here and in the config's
-key, and add it to the list in `tests/contracts/test_engine.py`.
+for it, so a machine needs no package of the others. To add one, write its module and name it here: the contract suite
+(`tests/contracts/test_engine.py`) runs every name.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,16 +19,18 @@ BACKENDS: Mapping[str, str] = {
 }
 
 
+def require_backend(name: str) -> None:
+    """Raise ConfigError unless there is a backend of this name."""
+    if name not in BACKENDS:
+        raise ConfigError(f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}{did_you_mean(name, BACKENDS)}")
+
+
 def make_engine(settings: EngineSettings) -> RankEngine:
     """Start this rank's engine on the backend that the settings name.
 
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
-    if settings.backend not in BACKENDS:
-        raise ConfigError(
-            f"learner.backend is {settings.backend!r}: choose {', '.join(BACKENDS)}"
-            f"{did_you_mean(settings.backend, BACKENDS)}"
-        )
+    require_backend(settings.backend)
     module, _, function = BACKENDS[settings.backend].partition(":")
     start = cast(Callable[[EngineSettings], RankEngine], getattr(import_module(module), function))
     return start(settings)

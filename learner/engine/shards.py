@@ -1,4 +1,4 @@
-"""Named tensors in a few safetensors files: what the learner's checkpoint is made of. Knows nothing of training."""
+"""Named tensors in a few safetensors files, which make up the learner's checkpoint. Knows nothing of training."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from torch import Tensor
 from horizonrl.common.errors import CheckpointError
 
 SHARD_BYTES = 1 << 30
-"""A file that holds this much is closed: no more, and one tensor, is ever in memory beside the state itself."""
+"""A file that holds this much is closed, so saving needs memory for this much and one tensor on top of the state."""
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:
@@ -41,7 +41,7 @@ class Shards:
     """Open files, read tensor by tensor."""
 
     holders: dict[str, Any]
-    """For every tensor's name the file that holds it."""
+    """The open file that holds each tensor, by the tensor's name."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -54,7 +54,7 @@ class Shards:
 
 @contextmanager
 def open_shards(directory: Path, files: Iterable[str]) -> Iterator[Shards]:
-    """Open the files that `write_shards` wrote; raise CheckpointError when one of them is missing or cut short."""
+    """Open the files that `write_shards` wrote; raise CheckpointError if one is missing or cut short."""
     with ExitStack() as stack:
         try:
             opened = [stack.enter_context(safe_open(directory / file, framework="pt")) for file in files]

@@ -40,12 +40,13 @@ class TorchBackend:
         self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
         groups = [{"params": [flat]} for flat in self._flat]
         self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
-        for flat in self._flat:
-            flat.grad = torch.zeros_like(flat)
+        gradients = [torch.zeros_like(flat) for flat in self._flat]
+        for flat, gradient in zip(self._flat, gradients, strict=True):
+            flat.grad = gradient
             # What AdamW makes in its first step, made here so that a checkpoint from before it has the same tensors.
             moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
             self._adamw.state[flat] = {"step": torch.zeros((), device=self.device), **moments}
-        self._gradients = self._by_name([flat.grad for flat in self._flat if flat.grad is not None])
+        self._gradients = self._by_name(gradients)
         self._state = {MASTER: self._by_name(self._flat)}
         self._state |= {kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat]) for kind in MOMENTS}
 

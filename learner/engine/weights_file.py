@@ -1,4 +1,4 @@
-"""The policy's weights as files that anyone can open: one safetensors file, and a Hugging Face directory around it."""
+"""The policy's weights as files that any tool opens: a safetensors file, and a Hugging Face directory around it."""
 
 import json
 import os
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS_FILE = "weights.safetensors"
-"""The policy in every checkpoint, next to what only the learner can read."""
+"""The policy in every checkpoint, next to the files that only the learner reads."""
 INCOMING = ".incoming"
-"""Ends the hidden name under which a file is written; one that is left behind is of a writer that was killed."""
+"""Suffix of the hidden name under which a file is written. One that is left over comes from a killed writer."""
 VERSION_FILE = "version.json"
-"""Written last: an export without it is not complete."""
+"""Written last: an export without it is incomplete."""
 
 _MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
-"""What a model's directory holds beside its weights: configurations, tokenizer, chat template."""
+"""A model's other files: configurations, tokenizer, chat template."""
 _NOT_COPIED = ("*.index.json", VERSION_FILE)
 
 
 def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str:
-    """Write tensors as bfloat16 safetensors, visible under `path` only when complete; return the file's digest."""
-    import torch  # an evaluation exports files and starts an engine: torch would bring threads before it
+    """Write tensors as bfloat16 safetensors that appear under `path` only once complete; return the file's digest."""
+    import torch  # only here: an evaluation exports files before it starts an engine, and torch starts threads
     from safetensors.torch import save_file
 
-    beside = path.with_name(f".{path.name}{INCOMING}")
+    incoming = path.with_name(f".{path.name}{INCOMING}")
     save_file(
-        {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, beside, metadata={"format": "pt"}
+        {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, incoming, metadata={"format": "pt"}
     )
-    digest = digest_file(beside)
-    beside.rename(path)
+    digest = digest_file(incoming)
+    incoming.rename(path)
     return digest
 
 
@@ -46,8 +46,8 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     """Make `out` a directory that `AutoModelForCausalLM.from_pretrained` opens; return it.
 
     `model_dir` gives configuration, tokenizer and chat template; `weights` is a weights file, or a checkpoint that
-    holds one; `facts` (run, version, step, ...) go into `version.json`, with the digest; `card` makes the
-    model card of them.
+    holds one. `facts` (run, version, step, ...) go into `version.json` with the digest; `card` turns them into the
+    model card.
     """
     weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
     if not weights_file.is_file():
@@ -60,9 +60,9 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     shutil.copyfile(weights_file, out / "model.safetensors")
     written = {**facts, "digest": digest_file(out / "model.safetensors")}
     (out / "README.md").write_text(card(written), encoding="utf-8")
-    beside = out / f".{VERSION_FILE}{INCOMING}"
-    beside.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(beside, out / VERSION_FILE)
+    incoming = out / f".{VERSION_FILE}{INCOMING}"
+    incoming.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(incoming, out / VERSION_FILE)
     return out
 
 

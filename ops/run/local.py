@@ -22,6 +22,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
+from horizonrl.learner.engine.registry import require_backend
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
 from horizonrl.ops.observe.trackers import require
@@ -54,6 +55,7 @@ def train(config: RunConfig, resume_command: str) -> int:
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
     engines.factory(config.actor.engine)
+    require_backend(config.learner.backend)
     sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
     eval_tasks(config)
     for env in config.envs:

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import LossSection, Objective
-from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, ppo_loss, ppo_stopped
+from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, ppo_clipped, ppo_loss
 from horizonrl.learner.algorithm.objective import LossStats, loss_stats, token_loss
 from horizonrl.learner.engine.model import ScorerOutput
 from tests.learner.knowns import known
@@ -95,7 +95,7 @@ def test_stopped_tokens_are_those_without_gradient(
     logprobs_N, tokens_known = columns(rows)
     ppo_loss(logprobs_N, tokens_known, Objective(loss=settings)).sum().backward()
     assert logprobs_N.grad is not None
-    clipped_N = ppo_stopped(logprobs_N, tokens_known, Objective(loss=settings))
+    clipped_N = ppo_clipped(logprobs_N, tokens_known, Objective(loss=settings))
     ratio_N = (logprobs_N - tokens_known.logprobs_N).exp()
     at_a_kink_N = torch.zeros_like(clipped_N)
     caps = [settings.importance_cap] if settings.importance_cap is not None else []
