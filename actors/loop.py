@@ -149,10 +149,11 @@ class ActorLoop:
                 if ticket.kind is not Kind.DEMO:  # an expert needs no weights
                     await self.follower.reached(ticket.issued_at_version, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
+            # A baseline needs two valid episodes. With fewer the learner would drop the group; a retry may do better.
             if len(group.valid_episodes) >= min(2, ticket.group_size):
                 self._unfit_in_a_row = 0
                 async with lease.kept():
-                    await self._publish(group)
+                    await self._publish(group)  # before the acknowledgement: a crash in between can only repeat it
                     await lease.acknowledge()
                 return
         except LeaseLost:

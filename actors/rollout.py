@@ -115,14 +115,14 @@ class Rollout:
         try:
             stop = await self._play(environment, ticket, index, recording)
             return recording.finish(index, stop)
-        except EngineDead:
+        except EngineDead:  # before PolicyFailure, of which it is one
             raise
         except EnvironmentTimeout as error:
             return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
         except EpisodeUnfit as error:
             return recording.finish(index, StopReason.UNFIT, str(error))
         except ContextFull as error:
-            if recording.turns:
+            if recording.turns:  # the agent used up the context: a cut, as when our own count says so
                 return recording.finish(index, StopReason.CONTEXT)
             return recording.finish(index, StopReason.UNFIT, str(error))
         except PolicyFailure as error:
@@ -143,13 +143,15 @@ class Rollout:
                 return StopReason.CONTEXT
             # 3. Generate.
             generation = await self._generate(agent, observation, ticket, index, recording)
-            # 4. Let the environment answer, and write the turn down.
+            # 4. Let the environment answer, and record the turn.
+            # The environment reads text; the episode keeps the sampled ids, which decoding might not give back.
             text = self.chat.decode(generation.ids)
             step = await self._timed(environment.step(readable(text)), recording)
             turns_taken = len(recording.turns) + 1
             stop = stop_reason(step, turns_taken, ticket.horizon_turns)
             observation = step.observation
             read = announced(observation, ticket, turns_taken) if stop is None else observation
+            # After the last turn nobody reads the observation, so it gets no ids.
             answer_ids = self.chat.delta(generation.ids, read) if stop is None else ()
             recording.turns.append(
                 Turn(
@@ -194,6 +196,7 @@ class Rollout:
         self, agent: Agent, observation: str, ticket: Ticket, index: int, recording: Recording
     ) -> Generation:
         base = ticket.sampling.seed
+        # 4096 exceeds the most turns of an episode (1024), so that no two generations of a group share a seed.
         seed = None if base is None else (base + index) * 4096 + len(recording.turns)
         started = time.monotonic()
         generation = await agent.answer(recording.ids, observation, seed)

@@ -73,6 +73,7 @@ class WeightsFollower:
                 if not self._is_applied(version):
                     newest = await StateStore(self._transport).get(Key.POLICY)
                     if isinstance(newest, WeightsManifest):
+                        # With rl.publish_every a ticket may name a version that is never announced: the newest must do.
                         version = min(version, newest.policy, key=_age)
                         async with self._applied:
                             await self._applied.wait_for(lambda: self._is_applied(version))

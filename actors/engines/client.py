@@ -45,7 +45,7 @@ class EndpointSettings:
 
 
 class _Passing(PolicyFailure):
-    """May be over at the next try."""
+    """A failure that may be over at the next try."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -53,14 +53,14 @@ class _Passing(PolicyFailure):
 
 
 def _again(error: Exception) -> bool | float:
-    """Say whether to try again, or in how many seconds."""
+    """Return whether to try again, or after how many seconds."""
     if not isinstance(error, _Passing):
         return False
     return True if error.wait_s is None else error.wait_s <= LONGEST_WAIT_S and max(error.wait_s, 0.01)
 
 
 class Endpoint:
-    """The endpoint and its connections; one for all conversations."""
+    """The endpoint and its connections, shared by all its users."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
@@ -90,9 +90,9 @@ class Endpoint:
         await self._http.close()
 
     async def reach(self) -> None:
-        """Raise EngineDead unless somebody answers there and takes the key; what is answered does not matter.
+        """Raise EngineDead unless a server answers and accepts the key; what it answers does not matter.
 
-        Before the first episode nothing passes: a wrong address would only be found by many retries of many episodes.
+        Without retries: else a wrong address would only be found by many retries of many episodes.
         """
         address = f"{self._settings.url.rstrip('/')}/models"
         try:
@@ -100,7 +100,7 @@ class Endpoint:
                 text = await answer.text(errors="replace")
         except (ClientError, TimeoutError, OSError, ValueError) as error:
             raise EngineDead(
-                f"no answer from {address} ({type(error).__name__}: {error}): is the server up, and is --endpoint its "
+                f"no answer from {address} ({type(error).__name__}: {error}): is the server up, and is this its "
                 "address up to and including the version, such as http://127.0.0.1:8000/v1?"
             ) from None
         if answer.status in (401, 403):
@@ -148,7 +148,7 @@ class Endpoint:
     def _refusal(self, status: int, retry_after: str | None, text: str) -> PolicyFailure:
         sentence = f"{self.description} answered {status}: {self._quoted(text)}"
         if status in REFUSED:
-            return EngineDead(f"{sentence}. Check the key's environment variable, --endpoint and --model-name")
+            return EngineDead(f"{sentence}. Check the key's environment variable, the URL and the model's name")
         if status in PASSING:
             return _Passing(sentence, _seconds(retry_after))
         if status == 400 and ("context_length" in text or "maximum context length" in text):

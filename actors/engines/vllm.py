@@ -25,12 +25,12 @@ APPLY_TIMEOUT_S = 300.0
 ENGINE_TIMEOUT_S = 120.0
 """An engine that answers nothing for this long is dead: it answers between two steps, which take seconds at most."""
 WATCH_TICKS = 20
-"""Looks at the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
+"""Checks of the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
 EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
 
 
 async def start(settings: InferenceSettings) -> Policy:
-    """Start vLLM's engine in a child process (see `VllmPolicy.start`)."""
+    """Start vLLM's engine in a child process."""
     return await VllmPolicy.start(settings)
 
 
@@ -51,16 +51,15 @@ class VllmPolicy:
         self._applying = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._dead: str | None = None
-        """Why the engine serves nothing any more."""
+        """Why the engine no longer serves, once it does not."""
 
     @classmethod
     async def start(cls, settings: InferenceSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
         """Start the engine and return once it can generate with the weights of `model_dir`, known as version 0.
 
-        The policy is dead when the engine has not answered for `engine_timeout_s`.
-
-        Blocks the event loop, and belongs before everything else: the engine is forked while the process has one
-        thread, and spawned when it has more, which imports everything a second time.
+        An engine that does not answer for `engine_timeout_s` is dead. Call this before anything else: it blocks the
+        event loop, and the engine is forked only while the process has one thread. With more it is spawned, which
+        imports everything a second time.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, about torch
@@ -110,7 +109,7 @@ class VllmPolicy:
                 return generation_of([output async for output in outputs][-1].outputs[0])
         except PolicyFailure:
             raise
-        except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
+        except Exception as error:  # vLLM has no error tree: whatever it was, this request failed
             raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
 
     async def apply(self, weights: Path, version: PolicyVersion) -> None:
@@ -120,6 +119,7 @@ class VllmPolicy:
         not compute what the file says, or the load failed half-way, the policy is dead: the engine has to be replaced.
         """
         try:
+            # Before the engine sees the file: a load that fails half-way leaves no weights to return to.
             shapes = await asyncio.to_thread(frame_shapes, weights)
         except (OSError, ValueError) as error:
             raise WeightsRejected(f"{weights} is no weights file ({error}): {version} is not applied") from error

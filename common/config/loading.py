@@ -40,6 +40,7 @@ def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides
             cls, settings_cls: type[BaseSettings], **_: PydanticBaseSettingsSource
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
+            # Here, since the recipes are merged here: a secret in any of them is found before it is validated.
             _refuse_secrets(given, "the command line")
             _refuse_secrets(recipe.toml_data, "a recipe")
             return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)

@@ -15,7 +15,10 @@ import pytest
 from horizonrl.actors.engines.endpoint import UNSHAPED, start
 from horizonrl.actors.engines.vllm import EXTENSION
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
+from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
+from tests.actors.players import Echo, make_chat
 from tests.completions import Completions, serving
 
 PROMPT = (11, 12, 13, 14)
@@ -103,6 +106,27 @@ def test_a_cancelled_request_is_freed_on_the_server(server: Completions) -> None
                     await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+def test_an_episode_holds_the_ids_and_logprobs_that_the_server_sampled(server: Completions) -> None:
+    ticket = Ticket(
+        number=0,
+        kind=Kind.EVAL,
+        task=Task(env_id="echo", task_id="say"),
+        group_size=1,
+        horizon_turns=5,
+        sampling=Sampling(max_turn_tokens=8, seed=1),
+    )
+
+    async def run() -> Episode:
+        async with started(server.url) as policy:
+            return await Rollout(policy, make_chat(), None, step_timeout_s=5).episode(Echo(last=2), ticket, 0)
+
+    episode = asyncio.run(run())
+    assert (episode.stop, len(episode.turns)) == (StopReason.TERMINATED, 2)
+    first, second = episode.turns
+    assert server.bodies[1]["prompt"] == [*episode.prompt_ids, *first.output_ids, *first.observation_ids]
+    assert all(logprob < 0 for turn in (first, second) for logprob in turn.logprobs)
 
 
 def test_a_server_that_is_not_there_is_named_before_the_first_episode() -> None:
