@@ -1,7 +1,7 @@
 """The policy's seam: ids in, ids out, with the logprob and the version of each.
 
-`vllm_policy.py` keeps it on vLLM's AsyncLLM; `ScriptedPolicy` keeps it without a model, for tests and for chaos runs.
-The policy knows nothing of text, environments or the broker.
+`engines/` holds its implementations, `engines/registry.py` their names, and `tests/contracts/test_policy.py` what holds
+for each of them. The policy knows nothing of text, environments or the broker.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,8 @@ class Policy(Protocol):
     max_context_tokens: int
     engine: str
     """Name, version and precision of the engine, for provenance."""
+    takes_weights: bool
+    """False for an engine whose weights are its own: it can be evaluated, not trained, and rejects every `apply`."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -45,7 +47,7 @@ class Policy(Protocol):
         request.
         """
 
-    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion) -> None:
         """Load a safetensors file of Hugging Face named tensors between two tokens of the running requests.
 
         The file's digest has been verified. Raises WeightsRejected when the loaded weights fail the probe; the
@@ -53,3 +55,23 @@ class Policy(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a policy is started with. An engine passes over what it has no use for."""
+
+    model_dir: Path
+    max_context_tokens: int
+    slots: int = 32
+    """Requests that are decoded at once; others wait."""
+    threads: int = 1
+    """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
+    kv_cache_mib: int = 512
+    """Memory for the key-value cache on CPU, in MiB; on a GPU the cache takes what its share of memory leaves."""
+    gpu_memory_share: float = 0.45
+    """Share of a GPU's memory for weights and cache."""
+    seed: int = 0
+    """Seed of the requests that bring none of their own."""
+    endpoint: str | None = None
+    """Base URL of the server that samples, for an engine that runs elsewhere."""

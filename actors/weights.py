@@ -15,7 +15,8 @@ from horizonrl.broker.weights import fetch_frame
 from horizonrl.common.errors import BrokerError, RunFailed, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 
 log = get_logger()
 

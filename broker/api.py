@@ -1,10 +1,11 @@
 """The broker's seam: what HorizonRL needs of a message system, and nothing more.
 
-`nats_transport.py` keeps it on NATS JetStream, `memory.py` in this process; one contract suite (`tests/contracts/`)
-runs against both. Tickets, groups, weights and state are written once, above this seam, and know neither.
+`nats/` provides it on NATS JetStream, `memory.py` inside this process, and `connect.py` chooses between them by the
+scheme of `broker.url`. One contract suite (`tests/contracts/`) runs against both. Tickets, groups, weights and state
+are written once, above this seam, and know neither.
 
-Every wait has a deadline; a transport that is cut off waits for its server and raises BrokerUnreachable only when
-the deadline of the call has passed.
+Every wait has a deadline. A transport that loses its server waits for it, and raises BrokerUnreachable only when the
+deadline of the call has passed.
 """
 
 from collections.abc import AsyncIterator
@@ -12,9 +13,28 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from horizonrl.broker.codec import MAX_RECORD_BYTES
+from horizonrl.common.errors import LogGap
+
+DEAD_MESSAGES = 10_000
+"""Most messages that DEAD holds: the newest ones."""
+DEAD_BYTES = 2 * MAX_RECORD_BYTES
+"""Most bytes that DEAD holds. Twice the largest record, so that the newest one is there as a whole."""
+
+
+class Role(StrEnum):
+    """Who opens a transport. A secured broker gives each role only what it needs."""
+
+    CONTROLLER = "controller"
+    """Creates the streams; the other roles wait for them."""
+    LEARNER = "learner"
+    ACTOR = "actor"
+    MONITOR = "monitor"
+    """Only reads where the run is: `horizonrl status`."""
+
 
 class Stream(StrEnum):
-    """The streams of a run; `{run}_{value}` on the server. Their settings are in `streams.py`."""
+    """The streams of a run. Subjects of a stream begin with its value in lower case: `groups.train`."""
 
     TICKETS = "TICKETS"
     GROUPS = "GROUPS"
@@ -33,11 +53,11 @@ class Key(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The server's word that a message is stored."""
+    """The server's confirmation that a message is stored."""
 
     sequence: int
     duplicate: bool
-    """A message with this id was stored before; `sequence` is that one's."""
+    """A message with this id was stored before; `sequence` is the sequence of that message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +66,11 @@ class Message:
     """Without the run's prefix: `groups.train`, not `myrun.groups.train`."""
     data: bytes
     sequence: int
+    message_id: str | None = None
+    """The id that it was published under: a stream stores each id once."""
     headers: dict[str, str] = field(default_factory=dict)
     stored_at: float | None = field(default=None, compare=False)
-    """Seconds since the epoch by the server's clock, where a single message was asked for."""
+    """Seconds since the epoch by the server's clock; None where a transport does not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +82,7 @@ class Extent:
     messages: int
     stored_bytes: int
     limit_bytes: int | None = None
-    """What it may hold; None for a stream without a limit."""
+    """Most bytes that it may hold; None for a stream without a limit."""
 
     @property
     def full(self) -> bool:
@@ -71,21 +93,21 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """Where the ticket queue stands."""
+    """The state of the ticket queue."""
 
     waiting: int
     """Tickets that no actor holds."""
     leased: int
-    """Tickets under a lease, or on their way back from one."""
+    """Tickets under a lease, or given back with a delay that has not passed."""
     floor: int
     """Every ticket message up to this sequence has been acknowledged or purged."""
     idle: int = 0
-    """Actors that wait for a ticket now."""
+    """Actors that are waiting for a ticket now."""
 
 
 @dataclass(slots=True)
 class TransportCounters:
-    """What a transport has met since it was opened."""
+    """What has happened to a transport since it was opened."""
 
     reconnects: int = 0
     redelivered: int = 0
@@ -93,7 +115,7 @@ class TransportCounters:
     denied: int = 0
     """Operations that the server refused."""
     full_waits: int = 0
-    """Times that a publish found its stream full."""
+    """Attempts to publish that found the stream full."""
     dead_letters: int = 0
     """Undecodable messages moved to the stream DEAD."""
 
@@ -116,13 +138,13 @@ class Delivery(Protocol):
 
 
 class Reader(Protocol):
-    """A stream's messages in order, from one sequence on. Several readers do not disturb one another."""
+    """A stream's messages in order, from a given sequence. Readers do not disturb one another."""
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
-        """Return up to `limit` next messages, at least one; an empty list once `timeout_s` has passed without any.
+        """Return the next messages, one at least and `limit` at most; an empty list if `timeout_s` passes without any.
 
-        Raises LogGap when messages that should come next have been purged, or when the stream ends before the place
-        that the reader has reached: then it is not the stream that was read before.
+        Raises LogGap if the next messages have been purged, or if the stream ends before the reader's position: then it
+        is not the stream that was read before (see `check_gap`).
         """
 
     async def close(self) -> None: ...
@@ -134,7 +156,7 @@ class Transport(Protocol):
     run: str
     max_payload_bytes: int
     ack_wait_s: float
-    """A lease that is not extended for so long is given to another actor."""
+    """Seconds after which a lease that was not extended goes to another actor."""
     counters: TransportCounters
 
     @property
@@ -142,7 +164,7 @@ class Transport(Protocol):
 
     @property
     def stalled_s(self) -> float:
-        """How long the request that waits longest has been repeated; 0 while the broker does what it is asked."""
+        """Seconds for which the oldest unanswered request has been repeated; 0 while the broker answers."""
 
     async def publish(
         self,
@@ -152,17 +174,21 @@ class Transport(Protocol):
         message_id: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> Stored:
-        """Store a message and return the server's word; retried under the same id until it is given.
+        """Store a message and return the server's confirmation; retry under the same id until it comes.
 
-        A full stream is waited for (back-pressure) and counted, without a deadline: nothing may be dropped.
-        Raises RecordTooLarge over `max_payload_bytes`, BrokerDenied when the subject is refused.
+        If the stream is full, wait until it has room (back-pressure) and count the wait. There is no deadline, because
+        nothing may be dropped. DEAD is never full: it drops its oldest messages (see `dead_bytes`).
+        Raises RecordTooLarge over `max_payload_bytes`, and BrokerDenied if the broker refuses the subject.
         """
 
     async def lease(self, timeout_s: float) -> Delivery | None:
-        """Return the next ticket message under a lease, or None once `timeout_s` has passed without one."""
+        """Return the next ticket message under a lease, or None if `timeout_s` passes without one."""
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> Reader:
-        """Read `stream` from the message that follows sequence `after`; `subject` narrows it (`weights.>`)."""
+        """Read `stream` from the message that follows sequence `after`.
+
+        `subject` restricts it to one subject, or to all that begin with a prefix (`weights.>`).
+        """
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         """Return the newest message of a subject, or None."""
@@ -172,23 +198,47 @@ class Transport(Protocol):
     async def queue(self) -> QueueState: ...
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
-        """Remove the messages with a sequence below `below`."""
+        """Remove the messages with a sequence below `below`: all of them, or those under one subject."""
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         """Set a key and return its revision.
 
-        With `after`, raises StateConflict unless that is still the key's revision: somebody else has set it since.
+        With `after`, raises StateConflict if the key has another revision by now: another program has set it since.
         """
 
     async def get(self, key: Key) -> bytes | None: ...
 
     async def revision(self, key: Key) -> int:
-        """Return the revision at which a key was last set, 0 for one that never was."""
+        """Return the revision at which a key was last set, or 0 if it never was."""
 
     async def set_at(self, key: Key) -> float | None:
-        """Return when a key was last set, in seconds since the epoch by the server's clock."""
+        """Return when a key was last set, in seconds since the epoch by the server's clock; None if it never was."""
 
     def watch(self, key: Key) -> AsyncIterator[bytes]:
-        """Yield the key's present value, if it has one, then each later one; intermediate values may be skipped."""
+        """Yield the key's present value, if it has one, then each later one. Intermediate values may be skipped."""
 
     async def close(self) -> None: ...
+
+
+def stream_of(subject: str) -> Stream:
+    """Return the stream that stores a subject."""
+    return Stream(subject.partition(".")[0].upper())
+
+
+def dead_bytes(max_log_bytes: int) -> int:
+    """Return how many bytes DEAD may hold next to a group log of `max_log_bytes`."""
+    return min(DEAD_BYTES, max_log_bytes)
+
+
+def check_gap(stream: str, wanted: int, first: int, last: int) -> None:
+    """Raise LogGap if a stream that holds `first` to `last` cannot continue at `wanted`. Every reader calls it."""
+    if wanted < first:
+        raise LogGap(
+            f"{stream} begins at {first} but {wanted} is to be read next: it has been purged. Resume from a newer "
+            "checkpoint, or begin a new run"
+        )
+    if wanted > last + 1:
+        raise LogGap(
+            f"{stream} ends at {last} but {wanted} is to be read next: this is not the log that was read before. "
+            "Restore the broker's files, or begin a new run"
+        )

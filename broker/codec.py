@@ -2,7 +2,7 @@
 
 A record is the map {"schema": 2, "type": "group", "body": {field: value}}. The arrays of a turn would dominate its
 size, so they travel as binary: token ids as little-endian int32, log-probabilities as little-endian float32.
-Whatever the bytes are, decoding them yields a valid record or raises a RecordError.
+Decoding any bytes yields a valid record or raises a RecordError.
 """
 
 import struct
@@ -14,14 +14,16 @@ from pydantic import ValidationError
 
 from horizonrl.broker import schema1
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
-from horizonrl.common.types import Group, HorizonState, Progress, Record, RunSettings, Ticket, Void, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.types import Group, Record, Ticket, Void
 
 SCHEMA_VERSION = 2
 MAX_RECORD_BYTES = 64 << 20
 MAX_COLLECTION = 4_096
-"""Most elements of an array or a map on the wire: above every bound in `common/types.py`, below a memory bomb."""
+"""Most elements of an array or a map on the wire: above every bound in `common/types.py`, far below what would exhaust
+the memory."""
 MAX_CONTAINERS = 1 << 20
-"""Most arrays and maps of a record: an empty one is a byte on the wire and 70 bytes in memory."""
+"""Most arrays and maps of a record: an empty one takes 1 byte on the wire and 70 bytes in memory."""
 
 TYPES: dict[type[Record], str] = {
     Ticket: "ticket",
@@ -40,7 +42,7 @@ C = TypeVar("C")
 
 
 def encode(record: Record) -> bytes:
-    """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that the wire cannot hold."""
+    """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that does not fit its type."""
     try:
         data: bytes = _pack(TYPES[type(record)], SCHEMA_VERSION, record)
     except (OverflowError, struct.error) as error:
@@ -51,7 +53,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes, record_type: type[R]) -> R:
-    """Return the record that the bytes hold. Fields that this version does not know are ignored.
+    """Return the record that the bytes hold. Unknown fields are ignored: a newer program may have added them.
 
     Raises RecordTooLarge before anything is read, UnknownSchema for another schema version, else MalformedRecord.
     """
@@ -77,7 +79,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
 
 
 def encode_schema1(ticket: Ticket) -> bytes:
-    """Return a ticket's bytes in schema 1: what the signatures in a log of that schema were made of."""
+    """Return a ticket's bytes in schema 1: the signatures in a log of that schema were computed from them."""
     return _pack("ticket", 1, schema1.downgraded("ticket", _fields(ticket)))
 
 
@@ -87,9 +89,9 @@ def _pack(name: str, schema: int, body: object) -> bytes:
 
 
 def _fields(record: object) -> dict[str, Any]:
-    """Turn a record into a map; the packer asks for every one it meets."""
+    """Turn a record into a map; the packer calls this for every record inside a record."""
     if not isinstance(record, Record):
-        raise MalformedRecord(f"a {type(record).__name__} has no form on the wire")
+        raise MalformedRecord(f"a {type(record).__name__} cannot travel: only records can")
     return {name: _pack_array(PACKED[name], value) if name in PACKED else value for name, value in record}
 
 
@@ -111,7 +113,7 @@ def _unpack(data: bytes) -> Any:
             object_hook=lambda fields: _unpack_arrays(counted(fields)),
             list_hook=counted,
             ext_hook=_refuse_extension,
-            unicode_errors="replace",  # a text that was cut within a character is no reason to lose its group
+            unicode_errors="replace",  # a text that was cut inside a character is no reason to lose its group
             strict_map_key=True,
             max_array_len=MAX_COLLECTION,
             max_map_len=MAX_COLLECTION,
@@ -126,7 +128,7 @@ def _unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
         if name in fields:
             packed = fields[name]
             if not isinstance(packed, bytes):
-                raise ValueError(f"{name} is no binary")
+                raise ValueError(f"{name} is not binary")
             if len(packed) % 4:
                 raise ValueError(f"{name} has {len(packed)} bytes, not a multiple of 4")
             fields[name] = struct.unpack(f"<{len(packed) // 4}{code}", packed)
@@ -138,7 +140,7 @@ def _refuse_extension(code: int, _: bytes) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """Name the first three mistakes, without the values: those may be large and may be anything."""
+    """Name the first three mistakes, without the values, which may be large and may hold anything."""
     mistakes = [
         f"{'.'.join(map(str, mistake['loc'])) or 'body'}: {mistake['msg']}"[:200]
         for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:3]

@@ -1,4 +1,4 @@
-"""Dead letters: what could not be decoded is kept, byte for byte, with the reason beside it: nothing silently goes."""
+"""Dead letters: bytes that could not be decoded are stored unchanged, with the reason. Nothing is lost silently."""
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.common.logs import get_logger
@@ -15,9 +15,12 @@ MAX_REASON = 512
 async def store_dead_letter(
     transport: Transport, stream: Stream, message: Message, reason: str, data: bytes | None = None
 ) -> None:
-    """Store an undecodable message in DEAD, once however often it is read; `data` are its bytes if it came in parts."""
+    """Store an undecodable message in DEAD; only once, however often it is read.
+
+    `data` are the message's bytes where they came in parts, in other messages.
+    """
     kept = message.data if data is None else data
-    room = transport.max_payload_bytes
+    room = transport.max_payload_bytes  # joined parts are larger than a message
     headers = {REASON: _header_text(reason), SUBJECT: message.subject, SEQUENCE: str(message.sequence)}
     for offset in range(0, max(len(kept), 1), room):
         place = f".{offset}" if offset else ""
@@ -32,5 +35,5 @@ async def store_dead_letter(
 
 
 def _header_text(text: str) -> str:
-    """Return the text as one line of ASCII, which is what a header can hold."""
+    """Return the text as one line of ASCII: a header can hold no more."""
     return " ".join(text.encode("ascii", "replace").decode().split())[:MAX_REASON]

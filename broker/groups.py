@@ -1,9 +1,9 @@
-"""The group log: actors append, learners read it in order from their cursor.
+"""The group log: actors append to it, learners read it in order from their cursor.
 
 Place in the flow: Episode → **Group** → Batch. A ticket ends once: its group and its void carry the same message id,
-so whichever comes second is refused. A group too large for one message travels in parts (`groups.part`), which mean
-nothing until the message that joins them (`groups.joined`) is stored under the ticket's id; and that message means
-nothing when its parts were purged before it was stored: whoever publishes next does so under another id.
+so that the second one is refused. A group too large for one message travels in parts (`groups.part`). They mean nothing
+until the message that joins them (`groups.joined`) is stored under the ticket's id. That message in turn means nothing
+if its parts were purged before it was stored: the next publisher then uses another id.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import xxhash
 
 from horizonrl.broker.api import Key, Message, Reader, Stored, Stream, Transport
 from horizonrl.broker.codec import MAX_RECORD_BYTES, decode, encode
+from horizonrl.broker.continuity import check_continuity, entry_digest
 from horizonrl.broker.dead_letters import store_dead_letter
-from horizonrl.broker.marks import check_same, mark_of
-from horizonrl.broker.reading import AT_ONCE, read_stored
+from horizonrl.broker.scan import BATCH_MESSAGES, scan
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import (
@@ -32,21 +32,22 @@ from horizonrl.common.errors import (
     UnknownSchema,
 )
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import Group, Kind, Progress, Ticket, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Group, Kind, Ticket, Void
 
 log = get_logger()
 
 VOID = "groups.void"
 PART = "groups.part"
 JOINED = "groups.joined"
-AGAIN = ".again-"
-"""In the id of what is appended again: a part that was purged before it was joined, an end that ended nothing."""
+REPEAT = ".again-"
+"""Marks, in a message id, what is appended once more: a part that was purged before it was joined, or an end whose
+predecessor ended nothing. The sequence of the first attempt follows."""
 ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
 """The subjects whose messages end a ticket."""
 PARTS = "Horizon-Parts"
 DIGEST = "Horizon-Digest"
 FIRST = "Horizon-First-Sequence"
-MESSAGE_ID = "Nats-Msg-Id"
 
 CAUSES: dict[type[RecordError], str] = {
     MalformedRecord: "malformed",
@@ -59,25 +60,25 @@ CAUSES: dict[type[RecordError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message of the log that holds no record of an actor that was given the ticket; its bytes are in DEAD."""
+    """A message of the log that is no valid record from an actor that was given the ticket; its bytes are in DEAD."""
 
     reason: str
     ticket_id: str | None = None
-    """The ticket that it ends, if its message id proves that its sender had it."""
+    """The ticket that it ends, if its message id proves that the sender had been given the ticket."""
     cause: str = "malformed"
-    """Which of CAUSES, to count by."""
+    """One of the values of CAUSES, for the counter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     sequence: int
     record: Group | Void | DeadLetter
-    mark: str = field(default="", compare=False)
-    """Tells it from another entry that a broker may store at this sequence after a power cut."""
+    digest: str = field(default="", compare=False)
+    """Tells it from another entry that a broker may store at this sequence after a power cut (`continuity.py`)."""
 
     @property
     def ends(self) -> tuple[Kind, int] | None:
-        """Kind and number of the ticket that it would end; None for a dead letter that ends none."""
+        """Kind and number of the ticket that it ends; None for a dead letter that ends no ticket."""
         if isinstance(self.record, DeadLetter):
             kind, _, number = (self.record.ticket_id or "").partition("-")
             return (Kind(kind), int(number)) if self.record.ticket_id else None
@@ -88,21 +89,21 @@ class GroupLog:
     def __init__(self, transport: Transport, signer: TicketSigner | None = None) -> None:
         self._transport = transport
         self._signer = signer or TicketSigner(transport.run)
-        """What a reader checks the tickets of the log with."""
+        """Readers check the tickets of the log with it."""
         self._room: int | None = None
         """Bytes that the log may hold; None before the first publish."""
 
     async def publish(self, group: Group) -> Stored:
-        """Append a group; `duplicate` says that its ticket had ended before. Waits while the log is full.
+        """Append a group, waiting while the log is full; `duplicate` means that its ticket had ended before.
 
-        Raises ConfigError for a group that is larger than the whole log: no wait would help.
+        Raises ConfigError for a group that is larger than the whole log: waiting would not help.
         """
         data = encode(group)
         await self._check_size(group.ticket.ticket_id, len(data))
         return await self._end(group.ticket, f"groups.{group.ticket.kind.value}", data)
 
     async def _check_size(self, ticket_id: str, size: int) -> None:
-        if self._room is None or size > self._room:  # an operator may have raised it since
+        if self._room is None or size > self._room:  # an operator may have raised the limit since
             limit = (await self._transport.extent(Stream.GROUPS)).limit_bytes
             self._room = sys.maxsize if limit is None else limit
         if size > self._room:
@@ -116,7 +117,7 @@ class GroupLog:
         return await self._end(void.ticket, VOID, encode(void))
 
     async def _end(self, ticket: Ticket, subject: str, data: bytes) -> Stored:
-        """Append the message that ends a ticket, until one is stored that the learner can read."""
+        """Append the message that ends a ticket; repeat until the learner can read the one that is stored."""
         message_id = ticket.end_id
         while True:
             if len(data) > self._transport.max_payload_bytes:
@@ -128,12 +129,12 @@ class GroupLog:
             if readable:
                 return stored
             log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
-            message_id = f"{ticket.end_id}{AGAIN}{stored.sequence}"
+            message_id = f"{ticket.end_id}{REPEAT}{stored.sequence}"
 
     async def _passed_over(self, ticket: Ticket, stored: Stored) -> bool:
-        """Say whether the learner has read beyond the end that has the ticket's id, and the ticket is still open.
+        """Return whether the learner has read beyond the stored end of this ticket, and the ticket is still open.
 
-        Then that end's parts had been purged, and its sender has died or it would have published again.
+        Then the parts of that end had been purged, and its sender died: a living one would have published again.
         """
         progress = await StateStore(self._transport).get(Key.PROGRESS)
         return (
@@ -143,25 +144,25 @@ class GroupLog:
         )
 
     async def _publish_parts(self, end_id: str, message_id: str, data: bytes) -> tuple[Stored, bool]:
-        """Append the parts one after the other, then the message that makes them a group; say if it found them all.
+        """Append the parts, then the message that joins them; return it, and whether the log then held every part.
 
-        Nothing holds a part before it is joined: those of an upload that took so long that a purge has passed them are
-        appended again. Part ids name the content, not only the ticket: two actors may try the same ticket, with
-        different groups.
+        Nothing protects parts from a purge before they are joined. If an upload takes so long that a purge overtakes
+        it, its parts are appended again. A part's id names the content, not only the ticket, because two actors may
+        work on the same ticket, with different groups.
         """
-        room, again = self._transport.max_payload_bytes, ""
+        room, repeat = self._transport.max_payload_bytes, ""
         digest = xxhash.xxh3_128_hexdigest(data)
         while True:
             parts = [
                 await self._transport.publish(
-                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}{again}"
+                    PART, data[offset : offset + room], message_id=f"{_upload(end_id, digest)}{index}{repeat}"
                 )
                 for index, offset in enumerate(range(0, len(data), room))
             ]
             first = parts[0].sequence
             if await self._holds(first):
                 break
-            again = f"{AGAIN}{first}"
+            repeat = f"{REPEAT}{first}"
         headers = {PARTS: str(len(parts)), DIGEST: digest, FIRST: str(first)}
         joined = await self._transport.publish(JOINED, b"", message_id=message_id, headers=headers)
         return joined, await self._holds(first)
@@ -174,23 +175,23 @@ class GroupLog:
         return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer)
 
     async def end(self) -> int:
-        """Return the sequence of the last entry, 0 when there is none."""
+        """Return the sequence of the last entry, or 0 if the log has none."""
         newest = [await self._transport.last(Stream.GROUPS, subject) for subject in ENDS]
         return max((message.sequence for message in newest if message is not None), default=0)
 
     async def purge_below(self, sequence: int) -> None:
-        """Remove what no entry from `sequence` on needs: parts of later joined groups may stand before it."""
+        """Remove what no entry from `sequence` on needs: parts of a group that is joined later may lie before it."""
         floor = sequence
-        async with aclosing(read_stored(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
+        async with aclosing(scan(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
             async for message in joined:
                 first = _first_part(message)
-                if self._signer.ended_by(_end_id(message)) and first < floor and await self._holds(first):
+                if self._signer.ended_by(_first_id(message)) and first < floor and await self._holds(first):
                     floor = first
         await self._transport.purge(Stream.GROUPS, below=floor)
 
 
 class LogReader:
-    """The entries of the log in order. Remember the `sequence` of the last one settled: it is the cursor."""
+    """The entries of the log in order. The `sequence` of the last one that you settled is your cursor."""
 
     def __init__(self, transport: Transport, reader: Reader, signer: TicketSigner) -> None:
         self._transport = transport
@@ -203,20 +204,20 @@ class LogReader:
 
     @property
     def ahead(self) -> int:
-        """How many messages are at hand without asking the broker."""
+        """How many messages have been fetched and not returned yet."""
         return len(self._ahead)
 
     async def next(self, timeout_s: float) -> Entry | None:
-        """Return the next entry, or None once `timeout_s` has passed without one. Raises LogGap.
+        """Return the next entry, or None if `timeout_s` passes without one. Raises LogGap.
 
-        What cannot be decoded is stored in DEAD first, and returned as a DeadLetter so that the cursor can pass it.
+        A message that cannot be decoded is stored in DEAD, then returned as a DeadLetter so that the cursor passes it.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:
             if not self._ahead:
-                self._ahead.extend(await self._reader.fetch(AT_ONCE, max(0.0, deadline - loop.time())))
-                await self._check_same()
+                self._ahead.extend(await self._reader.fetch(BATCH_MESSAGES, max(0.0, deadline - loop.time())))
+                await self._check_continuity()
             if not self._ahead:
                 return None
             message = self._ahead[0]
@@ -228,14 +229,14 @@ class LogReader:
     async def close(self) -> None:
         await self._reader.close()
 
-    async def _check_same(self) -> None:
-        """Raise LogGap when the broker was away and has come back without what was read of it."""
+    async def _check_continuity(self) -> None:
+        """Raise LogGap if the broker was away and came back without entries that were read before."""
         if self._reconnects != self._transport.counters.reconnects and self._last is not None:
-            await check_same(self._transport, self._last.sequence, mark_of(self._last))
+            await check_continuity(self._transport, self._last.sequence, entry_digest(self._last))
         self._reconnects = self._transport.counters.reconnects
 
     async def _entry(self, message: Message) -> Entry:
-        data, mark = message.data, mark_of(message)
+        data, digest = message.data, entry_digest(message)
         try:
             if message.subject == JOINED:
                 data = await self._join(message)
@@ -243,17 +244,17 @@ class LogReader:
             self._signer.verify(record.ticket)
         except RecordError as error:
             await store_dead_letter(self._transport, Stream.GROUPS, message, str(error), data)
-            ended = None if isinstance(error, PartsPurged) else self._signer.ended_by(_end_id(message))
-            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), mark)
-        return Entry(message.sequence, record, mark)
+            ended = None if isinstance(error, PartsPurged) else self._signer.ended_by(_first_id(message))
+            return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), digest)
+        return Entry(message.sequence, record, digest)
 
     async def _join(self, message: Message) -> bytes:
         """Fetch the parts that a message joins.
 
-        Raises PartsPurged when they had gone before it was stored: its sender, or the next one, publishes them again.
-        Raises MalformedRecord when they are otherwise not all there, or not the same.
+        Raises PartsPurged if they were purged before it was stored: its sender, or the next one, publishes them again.
+        Raises MalformedRecord if parts are missing for another reason, or do not have the announced digest.
         """
-        end_id = _end_id(message)
+        end_id = _first_id(message)
         if self._signer.ended_by(end_id) is None:
             raise ForgedRecord("joins parts under the id of no ticket that its sender was given")
         first, count = _first_part(message), _number(message, PARTS)
@@ -273,14 +274,14 @@ class LogReader:
         return data
 
     async def _fetch_parts(self, first: int, before: int, wanted: dict[str, int]) -> dict[int, bytes]:
-        """Return the wanted parts that stand between two sequences, by index."""
+        """Return the wanted parts between two sequences, by index. `wanted` gives the index for each message id."""
         parts: dict[int, bytes] = {}
         room = MAX_RECORD_BYTES
-        async with aclosing(read_stored(self._transport, Stream.GROUPS, first - 1, PART, at_once=1)) as stored:
+        async with aclosing(scan(self._transport, Stream.GROUPS, first - 1, PART, batch=1)) as stored:
             async for message in stored:
                 if message.sequence >= before:
                     break
-                index = wanted.get(_id(message).partition(AGAIN)[0])
+                index = wanted.get(_first_id(message))
                 if index is not None:
                     parts[index] = message.data
                     room -= len(message.data)
@@ -290,16 +291,13 @@ class LogReader:
 
 
 def _upload(end_id: str, digest: str) -> str:
+    """Return what the ids of all parts of an upload begin with."""
     return f"{end_id}.{digest[:16]}."
 
 
-def _id(message: Message) -> str:
-    return message.headers.get(MESSAGE_ID, "")
-
-
-def _end_id(message: Message) -> str:
-    """Return the end id that a message has, or that it takes up after an end that ended nothing."""
-    return _id(message).partition(AGAIN)[0]
+def _first_id(message: Message) -> str:
+    """Return a message's id as it was at the first attempt: an end's id is then the ticket's end id."""
+    return (message.message_id or "").partition(REPEAT)[0]
 
 
 def _first_part(message: Message) -> int:

@@ -1,5 +1,7 @@
-"""The transport in this process, with the meaning of the real one: leases that run out, redelivery, ids stored once,
-back-pressure, purges, watches. Several transports on one MemoryServer are several programs on one broker.
+"""The transport inside this process (`memory://NAME`), for tests and examples.
+
+It behaves like a real one: leases expire, tickets are redelivered, each id is stored once, a full log makes publishers
+wait, purges and watches work. Several transports on one MemoryServer stand for several programs on one broker.
 """
 
 import asyncio
@@ -8,18 +10,46 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
-from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream, TransportCounters
-from horizonrl.broker.nats.reader import check_gap
-from horizonrl.broker.nats.streams import DEAD_MESSAGES, dead_bytes, stream_of
+from horizonrl.broker.api import (
+    DEAD_MESSAGES,
+    Extent,
+    Key,
+    Message,
+    QueueState,
+    Role,
+    Stored,
+    Stream,
+    TransportCounters,
+    check_gap,
+    dead_bytes,
+    stream_of,
+)
+from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LeaseLost, RecordTooLarge, StateConflict
+
+SERVERS: dict[str, "MemoryServer"] = {}
+"""The brokers of this process, by the host of their url."""
+
+
+async def connect(run: str, broker: BrokerSection, role: Role) -> "MemoryTransport":
+    """Open a run on the broker that `broker.url` names; it exists from its first use until the process ends.
+
+    As on a real broker, the settings in force are those of the controller that connected last.
+    """
+    host = urlsplit(broker.servers[0]).hostname or ""
+    server = SERVERS.setdefault(host, MemoryServer())
+    if role is Role.CONTROLLER:
+        server.ack_wait_s, server.max_log_bytes = broker.ack_wait_s, broker.max_log_bytes
+    return MemoryTransport(server, run)
 
 
 @dataclass
 class MemoryStream:
     messages: dict[int, Message] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
-    """Sequence of each message id; kept when the message is purged."""
+    """Sequence of each message id. It is kept when the message is purged: the id stays taken."""
     last_sequence: int = 0
     stored_bytes: int = 0
 
@@ -27,10 +57,12 @@ class MemoryStream:
     def first_sequence(self) -> int:
         return next(iter(self.messages), self.last_sequence + 1)
 
-    def append(self, subject: str, data: bytes, headers: dict[str, str]) -> int:
+    def append(self, subject: str, data: bytes, message_id: str | None, headers: dict[str, str]) -> int:
         self.last_sequence += 1
-        self.messages[self.last_sequence] = Message(subject, data, self.last_sequence, headers)
+        self.messages[self.last_sequence] = Message(subject, data, self.last_sequence, message_id, headers)
         self.stored_bytes += len(data)
+        if message_id is not None:
+            self.ids[message_id] = self.last_sequence
         return self.last_sequence
 
     def remove(self, sequence: int) -> None:
@@ -49,11 +81,11 @@ class MemoryLease:
 class MemoryRun:
     streams: dict[Stream, MemoryStream] = field(default_factory=lambda: defaultdict(MemoryStream))
     leases: dict[int, MemoryLease] = field(default_factory=dict)
-    """Per sequence, the tickets that were delivered and not acknowledged."""
+    """By sequence, the tickets that were delivered and not acknowledged."""
     delivered: int = 0
     """Sequence of the last ticket that was delivered for the first time."""
     idle: int = 0
-    """Leases that are waited for."""
+    """Calls of `lease` that are waiting for a ticket."""
     state: dict[Key, tuple[int, bytes]] = field(default_factory=dict)
     set_at: dict[Key, float] = field(default_factory=dict)
     revision: int = 0
@@ -168,10 +200,7 @@ class MemoryTransport:
         await self._wait_for_room(stream, len(data))
         if message_id is not None and message_id in stream.ids:
             return Stored(stream.ids[message_id], duplicate=True)
-        identified = {} if message_id is None else {"Nats-Msg-Id": message_id}
-        sequence = stream.append(subject, bytes(data), {**(headers or {}), **identified})
-        if message_id is not None:
-            stream.ids[message_id] = sequence
+        sequence = stream.append(subject, bytes(data), message_id, dict(headers or {}))
         if stream is self._run.streams[Stream.DEAD]:
             self._make_room(stream)
         await self.server.notify()
@@ -276,7 +305,7 @@ class MemoryTransport:
 
 
 def _matches(subject: str, pattern: str | None) -> bool:
-    """Match a subject with a pattern that is exact or ends in `>`."""
+    """Return whether a subject is the pattern, or begins with it if it ends in `>`; None matches every subject."""
     if pattern is None or pattern == subject:
         return True
     return pattern.endswith(">") and subject.startswith(pattern[:-1])

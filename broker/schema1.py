@@ -11,11 +11,11 @@ RENAMED: dict[str, dict[str, str]] = {
     "progress": {"met": "ended_ranges"},
     "horizon": {"issued": "tickets_issued"},
 }
-"""Per record type, the fields of schema 1 that have another name in schema 2."""
+"""By record type, the fields of schema 1 that have another name in schema 2."""
 
 
 def upgraded(name: str, body: Any) -> Any:
-    """Return the body of a schema 1 record under the names of schema 2; a body of another shape is left as it is."""
+    """Return the body of a schema 1 record under the names of schema 2; a body that is no map stays as it is."""
     if not isinstance(body, dict):
         return body
     if name in ("group", "void"):
@@ -25,6 +25,6 @@ def upgraded(name: str, body: Any) -> Any:
 
 
 def downgraded(name: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a record without nested ones under the names of schema 1, in the same order."""
+    """Return the body of a record, without nested records, under the names of schema 1 and in the same order."""
     renamed = {new: old for old, new in RENAMED.get(name, {}).items()}
     return {renamed.get(field, field): value for field, value in body.items()}

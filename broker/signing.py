@@ -1,10 +1,10 @@
-"""Ticket signatures: how the learner knows that a group answers a ticket of its controller, and that actor's own.
+"""Ticket signatures: the learner's proof that a group answers a ticket of its controller, one that its actor was given.
 
 Controller and learner share a key that no actor has. A ticket's signature has two halves of 32 hexadecimal digits, both
-HMAC-SHA256 cut to 128 bits. The first signs the ticket's id; it is part of the message id under which the ticket ends,
-so nobody who was not given the ticket can take that id. The second signs everything the ticket says. Both are pure
-functions, so a resumed learner judges the same log the same way. Without a key nothing is signed, and everyone who
-reaches the broker is believed.
+HMAC-SHA256 truncated to 128 bits. The first half signs the ticket's id. It is part of the message id under which the
+ticket ends, so nobody can use that id without having been given the ticket. The second half signs the whole ticket.
+Both are pure functions, so a resumed learner judges the same log in the same way. Without a key nothing is signed, and
+everyone who reaches the broker is trusted.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class TicketSigner:
 
     @property
     def signs(self) -> bool:
-        """Whether a ticket's id proves that the controller issued it."""
+        """Whether tickets are signed, so that an end id proves that the controller issued its ticket."""
         return self.key is not None
 
     def sign(self, ticket: Ticket) -> Ticket:
@@ -51,12 +51,12 @@ class TicketSigner:
         return ticket.model_copy(update={"signature": self._signature(ticket)}) if self.key else ticket
 
     def verify(self, ticket: Ticket) -> None:
-        """Raise ForgedRecord unless the ticket was signed with this key and not altered since."""
+        """Raise ForgedRecord unless the ticket was signed with this key and has not been altered since."""
         if self.key and not self._genuine(ticket):
             raise ForgedRecord(f"{ticket.ticket_id} was not issued by this run's controller, or was altered")
 
     def ended_by(self, message_id: str) -> str | None:
-        """Return the ticket that a message under this id may end, or None."""
+        """Return the id of the ticket that a message under this id may end, or None if it may end none."""
         ticket_id, dot, half = message_id.partition(".")
         if not TICKET_ID.fullmatch(ticket_id):
             return None
@@ -77,5 +77,5 @@ class TicketSigner:
         return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
 
     def _half(self, signed: bytes) -> str:
-        """Return the tag of some bytes; the run's name keeps the tickets of runs with one key apart."""
+        """Return the tag of some bytes. It covers the run's name, so that runs may share a key."""
         return hmac.digest(self.key or b"", self.run.encode() + b"\n" + signed, hashlib.sha256).hex()[:SIGNATURE_HALF]

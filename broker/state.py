@@ -1,4 +1,4 @@
-"""The run's state: four keys, each with one writer, that everyone may watch."""
+"""The run's state: four keys, each with one writer. Everyone may watch them."""
 
 from collections.abc import AsyncIterator
 
@@ -6,7 +6,7 @@ from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, RunFailed
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
 
 log = get_logger()
 
@@ -25,16 +25,16 @@ class StateStore:
         self._transport = transport
 
     async def put(self, key: Key, record: StateRecord, after: int | None = None) -> int:
-        """Set a key and return its revision; with `after`, raises StateConflict unless that is its present one.
+        """Set a key and return its revision. With `after`, raise StateConflict if the key has another revision by now.
 
-        Raises TypeError for a record of another key.
+        Raises TypeError for a record that belongs to another key.
         """
         if not isinstance(record, RECORDS[key]):
             raise TypeError(f"the key {key.value} holds a {RECORDS[key].__name__}, not a {type(record).__name__}")
         return await self._transport.put(key, encode(record), after)
 
     async def get(self, key: Key) -> StateRecord | None:
-        """Return a key's record, or None; what is no record there counts as none, and is told of.
+        """Return a key's record, or None if it has none; bytes that are no record are logged and count as none.
 
         Raises UnknownSchema for a record of another schema.
         """
@@ -42,10 +42,10 @@ class StateStore:
         return None if data is None else _decoded(key, data)
 
     async def until_end(self, total_steps: int) -> AsyncIterator[Progress]:
-        """Yield the learner's progress until the run is over; `total_steps` is its length by the caller's config.
+        """Yield the learner's progress until the run is over; `total_steps` is the run's length in the caller's config.
 
-        A run that was finished before and is now given more steps is not over: its learner is waited for, however long
-        it loads. Raises RunFailed when the broker stops sending.
+        A run that was finished and then given more steps is not over: this waits for its learner, however long that
+        takes to load. Raises RunFailed if the broker stops sending.
         """
         running = False
         async for progress in self.watch(Key.PROGRESS):
@@ -60,7 +60,7 @@ class StateStore:
         raise RunFailed("the broker stopped sending the run's progress; start this role again")
 
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
-        """Yield a key's present record, then each later one; intermediate ones may be skipped."""
+        """Yield a key's present record, then each later one. Intermediate records may be skipped."""
         async for data in self._transport.watch(key):
             if (record := _decoded(key, data)) is not None:
                 yield record

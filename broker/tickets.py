@@ -1,7 +1,7 @@
 """The ticket queue: the controller issues, actors lease.
 
-Place in the flow: **Ticket** → Episode. The stream itself is the truth: how many tickets were issued is read from it,
-so the controller needs no memory, and a ticket's id makes issuing it twice harmless.
+Place in the flow: **Ticket** → Episode. The stream itself is the record: the controller reads from it how many tickets
+were issued, so it needs no memory of its own. A ticket's id makes issuing it twice harmless.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from horizonrl.broker.api import Delivery, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead_letters import store_dead_letter
-from horizonrl.broker.reading import read_stored
+from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
@@ -20,28 +20,32 @@ from horizonrl.common.types import Kind, Ticket
 
 log = get_logger()
 
-AGAIN = "tickets.again"
-"""Tickets issued again: apart from the others, whose last one tells how many were issued."""
-SCANNED_AT_ONCE = 256
+REISSUED = "tickets.again"
+"""Subject of tickets that were issued again. It is not the subject of their kind, because the last message there tells
+how many tickets of that kind were issued."""
+SCAN_BATCH = 256
+"""Tickets are small, so that a scan may hold many of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """An actor's hold on a ticket: `held()` around the work, `kept()` around the delivery, then `acknowledge`; or
-    `give_back`."""
+    """An actor's hold on a ticket.
+
+    Work inside `held()`, publish inside `kept()`, then `acknowledge`; or `give_back` at any time.
+    """
 
     ticket: Ticket
     deliveries: int
-    """1 when nobody has held the ticket before."""
+    """1 if nobody has held the ticket before."""
     delivery: Delivery
     ack_wait_s: float
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Extend the lease every third of `ack_wait_s` for as long as the body runs.
+        """Extend the lease every third of `ack_wait_s` while the body runs.
 
-        Cancels the body and raises LeaseLost when no extension has been confirmed for `ack_wait_s`: by then the
-        ticket may be another actor's.
+        Cancels the body and raises LeaseLost if no extension was confirmed for `ack_wait_s`: by then another actor may
+        have the ticket.
         """
         try:
             async with asyncio.timeout(self.ack_wait_s) as deadline, self._extended(deadline):
@@ -56,9 +60,9 @@ class Lease:
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
-        """Extend the lease while the body runs, and never cancel it.
+        """Extend the lease while the body runs, without ever cancelling it.
 
-        For a finished group: it is worth delivering however long the broker is away, and a second one is refused.
+        For a finished group: it is worth publishing however long the broker is away, and a second one is refused.
         """
         async with self._extended(None):
             yield
@@ -73,7 +77,7 @@ class Lease:
             await asyncio.wait([heartbeat])
 
     async def _extend(self, deadline: asyncio.Timeout | None) -> None:
-        """Move the deadline, if there is one, with every confirmed extension; a lost lease ends the body at once."""
+        """Move the deadline, if any, with every confirmed extension; end the body at once if the lease is lost."""
         loop = asyncio.get_running_loop()
 
         def move(when: float) -> None:
@@ -104,45 +108,49 @@ class TicketQueue:
         self._transport = transport
         self._signer = signer or TicketSigner(transport.run)
         self._issued: dict[Kind, int] = {}
-        """Per kind, the most that were seen to be issued."""
+        """By kind, how many tickets are known to have been issued."""
         self._purged: dict[Kind, int] = {}
-        """Per kind, the number below which tickets have been removed."""
+        """By kind, the number below which tickets have been removed."""
 
     async def issue(self, ticket: Ticket) -> bool:
-        """Publish a ticket; return False when it had been issued before."""
+        """Publish a ticket; return False if it had been issued before."""
         data = encode(self._signer.sign(ticket))
         stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
         return not stored.duplicate
 
-    async def issue_again(self, ticket: Ticket, earlier: int) -> None:
-        """Publish a vanished ticket under its own id; `earlier` is the sequence of its newest copy, 0 without one."""
+    async def reissue(self, ticket: Ticket, earlier: int) -> None:
+        """Publish a lost ticket again, under its own id; `earlier` is the sequence of its newest copy, or 0."""
         data = encode(self._signer.sign(ticket))
-        await self._transport.publish(AGAIN, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
+        await self._transport.publish(REISSUED, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
 
     async def stored_tickets(self) -> dict[str, tuple[int, Ticket]]:
-        """Return the newest copy of each ticket that the stream holds and its sequence, by ticket id."""
+        """Return, by ticket id, the newest copy of each ticket in the stream with its sequence."""
         return {ticket.ticket_id: (sequence, ticket) for sequence, ticket in await self._scan("tickets.>")}
 
     async def count_issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one.
 
-        The last message tells; the first time all of them do, in case an older ticket was stored a second time.
+        The last message has the highest number. The first call reads all of them, in case an older ticket was stored a
+        second time.
         """
         if kind not in self._issued:
-            standing = await self._scan(_subject(kind))
-            self._issued[kind] = max((ticket.number for _, ticket in standing), default=-1) + 1
+            stored = await self._scan(_subject(kind))
+            self._issued[kind] = max((ticket.number for _, ticket in stored), default=-1) + 1
         message = await self._transport.last(Stream.TICKETS, _subject(kind))
         if message is not None:
-            with suppress(RecordError):  # something foreign stands last: the count stays
+            with suppress(RecordError):  # the last message is no ticket: keep the count
                 self._issued[kind] = max(self._issued[kind], decode(message.data, Ticket).number + 1)
         return self._issued[kind]
 
     async def was_issued(self, kind: Kind, number: int) -> bool:
-        """Return whether a ticket has been issued; asks the broker only for a number beyond those known to be."""
+        """Return whether a ticket was issued; ask the broker only for a number above those known to be issued."""
         return self._signer.signs or number < self._issued.get(kind, 0) or number < await self.count_issued(kind)
 
     async def lease(self, timeout_s: float) -> Lease | None:
-        """Return the next ticket under a lease, or None once `timeout_s` has passed; dead letters are passed over."""
+        """Return the next ticket under a lease, or None if `timeout_s` passes without one.
+
+        A message that is no ticket is moved to DEAD.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while delivery := await self._transport.lease(max(0.0, deadline - loop.time())):
@@ -156,31 +164,30 @@ class TicketQueue:
         return None
 
     async def purge_below(self, lowest_unsettled: Mapping[Kind, int]) -> None:
-        """Remove each kind's tickets below its number, but never the last one issued: `issued` reads it."""
+        """Remove the tickets of each kind below its number, but never the last one: `count_issued` reads it."""
         for kind, number in lowest_unsettled.items():
             keep = min(number, await self.count_issued(kind) - 1)
             if keep > self._purged.get(kind, 0):
                 await self._purge(_subject(kind), {kind: keep})
                 self._purged[kind] = keep
-        await self._purge(AGAIN, lowest_unsettled)
+        await self._purge(REISSUED, lowest_unsettled)
 
     async def _purge(self, subject: str, keep: Mapping[Kind, int]) -> None:
-        """Remove a subject's tickets up to the first one that is to be kept."""
+        """Remove the tickets of a subject before the first one that is to be kept."""
         if tickets := await self._scan(subject):
             wanted = (sequence for sequence, ticket in tickets if ticket.number >= keep.get(ticket.kind, 0))
             await self._transport.purge(Stream.TICKETS, next(wanted, tickets[-1][0] + 1), subject)
 
     async def _scan(self, subject: str) -> list[tuple[int, Ticket]]:
-        """Return sequence and ticket of all that the stream holds under a subject, in the order of issue."""
+        """Return all tickets of a subject with their sequences, in the order of issue."""
         while True:
-            with suppress(LogGap):  # what stood next has been purged meanwhile: begin again at what is left
+            with suppress(LogGap):  # a purge has overtaken the scan: begin again with what is left
                 return await self._scan_once(subject)
 
     async def _scan_once(self, subject: str) -> list[tuple[int, Ticket]]:
         before = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
         found: list[tuple[int, Ticket]] = []
-        stored = read_stored(self._transport, Stream.TICKETS, before, subject, SCANNED_AT_ONCE)
-        async with aclosing(stored) as messages:
+        async with aclosing(scan(self._transport, Stream.TICKETS, before, subject, SCAN_BATCH)) as messages:
             async for message in messages:
                 with suppress(RecordError):
                     found.append((message.sequence, decode(message.data, Ticket)))

@@ -1,7 +1,7 @@
-"""Key frames: a safetensors file through the weights stream in chunks, verified before anyone loads it.
+"""Key frames: a safetensors file, sent through the weights stream in chunks and verified before anyone loads it.
 
-Place in the flow: **Version** → actors. The file is mapped, never held in memory; a chunk says its offset, so chunks
-may be stored in any order.
+Place in the flow: **Version** → actors. The file is mapped, never held in memory. Each chunk carries its offset, so
+chunks may be stored in any order.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ import xxhash
 
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 
 FRAME = "weights.frame"
 OFFSET = "Horizon-Offset"
@@ -26,8 +27,9 @@ CHUNK_BYTES = 2 << 20
 PUBLISHED_AT_ONCE = 8
 """Chunks in flight: 2 MB chunks came to 350-570 MB/s with 8 (1 alone: 220-290)."""
 FETCH_WAIT_S = 30.0
-"""The chunks are stored before the manifest is: one that does not come within this is not there."""
+"""Chunks are stored before their manifest. So a chunk that does not come within this time is not in the stream."""
 DIGEST_BYTES = 8 << 20
+"""Bytes of a file that are in memory while it is digested."""
 
 
 async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion, digest: str) -> WeightsManifest:
@@ -63,10 +65,10 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
 async def fetch_frame(
     transport: Transport, manifest: WeightsManifest, into: Path, shared_dir: Path | None = None
 ) -> Path:
-    """Return a file with the announced weights, verified by size and digest: the shared one, else `into`.
+    """Return a file with the announced weights, verified by size and digest: the shared file, else `into`.
 
-    A manifest is another program's word: the only files that are opened for it are regular ones in `shared_dir`.
-    Raises WeightsRejected when the weights cannot be had; LogGap when the frame has been replaced by a newer one.
+    A manifest comes from another program and is not trusted: only regular files in `shared_dir` are opened for it.
+    Raises WeightsRejected if the weights cannot be had, and LogGap if a newer frame has replaced them.
     """
     shared = _within(shared_dir, manifest.path)
     if shared is not None and await asyncio.to_thread(_verified, shared, manifest):
@@ -77,21 +79,21 @@ async def fetch_frame(
             f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or "
             "turn it on at every actor, with the learner's run directory under the same run.root"
         )
-    beside = into.with_name(f".{into.name}.{os.getpid()}")
+    partial = into.with_name(f".{into.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as target:
+        with partial.open("wb") as target:
             await _fetch_chunks(transport, manifest, target)
-        if not await asyncio.to_thread(_verified, beside, manifest):
-            raise WeightsRejected(f"{manifest.policy}: the bytes that came are not the ones announced")
-        os.replace(beside, into)
+        if not await asyncio.to_thread(_verified, partial, manifest):
+            raise WeightsRejected(f"{manifest.policy}: the bytes received are not the ones announced")
+        os.replace(partial, into)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
+            os.unlink(partial)
     return into
 
 
 async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target: BinaryIO) -> None:
-    """Write every chunk of a frame at its offset; one that was stored twice is written once."""
+    """Write every chunk of a frame at its offset; a chunk that was stored twice is written once."""
     reader = await transport.reader(Stream.WEIGHTS, manifest.first_sequence - 1, FRAME)
     written: set[int] = set()
     try:
@@ -99,7 +101,9 @@ async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target:
             messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
             ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
             chunks = {_offset(message, manifest): message.data for message in ours}
-            await asyncio.to_thread(_write_chunks, target, {at: chunks[at] for at in chunks.keys() - written})
+            await asyncio.to_thread(
+                _write_chunks, target, {offset: chunks[offset] for offset in chunks.keys() - written}
+            )
             written |= chunks.keys()
             if not messages or (len(written) < manifest.chunks and messages[-1].sequence >= manifest.last_sequence):
                 missing = manifest.chunks - len(written)
@@ -136,7 +140,7 @@ def digest_file(path: Path) -> str:
 
 
 def _within(folder: Path | None, path: str | None) -> Path | None:
-    """Return the file that `path` names if it lies directly in `folder`, whatever links lead there."""
+    """Return the file that `path` names if it is directly in `folder`, after resolving links."""
     if folder is None or path is None:
         return None
     try:
@@ -147,7 +151,7 @@ def _within(folder: Path | None, path: str | None) -> Path | None:
 
 
 def _verified(path: Path, manifest: WeightsManifest) -> bool:
-    """Return whether a regular file has the bytes announced; a device or a pipe might never end."""
+    """Return whether a regular file has the announced bytes; reading a device or a pipe might never end."""
     try:
         found = path.stat()
         same_size = stat.S_ISREG(found.st_mode) and found.st_size == manifest.weights_bytes

@@ -1,7 +1,8 @@
-"""The environment's seam: a Gymnasium-shaped asynchronous protocol over text.
+"""The environment seam: an asynchronous, Gymnasium-shaped protocol over text.
 
-An environment instance runs one episode at a time. It holds its own random generator, is deterministic for a task,
-and reports a failure of its own by raising EnvironmentFailure: never as a reward of zero (invariant 5).
+An environment instance runs one episode at a time, and the same task always gives the same episode. An environment that
+fails raises EnvironmentFailure. It never reports its own failure as a reward of 0, because that would teach the policy
+that its actions were bad (docs/invariants.md, "Broken is not zero").
 """
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ class TaskSpec:
     task_id: str
     split: Split
     category: str
-    """What results are broken down by: `depth1`, `GoTo`, `Measure`."""
+    """The group under which results are reported: `depth1`, `GoTo`, `Measure`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the agent reads first: the rules and the task."""
+    """The first text of an episode: the rules and the task."""
 
     text: str
 
@@ -37,64 +38,66 @@ class Step:
     terminated: bool
     """The task is over: solved, failed or given up."""
     truncated: bool = False
-    """The environment's own limit cut the episode."""
+    """The environment's own limit ended the episode."""
     success: bool = False
-    """The task is solved; meaningful when terminated."""
+    """The task is solved. Only meaningful if `terminated`."""
     info: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
 class Expert(Protocol):
-    """Plays a task without a model: the source of demonstrations and of proof that a task can be solved."""
+    """Plays a task without a model. Experts produce demonstrations and prove that a task can be solved."""
 
     def act(self, observation: str) -> str:
-        """Return the text that an agent should answer the observation with."""
+        """Return the reply that an agent should give to the observation."""
 
 
 class Environment(Protocol):
-    """One episode at a time: `reset`, then `step` until it has ended, then `reset` again or `close`.
+    """Plays one episode at a time: `reset`, then `step` until the episode ends, then `reset` again or `close`.
 
-    A class that only replays what others did says so with `demonstrations_only = True`: no policy can play it.
+    A class that only replays recorded episodes sets `demonstrations_only = True`, since no policy can play it.
     """
 
     env_id: ClassVar[str]
     version: str
-    """Names the task list and the rules; recorded in the provenance of every group. Of an instance whose options
-    choose the tasks, it names these too."""
+    """Identifies the task list and the rules. Every group records it in its provenance.
+
+    If options choose the tasks, the instance's version identifies those tasks too.
+    """
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return every task, always in the same order.
 
-        Where options of the environment choose the tasks, they are keyword arguments here too, and have defaults.
+        Options of the environment that choose the tasks are keyword arguments of this method too, with defaults.
         """
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin a task. Raises EnvironmentFailure, and ConfigError for a task that does not exist."""
+        """Begin a task. Raises ConfigError if the task does not exist, EnvironmentFailure if it cannot begin."""
 
     async def step(self, text: str) -> Step:
-        """Answer the agent's text. An action that cannot be understood is answered by an observation that says so.
+        """Answer the agent's text. If it names no valid action, the observation says so.
 
-        Whatever an agent writes is an action, readable or not: no text raises, and none takes long, since other
-        episodes wait in the same event loop. Rollouts and servers pass on at most `bounds.MAX_REPLY_CHARS` characters.
-        Raises EnvironmentFailure before `reset` and after the end: a reward is paid once.
+        Every text is a legal input: none raises, and none takes long, because other episodes wait in the same event
+        loop. Rollouts and servers pass on at most `bounds.MAX_REPLY_CHARS` characters.
+        Raises EnvironmentFailure before `reset` and after the end, so that a reward is paid only once.
         """
 
     async def close(self) -> None:
-        """Free what the instance holds; harmless when repeated."""
+        """Release all resources. Calling it again does nothing."""
 
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """What an environment may have as well: an expert. Without one it can be trained on, but not imitated."""
+    """An environment that has an expert. One without can be used for RL, but not for imitation."""
 
     def expert(self) -> Expert:
-        """Return an expert for the task begun. Raises EnvironmentFailure before `reset`."""
+        """Return an expert for the current task. Raises EnvironmentFailure before `reset`."""
 
 
 def expert_of(environment: Environment) -> Expert:
-    """Return an environment's expert for the task begun. Raises EnvironmentFailure where it has none."""
+    """Return an environment's expert for the current task. Raises EnvironmentFailure if it has none."""
     if not isinstance(environment, Demonstrates):
         raise EnvironmentFailure(
-            f"{environment.env_id} has no expert: take demonstrations from transcripts, or do without"
+            f"{environment.env_id} has no expert: use transcripts as demonstrations, or train without imitation"
         )
     return environment.expert()

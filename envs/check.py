@@ -1,8 +1,8 @@
-"""The conformance test of an environment: what the rest of the system relies on, tried on the real thing.
+"""The conformance test of an environment: it plays real episodes and checks what the rest of the system relies on.
 
-`horizonrl envs check ID` prints the report; `tests/contracts/test_environment.py` runs it for every environment that is
-registered. A new environment that passes can be trained on. What fails is told with its place in the environment's code
-and with the text that caused it.
+`horizonrl envs check ID` prints the report, and `tests/contracts/test_environment.py` runs it for every registered
+environment. An environment that passes is ready for training. A failed check names the line of the environment's code
+and the text that caused the failure.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 
 MAX_OBSERVATION_CHARS = 1 << 18
-"""What an episode's record holds of one observation; an environment's own `max_observation_chars` goes before it."""
+"""The longest observation that an episode's record holds. An environment's `max_observation_chars` takes precedence."""
 TASKS_TRIED = 20
 CHECK_S = 120.0
-"""The deadline of one check."""
+"""Time limit of one check."""
 BABBLED = 30
-"""Texts that are said to an environment without an expert."""
+"""Number of texts sent to an environment that has no expert."""
 MAX_SHOWN = 160
-"""Characters of a text that caused a failure."""
+"""Characters shown of a text that caused a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class Check:
     name: str
     passed: bool
     detail: str
-    """What was measured, or why it failed."""
+    """What was measured, or why the check failed."""
     place: str = ""
-    """Of a failure: `file:line, function` of the environment."""
+    """If the check failed: `file:line, function` in the environment's code."""
     last_call: str = ""
-    """Of a failure: the call that came last before it, with its text."""
+    """If the check failed: the last call before the failure, with its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CheckReport:
 
 
 class Violation(Exception):
-    """The environment does not keep its contract; the message says how, `method` where to look."""
+    """The environment breaks its contract. The message says how; `method` names the method to look at."""
 
     def __init__(self, message: str, method: str = "step") -> None:
         super().__init__(message)
@@ -74,11 +74,11 @@ class Subject:
     options: Mapping[str, Any]
     task_ids: Sequence[str]
     last_call: str = ""
-    """What it was asked last, for whoever looks for the cause of a failure."""
+    """The most recent call, reported with a failure."""
     longest_chars: int = 0
-    """Length of the longest observation that any check has seen."""
-    longest_of: str = ""
-    """The call that gave it."""
+    """Length of the longest observation in any check so far."""
+    longest_call: str = ""
+    """The call that returned the longest observation."""
     step_times_s: list[float] = field(default_factory=list)
     made: list[Environment] = field(default_factory=list)
 
@@ -91,10 +91,10 @@ class Subject:
         return self.made[-1]
 
     async def close(self) -> None:
-        """Free what a check has made, however it ended: on a server it would stay."""
+        """Close every instance that a check has made. An instance left open would stay on its server."""
         made, self.made = self.made, []
         for environment in made:
-            with suppress(Exception):  # the check has told what is wrong with it
+            with suppress(Exception):  # the check has already reported what is wrong with the environment
                 await environment.close()
 
     async def reset(self, environment: Environment, task_id: str) -> str:
@@ -113,12 +113,12 @@ class Subject:
 
     def _measure(self, observation: str) -> None:
         if len(observation) > self.longest_chars:
-            self.longest_chars, self.longest_of = len(observation), self.last_call
+            self.longest_chars, self.longest_call = len(observation), self.last_call
 
     async def play(self, environment: Environment, task_id: str) -> tuple[str, list[Step]]:
-        """Play a task to its end, as its expert does; return the first observation and the steps.
+        """Let the expert play a task to its end; return the first observation and the steps.
 
-        Without an expert some texts are said one after the other, which may or may not lead to an end.
+        Without an expert, BABBLED texts are sent one after another. They may or may not end the episode.
         """
         first = observation = await self.reset(environment, task_id)
         act = expert_of(environment).act if self.has_expert else self._babble(first)
@@ -131,19 +131,19 @@ class Subject:
             if steps[-1].terminated or steps[-1].truncated:
                 return first, steps
             observation = steps[-1].observation
-        raise Violation(f"the expert has not ended task {task_id!r} after {MAX_TURNS} turns", "expert")
+        raise Violation(f"the expert has not finished task {task_id!r} after {MAX_TURNS} turns", "expert")
 
     def _babble(self, first: str) -> Callable[[str], str | None]:
         texts = iter(odd_texts(first)[:BABBLED])
         return lambda _: next(texts, None)
 
     def place_of(self, method: str) -> str:
-        """Return `file:line, Class.method` of the environment's own code."""
+        """Return `file:line, Class.method` of a method of the environment."""
         environment = registry.load(self.env_id)
         function = inspect.unwrap(getattr(environment, method, environment))
         try:
             return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
-        except (OSError, TypeError):  # no source: a compiled module, or a class made in passing
+        except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
             return f"{environment.__module__}, {method}"
 
     def raised_at(self, error: Exception) -> str:
@@ -157,20 +157,20 @@ class Subject:
 
 
 def shown(text: str) -> str:
-    """Return a text as Python writes it, cut where nobody reads on."""
+    """Return the repr of a text, cut after MAX_SHOWN characters."""
     return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"
 
 
 Trial = Callable[[Subject], Awaitable[str]]
-"""One check: returns what it measured, raises Violation (or whatever the environment raised)."""
+"""One check. It returns what it measured, or raises Violation or whatever the environment raised."""
 
 
 async def check(
     env_id: str, options: Mapping[str, Any] | None = None, task_ids: Sequence[str] | None = None
 ) -> CheckReport:
-    """Try everything the contract promises; by default on tasks spread evenly over the list.
+    """Run every check, by default on up to TASKS_TRIED tasks spread evenly over the list.
 
-    Raises ConfigError or MissingDependency when the environment cannot be made at all.
+    Raises ConfigError or MissingDependency if the environment cannot be created at all.
     """
     environment = registry.make(env_id, options)
     await environment.close()
@@ -201,7 +201,9 @@ async def _tasks_are_listed(subject: Subject) -> str:
     first, second = (list(registry.tasks(subject.env_id, subject.options)) for _ in range(2))
     if first != second:
         differing = next((pair for pair in zip(first, second, strict=False) if pair[0] != pair[1]), None)
-        raise Violation(f"two listings differ: {len(first)} and {len(second)} tasks, first {differing}", "tasks")
+        raise Violation(
+            f"two listings differ: {len(first)} and {len(second)} tasks, the first difference is {differing}", "tasks"
+        )
     counts = Counter(task.task_id for task in first)
     if not first or len(counts) < len(first):
         repeated = [task_id for task_id, count in counts.items() if count > 1][:3]
@@ -222,7 +224,7 @@ async def _unknown_task_is_refused(subject: Subject) -> str:
 
 async def _expert_solves(subject: Subject) -> str:
     if not subject.has_expert:
-        return "no expert: no demonstrations, and nothing shows here that the tasks can be solved"
+        return "skipped: without an expert, nothing here shows that the tasks can be solved"
     environment, turns = subject.make(), []
     for task_id in subject.task_ids:
         _, steps = await subject.play(environment, task_id)
@@ -234,7 +236,7 @@ async def _expert_solves(subject: Subject) -> str:
         turns.append(len(steps))
     await environment.close()
     mean_ms = 1e3 * sum(subject.step_times_s) / len(subject.step_times_s)
-    return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms a step"
+    return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms per step"
 
 
 async def _episodes_repeat(subject: Subject) -> str:
@@ -242,14 +244,17 @@ async def _episodes_repeat(subject: Subject) -> str:
     for task_id in subject.task_ids:
         (first, steps), (again, repeated) = [await subject.play(each, task_id) for each in (one, other)]
         if first != again:
-            raise Violation(f"two instances begin task {task_id!r} with {shown(first)} and {shown(again)}", "reset")
+            raise Violation(
+                f"task {task_id!r} begins with {shown(first)} in one instance and with {shown(again)} in another",
+                "reset",
+            )
         for turn, (step, repeat) in enumerate(zip(steps, repeated, strict=False), 1):
             if step != repeat:
                 raise Violation(
-                    f"two instances answer the same texts in turn {turn} of task {task_id!r} with {step} and {repeat}"
+                    f"in turn {turn} of task {task_id!r} two instances answer the same reply with {step} and {repeat}"
                 )
         if len(steps) != len(repeated):
-            raise Violation(f"task {task_id!r} took {len(steps)} and {len(repeated)} turns of two instances")
+            raise Violation(f"task {task_id!r} took {len(steps)} turns in one instance and {len(repeated)} in another")
     await one.close()
     await other.close()
     return f"{len(subject.task_ids)} tasks, twice"
@@ -263,7 +268,9 @@ async def _an_episode_ends_once(subject: Subject) -> str:
     if ended:
         await _expect_failure(subject, environment, "after the end")
     await environment.close()
-    return f"a step before reset {'or after the end ' if ended else ''}is refused{'' if ended else '; no end was seen'}"
+    if not ended:
+        return "a step before reset is refused; no episode ended here, so a step after the end was not tried"
+    return "a step before reset or after the end is refused"
 
 
 async def _expect_failure(subject: Subject, environment: Environment, when: str) -> None:
@@ -302,7 +309,7 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     _, steps = await subject.play(environment, task_id)
     await environment.close()
     if subject.has_expert and not steps[-1].success:
-        raise Violation("after a cancelled step and a reset the expert could not solve the task")
+        raise Violation("the expert could not solve the task after a cancelled step and a reset")
     return f"cancelled, reset, {'solved' if subject.has_expert else 'played'}"
 
 
@@ -318,9 +325,9 @@ async def _observations_are_bounded(subject: Subject) -> str:
     limit = subject.options.get("max_observation_chars", MAX_OBSERVATION_CHARS)
     if subject.longest_chars > limit:
         raise Violation(
-            f"an observation had {subject.longest_chars} characters, after {subject.longest_of}; the limit is {limit}"
+            f"an observation had {subject.longest_chars} characters, after {subject.longest_call}; the limit is {limit}"
         )
-    return f"the longest of all checks had {subject.longest_chars} characters; the limit is {limit}"
+    return f"the longest observation had {subject.longest_chars} characters; the limit is {limit}"
 
 
 TRIALS: Mapping[str, Trial] = {
@@ -332,5 +339,5 @@ TRIALS: Mapping[str, Trial] = {
     "no text raises": _no_text_breaks_it,
     "a cancelled step leaves it usable": _a_cancelled_step_leaves_it_usable,
     "close is idempotent": _close_is_idempotent,
-    "observations are bounded": _observations_are_bounded,  # Last: it judges what the others saw.
+    "observations are bounded": _observations_are_bounded,  # last: it judges the observations of all other checks
 }

@@ -1,12 +1,12 @@
-"""How an agent's text names its action, and how an expert writes one. Pure functions; nothing is ever evaluated.
+"""How a reply names its action, and how an expert writes one. Pure functions that never execute what an agent writes.
 
-react     "Thought: ..." then "Action: ...": the action is the first line after `Action:`, and there is only one
+react     "Thought: ..." then "Action: ...": the action is the first line after the only `Action:`
 plain     the action alone: the first line that is not empty
 function  a JSON object {"thought": ..., "function_name": ..., "arguments": {...}}
-code      a fenced Python block of one call: its syntax tree is read, and never run
+code      a fenced Python block with one call: its syntax tree is read, never run
 
-An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. The last two formats write it as
-a call of one of the environment's `Command`s; reading fills the command's words with the call's arguments.
+An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. In the formats `function` and
+`code`, a reply calls one of the environment's `Command`s; reading it fills the command's words with the arguments.
 """
 
 import ast
@@ -26,17 +26,18 @@ _FENCE = "```"
 _LANGUAGE = re.compile(r"(\w*)[ \t]*\n")
 _HOLE = re.compile(r"\{(\w+)\}")
 MAX_ACTION_CHARS = 2_000
-"""What an environment does with an action of this length stays in microseconds."""
+"""The longest action that an environment follows. Actions of this length still take microseconds."""
 MAX_DIGITS = 1_000
-"""Digits of a number in a call."""
+"""The most digits of a number in a call."""
 _MAX_CALL_CHARS = 10_000
-"""Longer texts are not parsed: the parsers' depth grows with a text's length."""
+"""Longer texts are not parsed, because the recursion depth of the parsers grows with the length."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One kind of action: a function's `name`, the `words` that it stands for, with its arguments in braces, and its
-    `meaning`. `Command("craft", "craft {item} using {ingredients}", "follow one recipe once")`.
+    """One kind of action: a function `name`, the `words` of the action with arguments in braces, and the `meaning`.
+
+    Example: `Command("craft", "craft {item} using {ingredients}", "follow one recipe once")`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Command:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """What an action of this kind looks like; a group an argument."""
+        """Matches an action of this kind, with one group per argument."""
         parts = _HOLE.split(self.words)
         return re.compile(
             "".join(f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in enumerate(parts))
@@ -61,7 +62,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A text without exactly one action. `reason` is what the agent is told."""
+    """A text that does not name exactly one action. The agent reads the `reason`."""
 
     reason: str
 
@@ -80,16 +81,16 @@ def read_action(text: str, action_format: ActionFormat, commands: Sequence[Comma
 
 
 def bounded(action: str | Unreadable) -> str | Unreadable:
-    """Return an action as it is, or why it is too long to be one."""
+    """Return the action unchanged, or Unreadable if it is too long."""
     if isinstance(action, str) and len(action) > MAX_ACTION_CHARS:
         return Unreadable(f"An action has {MAX_ACTION_CHARS} characters at most; this one has {len(action)}.")
     return action
 
 
 def write_action(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str:
-    """Return the text of a reply that takes an action; `read_action` of it returns the action. Plain has no thought.
+    """Return a reply that takes the action: the inverse of `read_action`. The format `plain` omits the thought.
 
-    Raises ValueError, for a call, when no command has these words.
+    Raises ValueError if the format is a call and no command has these words.
     """
     match action_format:
         case "plain":
@@ -106,7 +107,7 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
 
 
 def explain(action_format: ActionFormat, commands: Sequence[Command]) -> str:
-    """Return what the agent is told of how to reply: the format, and for a call the functions."""
+    """Return the instructions on how to reply: the format and, if it is a call, the functions."""
     functions = "\n".join(map(str, commands))
     match action_format:
         case "plain":
@@ -129,7 +130,7 @@ def _read_react(text: str) -> str | Unreadable:
         return Unreadable('There is no "Action:" in the reply. Write a thought, then one action after "Action:".')
     if len(parts) > 2:
         return Unreadable(f"There are {len(parts) - 1} actions in the reply. Take one action at a time.")
-    # A second thought on the action's own line is where a model runs on; it is not part of the action.
+    # A model that keeps generating may start its next thought on the action's own line.
     action = _THOUGHT.split(_first_line(parts[1]))[0].strip()
     return action or Unreadable('There is nothing after "Action:". Write one action there.')
 
@@ -149,9 +150,10 @@ def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
 
 
 def fenced(text: str, *languages: str) -> list[str]:
-    """Return the fenced blocks of these languages, given in lower case; `""` is a fence that names none.
+    """Return the fenced blocks of these languages, given in lower case; `""` stands for a fence without a language.
 
-    Takes one pass over the text: a pattern that looks for both fences would begin again at each opening one.
+    Takes one pass. A regular expression for both fences would search to the end again from each opening fence, which
+    takes quadratic time on a reply that is full of them.
     """
     blocks, start = [], text.find(_FENCE)
     while start >= 0:
@@ -173,7 +175,7 @@ def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
         return Unreadable(f"There are {len(blocks)} Python blocks in the reply. Write one, with one call.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a text's "\\d"; whoever sampled it does not read our stderr
+            warnings.simplefilter("ignore")  # a SyntaxWarning about "\\d" in a reply helps nobody who reads our stderr
             statements = ast.parse(blocks[0]).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Unreadable("The block is not Python. Write one call in it.")
@@ -210,10 +212,9 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
 
 
 def written(value: object) -> str | None:
-    """Return the text of a call's argument; None for what is neither a text nor a number that can be written out.
+    """Return the text of an argument, or None if it is neither a text nor a number of at most MAX_DIGITS digits.
 
-    Python refuses to write a whole number of more than 4,300 digits, and an escape in a literal may be half a
-    character.
+    Python raises on an integer of more than 4,300 digits, and an escape in a literal may be a lone surrogate.
     """
     match value:
         case int() if abs(value) >= 10**MAX_DIGITS:

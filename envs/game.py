@@ -1,7 +1,7 @@
-"""An environment around a game: all that environments share whose world answers one line of words at once.
+"""The base class of environments whose world answers one line of words at once.
 
-A `Game` is one task being played: it follows an action and advises an expert. It knows nothing of formats, bounds or
-the end of an episode; `GameEnvironment` knows these, and nothing of the rules.
+A `Game` is one task in progress: it follows actions and advises an expert. It knows nothing about formats, length
+limits or episodes that have ended. `GameEnvironment` handles those and knows nothing about the rules.
 """
 
 import asyncio
@@ -19,32 +19,32 @@ from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
 
 Style = Literal["full", "compact", "agentgym"]
-"""`agentgym` is what AgentGym's server says: its words where they can be had, and no rules, which its clients tell."""
+"""`agentgym` reproduces the texts of AgentGym's server. It omits the rules, because AgentGym's clients add them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What an expert does next, and why."""
+    """An expert's next action, and the reason for it."""
 
     action: str
     thought: str
 
 
 class Game(Protocol):
-    """One task as it is played."""
+    """One task in progress."""
 
     def follow(self, action: str) -> Step:
-        """Answer one line of words, of at most `formats.MAX_ACTION_CHARS`."""
+        """Answer one line of at most `formats.MAX_ACTION_CHARS` characters."""
 
     def advise(self) -> Move:
-        """Return the next move of an expert from here. It may take more moves than needed, but it gets there."""
+        """Return an expert's next move from the present state. The moves solve the task, not always by the fewest."""
 
 
 G = TypeVar("G", bound=Game)
 
 
 class GameExpert:
-    """The expert: follows the game's own advice; the observation's words are not read."""
+    """The expert. It follows the game's own advice and does not read the observation."""
 
     def __init__(self, game: Game, action_format: ActionFormat, commands: Sequence[Command]) -> None:
         self._game, self._format, self._commands = game, action_format, commands
@@ -56,7 +56,7 @@ class GameExpert:
 
 
 class GameEnvironment(ABC, Generic[G]):
-    """One game at a time. A subclass names its id, its version and its commands, lists its tasks and begins a game."""
+    """Plays one game at a time. A subclass defines its id, version and commands, lists its tasks and begins a game."""
 
     env_id: ClassVar[str]
     version: str
@@ -71,7 +71,7 @@ class GameEnvironment(ABC, Generic[G]):
         self._over = False
 
     def prepare(self) -> None:
-        """Load or build what takes more than some milliseconds. Called in a thread before the first task."""
+        """Load or build what takes more than a few milliseconds. Called once per instance, in a thread."""
 
     @abstractmethod
     def begin(self, task_id: str) -> tuple[str, G]:
@@ -102,14 +102,14 @@ class GameEnvironment(ABC, Generic[G]):
         return read_action(text, self._format, self.commands)
 
     def expert(self) -> GameExpert:
-        """Return an expert that plays on from wherever the episode stands."""
+        """Return an expert that continues from the present state of the episode."""
         return GameExpert(self._begun(), self._format, self.commands)
 
     async def close(self) -> None:
         self._game = None
 
     def introduced(self, rules: str, state: str) -> str:
-        """Return a first observation: the rules, the commands and how to reply, and the state of the game."""
+        """Return a first observation: the rules, the commands, how to reply, and the state of the game."""
         if self._style == "agentgym":
             return state
         return "\n".join(filter(None, (rules, self.manual(), state)))
@@ -134,12 +134,12 @@ class GameEnvironment(ABC, Generic[G]):
 
 
 def unmoved(observation: str) -> Step:
-    """Return the answer to what changes nothing and earns nothing."""
+    """Return the answer to an action that changes nothing and earns nothing."""
     return Step(observation, reward=0.0, terminated=False)
 
 
 def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[str, str]] | None:
-    """Return the name of the first command that an action has the words of, with its arguments."""
+    """Return the name and the arguments of the first command whose words match the action."""
     for command in commands:
         if found := command.pattern.fullmatch(action):
             return command.name, found.groupdict()
@@ -147,22 +147,22 @@ def match_command(action: str, commands: Sequence[Command]) -> tuple[str, dict[s
 
 
 def spelled(command: Command) -> str:
-    """Return a command's words as an agent reads them: without the braces around its arguments."""
+    """Return a command's words as agents read them, without the braces around the arguments."""
     return re.sub(r"\{(\w+)\}", r"\1", command.words)
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return the words of a list that is written as a text."""
+    """Return the words of a text as a tuple. Long word lists read better as one text."""
     return tuple(text.split())
 
 
 def drawn(name: str) -> Random:
-    """Return a generator of its own for a name, the same on every machine."""
+    """Return a random generator that depends on the name alone, so it is the same on every machine."""
     return Random(int.from_bytes(sha256(name.encode()).digest()))
 
 
 def split_tasks(category_of: Mapping[str, str], test: int) -> tuple[TaskSpec, ...]:
-    """Return tasks in the order of their ids; the `test` ids whose sha256 comes first are the test split."""
+    """Return the tasks in the given order. The `test` tasks whose ids have the lowest sha256 form the test split."""
     held_out = frozenset(sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test])
     return tuple(
         TaskSpec(task_id, "test" if task_id in held_out else "train", category)

@@ -1,4 +1,4 @@
-"""A thread for what would keep the event loop waiting for more than 10 ms: the making of a world."""
+"""A thread for work that would block the event loop for more than 10 ms, such as generating a world."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREAD = ThreadPoolExecutor(1, "envs")
-"""One for all environments: several would keep the event loop from the interpreter for longer than they take."""
+"""One thread for all environments. With several, the event loop would compete with all of them for the interpreter."""
 
 
 async def in_thread(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Return what the call returns, made in the thread."""
+    """Run the call in the thread and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_THREAD, lambda: call(*arguments, **options))

@@ -31,9 +31,9 @@ LMRL_GOAL: Cell = (6, 8)
 LMRL_STARTS: tuple[Cell, ...] = (
     *((column, 1) for column in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11)),
     *((3, row) for row in (2, 3, 4, 5)),
-    *((4, 5), (5, 5), (6, 5), (6, 6), (6, 7), (7, 5), (8, 5), (9, 5)),
+    (4, 5), (5, 5), (6, 5), (6, 6), (6, 7), (7, 5), (8, 5), (9, 5),
     *((9, row) for row in (4, 3, 2)),
-)
+)  # fmt: skip
 """The starts in the double-T maze by AgentGym's number; its last, 25, is the goal itself. There are no other cells."""
 
 

@@ -1,4 +1,4 @@
-"""Replies that no agent should write and some will: what `envs check` and the fuzz tests try on every environment."""
+"""Replies that no agent should write, but some will. `envs check` and the fuzz tests send them to every environment."""
 
 import re
 from collections.abc import Iterator
@@ -7,21 +7,21 @@ from random import Random
 _QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 _DIGITS = re.compile(r"\d+")
 LITERALS = (
-    *("9" * 5_000, "-" + "9" * 5_000, "0x" + "f" * 5_000, "1e999", "-1e999", "NaN", "Infinity", "1_0", "٣", "--1"),
-    *('"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', "'\\ud800'", "b'x'", "1+2j", "true", "None", "null", "()", "[[]]"),
-    *("[" * 3_000, "{" * 3_000, '{"a": 1}', '"x" * 10**9', '"' + "x" * 30_000 + '"', '"', "'", "\\", '"""'),
-)
-"""What may stand where a call has a literal: in JSON, in Python, or in neither."""
+    "9" * 5_000, "-" + "9" * 5_000, "0x" + "f" * 5_000, "1e999", "-1e999", "NaN", "Infinity", "1_0", "٣", "--1",
+    '"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', "'\\ud800'", "b'x'", "1+2j", "true", "None", "null", "()", "[[]]",
+    "[" * 3_000, "{" * 3_000, '{"a": 1}', '"x" * 10**9', '"' + "x" * 30_000 + '"', '"', "'", "\\", '"""',
+)  # fmt: skip
+"""Replacements for a literal in a call. Some are valid in JSON, some in Python, some in neither."""
 PIECES = (
-    *("\n", " ", "`", "```sql\n", "```python\n", "```\n", "<search>", "<answer>x", "</search>", "Action:", "Thought:"),
-    *("search[", "click[x", "] [", "type [1] [", "{", "[", '{"a":', '"', "\\", "(", "get 1 x, ", "a using ", "guess: "),
-    *("9", "-", "\ud800", "\0", "\N{COMBINING ACUTE ACCENT}", "İ", "go to ", "x WITH Action Input: {", "Action:\n"),
-)
-"""What a parser may stumble over when it comes a hundred thousand times."""
+    "\n", " ", "`", "```sql\n", "```python\n", "```\n", "<search>", "<answer>x", "</search>", "Action:", "Thought:",
+    "search[", "click[x", "] [", "type [1] [", "{", "[", '{"a":', '"', "\\", "(", "get 1 x, ", "a using ", "guess: ",
+    "9", "-", "\ud800", "\0", "\N{COMBINING ACUTE ACCENT}", "İ", "go to ", "x WITH Action Input: {", "Action:\n",
+)  # fmt: skip
+"""Pieces that make a careless parser slow when a reply repeats them a hundred thousand times."""
 
 
 def odd_texts(sensible: str) -> list[str]:
-    """Return texts that are damaged, huge, binary, of every script; the same ones every time."""
+    """Return damaged, huge and binary texts in every script, derived from a sensible reply. Always the same texts."""
     draw = Random(0)
     noise = ["".join(chr(draw.randrange(0xD800)) for _ in range(draw.randrange(200))) for _ in range(20)]
     cuts = [sensible[: draw.randrange(len(sensible) + 1)] for _ in range(10)]
@@ -32,14 +32,14 @@ def odd_texts(sensible: str) -> list[str]:
 
 
 def hostile_texts(chars: int) -> Iterator[str]:
-    """Yield texts of about `chars` characters that take a careless parser quadratic time, or worse."""
+    """Yield texts of about `chars` characters that take a careless parser quadratic time or worse."""
     for piece in PIECES:
         yield piece * (chars // len(piece))
         yield "Action: " + piece * (chars // len(piece))
 
 
 def _with_other_literals(sensible: str) -> Iterator[str]:
-    """Yield a reply with its last quoted text, and with its last number, replaced by each literal."""
+    """Yield the reply with its last quoted text, then with its last number, replaced by each literal."""
     for pattern in (_QUOTED, _DIGITS):
         if found := list(pattern.finditer(sensible)):
             for literal in LITERALS:

@@ -1,7 +1,7 @@
-"""Parity: the smallest environment here. A reply with an even number of characters earns a half.
+"""Parity: the smallest environment. A reply with an even number of characters earns 0.5.
 
-A policy that answers at random earns something different in every episode, so that a run has an advantage to train on
-before anything was learned: what the chaos suite and the soak play, and the example to begin an environment from.
+A random policy earns a different return in every episode, so a run has non-zero advantages before it has learned
+anything. The chaos suite and the soak test play it, and it is a good example to start your own environment from.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class ParityExpert:
 
 
 class Parity:
-    """One episode of four turns at a time; solved when every reply was even."""
+    """Episodes of four turns. A task is solved if every reply is even."""
 
     env_id: ClassVar[str] = "parity"
     version: ClassVar[str] = "1"
@@ -32,7 +32,7 @@ class Parity:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the 64 tasks; they differ in name only."""
+        """Return the 64 tasks. They differ only in name."""
         return TASKS
 
     async def reset(self, task_id: str) -> Observation:
@@ -57,7 +57,7 @@ class Parity:
         )
 
     def expert(self) -> ParityExpert:
-        """Return an expert; it knows an even word."""
+        """Return an expert that always replies with an even word."""
         self._begun()
         return ParityExpert()
 

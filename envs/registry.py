@@ -1,6 +1,6 @@
-"""The environments that are installed, by entry point (group `horizonrl.envs`).
+"""The installed environments, found by their entry points (group `horizonrl.envs`).
 
-Listing them reads package metadata and imports none; `load` imports one.
+Listing them reads package metadata and imports nothing. `load` imports one environment.
 """
 
 import inspect
@@ -25,7 +25,7 @@ def names() -> tuple[str, ...]:
 
 
 def require_known(*env_ids: str) -> None:
-    """Raise ConfigError for an id that no environment has."""
+    """Raise ConfigError if an id belongs to no environment."""
     known = names()
     for env_id in env_ids:
         if env_id not in known:
@@ -33,13 +33,13 @@ def require_known(*env_ids: str) -> None:
 
 
 def load(env_id: str) -> type[Environment]:
-    """Import an environment. Raises ConfigError for an unknown id and MissingDependency for what is not installed."""
+    """Import an environment. Raises ConfigError for an unknown id, MissingDependency if a package is missing."""
     require_known(env_id)
     try:
         environment: type[Environment] = _registered()[env_id].load()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "horizonrl":
-            raise  # Ours, and not there: a defect, not something to install.
+            raise  # a missing module of our own is a defect, not something to install
         raise MissingDependency(
             f"environment {env_id!r} needs {error.name!r}, which is not installed: pip install 'horizonrl[envs]'"
         ) from error
@@ -47,7 +47,7 @@ def load(env_id: str) -> type[Environment]:
 
 
 def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
-    """Return every task that the environment has under these options; those that choose no tasks do not matter."""
+    """Return every task of the environment under these options. Options that do not choose tasks are ignored."""
     listing = load(env_id).tasks
     known = inspect.signature(listing).parameters
     return _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
@@ -59,7 +59,7 @@ def select(
     categories: Collection[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[TaskSpec, ...]:
-    """Return the tasks of a split and of some categories (none named: of all), in the environment's order."""
+    """Return the tasks of a split and of the given categories, in the environment's order. No category means all."""
     listed = tasks(env_id, options)
     known = dict.fromkeys(task.category for task in listed)
     if unknown := [category for category in categories if category not in known]:
@@ -78,7 +78,7 @@ def select(
 
 
 def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
-    """Return a new instance. Raises ConfigError for an option that the environment does not know or cannot take."""
+    """Return a new instance. Raises ConfigError for an unknown option or an invalid value."""
     environment = load(env_id)
     options = options or {}
     known = inspect.signature(environment).parameters
@@ -90,8 +90,18 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     return _call(env_id, environment, options)
 
 
+async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
+    """Return an environment's id and version, for provenance.
+
+    It is made for that: one that cannot take its options raises ConfigError here, before any ticket asks for it.
+    """
+    environment = make(env_id, options)
+    await environment.close()
+    return f"{env_id} {environment.version}"
+
+
 def demonstrations_only(env_id: str) -> bool:
-    """Return whether the environment only replays what others did."""
+    """Return whether the environment only replays recorded episodes."""
     return bool(getattr(load(env_id), "demonstrations_only", False))
 
 
@@ -110,7 +120,7 @@ def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """Read the entry points once in a program: it takes 5 to 20 ms, and an actor makes an environment an episode."""
+    """Return the entry points, read once per process: reading takes 5 to 20 ms, and every episode makes an instance."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

@@ -33,8 +33,9 @@ class Announcer:
     async def announce_weights(self, digest: str) -> None:
         """Publish the present version's weights, which are in their file already, and set the key `policy`."""
         self._keep_awaited()
-        await self._weights.announce(self._state.policy, digest)
+        await self._weights.publish(self._state.policy, digest)
         self._metrics.set("learner_policy_version", self._state.step)
 
     def _keep_awaited(self) -> None:
+        # Publishing and tidying remove old files, but an evaluation may end many steps after its version was made.
         self._weights.held = self._state.versions_awaited()

@@ -1,14 +1,14 @@
 """The fence: one learner speaks for a run, and one that has been replaced finds out before it changes anything.
 
-Place in the flow: **Version** → everyone. Whoever set the key `progress` last is the run's learner. Each put names the
-revision that this learner set before, so the first put of another one fails: that one is fenced. The key `policy` and
-every purge are looked after by the same fence.
+Place in the flow: **Version** → everyone. The learner that set the key `progress` last is the run's learner. Each put
+names the revision that this learner set before, so once another learner has spoken, the put fails and this learner is
+fenced. The same fence guards the key `policy` and every purge.
 """
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import Fenced, HorizonError, StateConflict
-from horizonrl.common.types import Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
 
 
 class Fence:
@@ -16,14 +16,14 @@ class Fence:
         self._transport = transport
         self._state = StateStore(transport)
         self._progress = 0
-        """Revision of the key `progress` that this learner has read or set last."""
+        """Revision of the key `progress` that this learner last read or set."""
         self._policy = 0
-        """The same of the key `policy`."""
-        self._said: Progress | None = None
-        """The last word of this learner; None before its first."""
+        """Revision of the key `policy` that this learner last read or set."""
+        self._last_word: Progress | None = None
+        """What this learner announced last; None before its first announcement."""
 
     async def look(self) -> tuple[Progress | None, WeightsManifest | None]:
-        """Return what the run's last learner has said, and change nothing."""
+        """Return what the run's last learner announced: its progress and its weights. Changes nothing."""
         self._progress = await self._transport.revision(Key.PROGRESS)
         self._policy = await self._transport.revision(Key.POLICY)
         progress, policy = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY)]
@@ -33,48 +33,48 @@ class Fence:
         )
 
     async def announce(self, progress: Progress) -> None:
-        """Set the key `progress`. Raises Fenced when another learner has set it since this one last looked or spoke."""
+        """Set the key `progress`. Raises Fenced if another learner has set it since this one last looked or spoke."""
         try:
             self._progress = await self._state.put(Key.PROGRESS, progress, self._progress)
         except StateConflict:
             raise await self._refusal() from None
-        self._said = progress
+        self._last_word = progress
 
     async def check(self) -> None:
-        """Raise Fenced when another learner has spoken since this one last did; a defaced key is no learner's word."""
+        """Raise Fenced if another learner has spoken since this one last did."""
         if await self._transport.revision(Key.PROGRESS) == self._progress:
             return
+        # A key that no longer decodes was defaced by someone else: no learner has spoken.
         if await self._transport.get(Key.PROGRESS) is None or await self._state.get(Key.PROGRESS) is not None:
             raise await self._refusal()
 
     async def publish(self, manifest: WeightsManifest) -> None:
-        """Set the key `policy`. Raises Fenced when this is no longer the run's learner.
-
-        A put between the check and ours is the last word of a learner that we have fenced: ours comes after it.
-        """
+        """Set the key `policy`. Raises Fenced if this is no longer the run's learner."""
         while True:
             await self.check()
             try:
                 self._policy = await self._state.put(Key.POLICY, manifest, self._policy)
                 return
             except StateConflict:
+                # A learner that this one has fenced had passed its own check before: it overwrote the key once more.
                 self._policy = await self._transport.revision(Key.POLICY)
 
     async def _refusal(self) -> HorizonError:
-        """Return why this learner may not speak: it was replaced, or the broker has lost what it said.
+        """Return why this learner may not speak: another one replaced it, or the broker has lost what it announced.
 
-        A successor repeats our last word, then speaks for a later lineage; an older word is ours, and newer ones lost.
+        A successor first repeats this learner's last word, then speaks for a later lineage. If the key holds an older
+        word of this learner, the broker has lost the newer ones.
         """
-        held, said = await self._state.get(Key.PROGRESS), self._said
+        held, ours = await self._state.get(Key.PROGRESS), self._last_word
         replaced = isinstance(held, Progress) and (
-            said is None or held == said or held.policy.lineage > said.policy.lineage
+            ours is None or held == ours or held.policy.lineage > ours.policy.lineage
         )
         if replaced:
             return Fenced(
-                "another learner speaks for this run: end one of the two, or give this run another run.name. This one "
-                "ends, and is not to be started again while the other one lives"
+                "another learner speaks for this run: end one of the two, or give this run another run.name. This "
+                "learner ends now; do not start it again while the other one runs"
             )
         return StateConflict(
-            "the broker no longer holds what this learner said last, as after a power cut: start the learner again, it "
-            "resumes"
+            "the broker no longer holds what this learner announced last, as after a power cut: start the learner "
+            "again, and it resumes"
         )

@@ -17,8 +17,9 @@ from torch.distributed.run import main as torchrun
 
 from horizonrl.common.children import bind
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.ranks import Leader, follow
+from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 
@@ -46,7 +47,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
     """Make this rank's engine. Rank 0 runs `lead` with it; the other ranks follow the calls that `lead` makes."""
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
-    local = await call(DeepSpeedEngine, _engine_settings(config, model_dir))
+    local = await call(make_engine, _engine_settings(config, model_dir))
     if local.rank != 0:
         for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when all end: its last checkpoint needs them
             signal.signal(number, signal.SIG_IGN)
@@ -59,7 +60,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
         advantage=config.advantage,
         demos_in_rl=config.rl.demos_per_step > 0,
     )
-    engine = EngineThread(Leader(local), thread, config.learner.step_timeout_s)
+    engine = EngineThread(Leader(local) if local.ranks > 1 else local, thread, config.learner.step_timeout_s)
     await lead(engine, rules)
     await engine.close()
 
@@ -67,6 +68,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
 def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
     return EngineSettings(
         model_dir=model_dir,
+        backend=config.learner.backend,
         lora_rank=config.lora.rank,
         zero_stage=config.learner.zero_stage,
         threads=config.learner.threads,

@@ -105,14 +105,14 @@ class LearnerLoop:
                 await until_stopped(self._intake.fill(reader), self.stopping)
                 if self.stopping.is_set():
                     break
-                if state.groups_missing:
+                if state.groups_missing:  # the log is short of space, and may have none for more groups
                     await self._free_log(background)
                     continue
                 await self._step(background, wait_s=time.monotonic() - started)
                 started = time.monotonic()
             await self._recovery.save(background)
             await self._recovery.saved()
-            if state.complete:
+            if state.complete:  # the last round judges the last version, so it has only just begun
                 await until_stopped(self._intake.await_evaluations(reader), self.stopping)
         if state.complete and not self.stopping.is_set():
             await until_stopped(self._announcer.announce_progress(finished=True), self.stopping)
@@ -134,6 +134,7 @@ class LearnerLoop:
         weights_file = self._weights.path_for(state.policy)
         digest = await self.engine.write_weights(weights_file)
         weights_bytes = weights_file.stat().st_size
+        # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
         self._recorder.record_commit(pending, batch, digest)
         announcing = time.monotonic()
         await until_stopped(self._announcer.announce_version(digest), self.stopping)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.controller.curriculum import eval_tasks

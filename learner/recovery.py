@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.marks import place_of
+from horizonrl.broker.continuity import resume_position
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.learner.announcer import Announcer
 from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.engine.weights_file import WEIGHTS_FILE
@@ -80,8 +80,8 @@ class Recovery:
         digest = ""
         if self.state.lineage or self.state.eval_tasks:
             digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
-        # Nothing can fail any more. Repeating the last learner's word fences that learner and tells nobody else
-        # anything new; the next word is ours.
+        # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
+        # and tells the controller nothing new. Only the next word is this learner's own.
         await self.fence.announce(earlier or self.state.progress())
         self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
         if self.state.lineage:
@@ -96,7 +96,7 @@ class Recovery:
         """
         commit = self.state.last_commit
         try:
-            place = await place_of(self.transport, commit.cursor, commit.mark)
+            place = await resume_position(self.transport, commit.cursor, commit.mark)
         except LogGap as error:
             raise CheckpointMismatch(
                 f"{self.state.config.run_dir} cannot be resumed from step {commit.step}: {error}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Kind, Phase, PolicyVersion, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, Phase, PolicyVersion
 from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -32,7 +33,7 @@ class Commit:
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
-    """Mark of the entry at the cursor (`broker/marks.py`)."""
+    """Mark of the entry at the cursor (`broker/continuity.py`)."""
 
 
 class LearnerState:
@@ -50,7 +51,8 @@ class LearnerState:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the commit in a checkpoint's state."""
-        known = {name: state[name] for name in (field.name for field in fields(Commit)) if name in state}
+        # A checkpoint also holds more than the commit, and one of an older release may lack a field.
+        known = {field.name: state[field.name] for field in fields(Commit) if field.name in state}
         self.last_commit = Commit(**known)
         accounts = TicketAccounts.restore(self.last_commit.accounts)
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
@@ -101,7 +103,7 @@ class LearnerState:
 
     def commit(self) -> PendingBatch:
         """Commit the step that was trained on the pending batch, and return that batch."""
-        phase, step = self.phase, self.step + 1
+        phase, step = self.phase, self.step + 1  # the phase of the step that ends here, not of the next one
         pending = self.collector.commit()
         if phase is Phase.RL:
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)

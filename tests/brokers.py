@@ -1,42 +1,48 @@
-"""Both transports under one fixture: what holds for one has to hold for the other."""
+"""Every transport under one fixture: what holds for one has to hold for the others."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
-from horizonrl.broker.api import Transport
-from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.api import Role, Transport
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import BrokerSection
+
+URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
+    "memory": lambda request: f"memory://{uuid.uuid4().hex}",
+    "nats": lambda request: str(request.getfixturevalue("nats_server").url),
+}
+"""By transport, where a test finds its broker. A new transport is added here."""
+IN_PROCESS = ("memory",)
 
 
 @dataclass
 class Broker:
     """`async with broker.open() as transport`; every transport of one test is on the same run."""
 
-    url: str | None
-    """None is the broker in memory."""
+    url: str
     run: str = field(default_factory=lambda: f"t-{uuid.uuid4().hex[:8]}")
-    _memory: MemoryServer | None = None
 
     @asynccontextmanager
-    async def open(self, ack_wait_s: float = 30.0, max_log_bytes: int = 1 << 26) -> AsyncIterator[Transport]:
-        transport: Transport
-        if self.url is None:
-            self._memory = self._memory or MemoryServer(ack_wait_s=ack_wait_s, max_log_bytes=max_log_bytes)
-            transport = MemoryTransport(self._memory, self.run)
-        else:
-            settings = BrokerSection(url=self.url, ack_wait_s=ack_wait_s, max_log_bytes=max_log_bytes)
-            transport = await connect(self.run, settings)
-        try:
+    async def open(
+        self, ack_wait_s: float = 30.0, max_log_bytes: int = 1 << 26, role: Role = Role.CONTROLLER
+    ) -> AsyncIterator[Transport]:
+        settings = BrokerSection(url=self.url, ack_wait_s=ack_wait_s, max_log_bytes=max_log_bytes)
+        async with connected(self.run, settings, role) as transport:
             yield transport
-        finally:
-            await transport.close()
 
 
-@pytest.fixture(params=["memory", pytest.param("nats", marks=pytest.mark.process)])
+PARAMETERS = [name if name in IN_PROCESS else pytest.param(name, marks=pytest.mark.process) for name in URLS]
+
+
+@pytest.fixture(params=PARAMETERS)
 def broker(request: pytest.FixtureRequest) -> Broker:
-    return Broker(None if request.param == "memory" else request.getfixturevalue("nats_server").url)
+    return Broker(URLS[request.param](request))
+
+
+async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:
+    for index in range(count):
+        await transport.publish(subject, b"%d" % index, message_id=f"{prefix}-{index}")

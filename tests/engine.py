@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
-from horizonrl.actors.policy import Policy
+from horizonrl.actors.engines.vllm import VllmPolicy
+from horizonrl.actors.policy import EngineSettings, Policy
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def vllm_engine(tiny_models: tuple[Path, Path]) -> Iterator[Played]:
     first, second = (model / "model.safetensors" for model in tiny_models)
     with asyncio.Runner() as runner:
         before = set(psutil.Process().children(recursive=True))
-        settings = VllmSettings(tiny_models[0], max_context_tokens=256, max_running=8, kv_cache_mib=16)
+        settings = EngineSettings(tiny_models[0], max_context_tokens=256, slots=8, kv_cache_mib=16)
         policy = runner.run(VllmPolicy.start(settings))
         started = set(psutil.Process().children(recursive=True)) - before
         yield Played(runner, policy, first, second)

@@ -3,21 +3,24 @@
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from horizonrl.common.types import (
-    DropReason,
+from horizonrl.common.state import (
     EnvironmentSettings,
-    Episode,
-    Group,
     HorizonGrowth,
     HorizonState,
-    Kind,
     Outcomes,
+    Progress,
+    RunSettings,
+    WeightsManifest,
+)
+from horizonrl.common.types import (
+    DropReason,
+    Episode,
+    Group,
+    Kind,
     Phase,
     PolicyVersion,
-    Progress,
     Provenance,
     Record,
-    RunSettings,
     Sampling,
     StopReason,
     Task,
@@ -25,7 +28,6 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
     Void,
-    WeightsManifest,
 )
 
 names = st.from_regex(r"[A-Za-z0-9_\-]{1,20}", fullmatch=True)

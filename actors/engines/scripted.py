@@ -2,12 +2,15 @@
 
 import asyncio
 import itertools
+import json
+import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from horizonrl.actors.policy import Generation
+from horizonrl.actors.policy import EngineSettings, Generation, Policy
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -17,6 +20,19 @@ STOP_SHARE = 1 / 16
 """How often a random token is a stop token."""
 
 
+async def start(settings: EngineSettings) -> Policy:
+    """Return a policy of random tokens, in a process that then never imports torch.
+
+    transformers imports torch where it finds it, which takes 8 seconds; its tokenizers work without.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what an import takes for "not installed"
+    return ScriptedPolicy(
+        vocabulary=json.loads((settings.model_dir / "config.json").read_text())["vocab_size"],
+        max_context_tokens=settings.max_context_tokens,
+        seed=os.getpid(),  # two actors that play one ticket answer differently, as two engines would
+    )
+
+
 class ScriptedPolicy:
     """A Policy that answers at once, or a token every `token_s`. It follows a script, or draws ids like dice.
 
@@ -24,6 +40,8 @@ class ScriptedPolicy:
     """
 
     engine = "scripted"
+    takes_weights = True
+    """They change its version and nothing else."""
 
     def __init__(
         self,
@@ -74,11 +92,11 @@ class ScriptedPolicy:
         logprobs = tuple(-dice.expovariate(1.0) * temperature for _ in output)
         return Generation(ids=tuple(output), logprobs=logprobs, spans=_spans(versions))
 
-    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion) -> None:
         """Change the version. Raises WeightsRejected when there is no file."""
         if not await asyncio.to_thread(weights.is_file):
-            raise WeightsRejected(f"there is no {weights}: {policy} is not applied")
-        self._version = policy
+            raise WeightsRejected(f"there is no {weights}: {version} is not applied")
+        self._version = version
 
     async def close(self) -> None:
         self._closed = True
@@ -98,6 +116,6 @@ def text_script(
 
 def _spans(versions: Sequence[PolicyVersion]) -> tuple[VersionSpan, ...]:
     return tuple(
-        VersionSpan(version=policy.version, lineage=policy.lineage, tokens=len(list(run)))
-        for policy, run in itertools.groupby(versions)
+        VersionSpan(version=version.version, lineage=version.lineage, tokens=len(list(run)))
+        for version, run in itertools.groupby(versions)
     )

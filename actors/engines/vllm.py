@@ -8,12 +8,11 @@ import signal
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from horizonrl.actors.policy import Generation
+from horizonrl.actors.policy import EngineSettings, Generation, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
@@ -23,38 +22,29 @@ MAX_HEADER_BYTES = 100_000_000
 REQUEST_TIMEOUT_S = 900.0
 """A request without an answer for so long has been forgotten by its engine."""
 APPLY_TIMEOUT_S = 300.0
+ENGINE_TIMEOUT_S = 120.0
+"""An engine that answers nothing for so long is dead: it answers between two steps, which take seconds at most."""
 WATCH_TICKS = 20
 """Looks at the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
 EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
 
 
-@dataclass(frozen=True, slots=True)
-class VllmSettings:
-    model_dir: Path
-    max_context_tokens: int
-    max_running: int = 32
-    """Requests that are decoded at once; others wait."""
-    threads: int = 1
-    """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
-    kv_cache_mib: int = 512
-    """On CPU only; on a GPU the cache takes what its share of memory leaves."""
-    gpu_memory_share: float = 0.45
-    """Of a GPU's memory, for weights and cache."""
-    seed: int = 0
-    """Of requests without a seed of their own."""
-    engine_timeout_s: float = 120.0
-    """An engine that answers nothing for so long is dead; it answers between two steps, which take seconds at most."""
+async def start(settings: EngineSettings) -> Policy:
+    """Start vLLM's engine in a child process (see `VllmPolicy.start`)."""
+    return await VllmPolicy.start(settings)
 
 
 class VllmPolicy:
     """A Policy on vLLM's AsyncLLM. After a failed `apply` it is dead: no token comes from weights in doubt."""
 
-    def __init__(self, engine: Any, settings: VllmSettings, version: PolicyVersion, description: str) -> None:
+    takes_weights = True
+
+    def __init__(self, engine: Any, settings: EngineSettings, description: str) -> None:
         self.max_context_tokens = settings.max_context_tokens
         self.engine = description
         self._engine = engine
         self._shapes = frame_shapes(*settings.model_dir.glob("*.safetensors"))
-        self._version = version
+        self._version = PolicyVersion()
         self._numbers = count()
         self._deadlines: set[asyncio.Timeout] = set()
         """Of all that waits for the engine."""
@@ -64,8 +54,10 @@ class VllmPolicy:
         """Why the engine serves nothing any more."""
 
     @classmethod
-    async def start(cls, settings: VllmSettings, version: PolicyVersion | None = None) -> "VllmPolicy":
-        """Start the engine and return once it can generate with the weights of `model_dir`, known as `version`.
+    async def start(cls, settings: EngineSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
+        """Start the engine and return once it can generate with the weights of `model_dir`, known as version 0.
+
+        The policy is dead when the engine has not answered for `engine_timeout_s`.
 
         Blocks the event loop, and belongs before everything else: the engine is forked while the process has one
         thread, and spawned when it has more, which imports everything a second time.
@@ -73,11 +65,11 @@ class VllmPolicy:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, about torch
             engine, description = _start_engine(settings)
-        policy = cls(engine, settings, version or PolicyVersion(), description)
+        policy = cls(engine, settings, description)
         await engine.collective_rpc("leave_group")
         await engine.update_weight_version(_label(policy.version))
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
-        policy._watching = asyncio.create_task(policy._watch(settings.engine_timeout_s / WATCH_TICKS))
+        policy._watching = asyncio.create_task(policy._watch(engine_timeout_s / WATCH_TICKS))
         return policy
 
     @property
@@ -121,7 +113,7 @@ class VllmPolicy:
         except Exception as error:  # vLLM has no error tree: whatever failed, it is this request
             raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
 
-    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion) -> None:
         """Load a weights file between two tokens; running requests go on with their tokens under the new version.
 
         Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does
@@ -130,14 +122,14 @@ class VllmPolicy:
         try:
             shapes = await asyncio.to_thread(frame_shapes, weights)
         except (OSError, ValueError) as error:
-            raise WeightsRejected(f"{weights} is no weights file ({error}): {policy} is not applied") from error
+            raise WeightsRejected(f"{weights} is no weights file ({error}): {version} is not applied") from error
         if shapes != self._shapes:
-            raise WeightsRejected(f"{weights} does not hold the tensors of this model: {policy} is not applied")
+            raise WeightsRejected(f"{weights} does not hold the tensors of this model: {version} is not applied")
         try:
             async with self._applying, self._alive(APPLY_TIMEOUT_S):
-                await self._replace(weights, policy)
+                await self._replace(weights, version)
         except TimeoutError as error:
-            raise EngineDead(f"the engine did not take {policy} within {APPLY_TIMEOUT_S:g} s") from error
+            raise EngineDead(f"the engine did not take {version} within {APPLY_TIMEOUT_S:g} s") from error
 
     async def close(self) -> None:
         """End the engine's process; harmless when repeated."""
@@ -199,31 +191,31 @@ class VllmPolicy:
         finally:
             call.cancel()
 
-    async def _replace(self, weights: Path, policy: PolicyVersion) -> None:
+    async def _replace(self, weights: Path, version: PolicyVersion) -> None:
         """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
         try:
             # Clearing the cache makes running requests recompute their keys and values with the new weights: what
             # they then sample is what the version in its label would sample.
             await self._engine.pause_generation(mode="keep", clear_cache=True)
-            await self._load(weights, policy)
-            await self._engine.update_weight_version(_label(policy))
+            await self._load(weights, version)
+            await self._engine.update_weight_version(_label(version))
         except BaseException:
-            self._die(f"the weights of {policy} were not applied to the end; replace the engine")
+            self._die(f"the weights of {version} were not applied to the end; replace the engine")
             raise
-        self._version = policy
+        self._version = version
         await self._engine.resume_generation()
 
-    async def _load(self, weights: Path, policy: PolicyVersion) -> None:
+    async def _load(self, weights: Path, version: PolicyVersion) -> None:
         """Load and probe the weights. Raises WeightsRejected."""
         try:
             await self._engine.collective_rpc("load_frame", args=(str(weights),))
-            probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), policy.version))
+            probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), version.version))
         except Exception as error:  # a failed call arrives as a bare Exception
-            raise WeightsRejected(f"loading {policy} failed: {error}") from error
+            raise WeightsRejected(f"loading {version} failed: {error}") from error
         for probe in probes:
             if probe["stale"] or not probe["compared"]:
                 raise WeightsRejected(
-                    f"the engine does not compute with {policy}: {len(probe['stale'])} of {probe['compared']} layers "
+                    f"the engine does not compute with {version}: {len(probe['stale'])} of {probe['compared']} layers "
                     f"differ from {weights.name}, such as {probe['stale'][:3]}; replace the engine"
                 )
 
@@ -259,7 +251,7 @@ def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
     return shapes
 
 
-def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
+def _start_engine(settings: EngineSettings) -> tuple[Any, str]:
     """Import vLLM and start its engine; return it with its description."""
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR",
@@ -290,14 +282,14 @@ def _start_engine(settings: VllmSettings) -> tuple[Any, str]:
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
 
 
-def _engine_options(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
+def _engine_options(settings: EngineSettings, on_cpu: bool) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # nothing but the request decides how is sampled
         "max_model_len": settings.max_context_tokens,
-        "max_num_seqs": settings.max_running,
+        "max_num_seqs": settings.slots,
         "logprobs_mode": "processed_logprobs",  # of the distribution after temperature
         "enable_prefix_caching": True,
         "seed": settings.seed,
@@ -319,8 +311,8 @@ def _engine_options(settings: VllmSettings, on_cpu: bool) -> dict[str, Any]:
     return options
 
 
-def _label(policy: PolicyVersion) -> str:
-    return f"{policy.lineage}.{policy.version}"
+def _label(version: PolicyVersion) -> str:
+    return f"{version.lineage}.{version.version}"
 
 
 def _span(span: Any) -> VersionSpan:

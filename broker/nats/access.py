@@ -1,29 +1,17 @@
 """Who may do what on the broker: the least that each role needs, as subjects of a nats-server (PROTOCOL.md, "Roles").
 
-nats-server checks the subject of a request, and not the subject that its answer goes to. So a run's streams lie in an
-account that its controller alone enters. Each other role has an account of its own, into which the run's account lets
-the subjects listed here and nothing else: an answer stays in the account of who asked, whatever subject it is sent to.
+nats-server checks the subject of a request, but not the subject that its answer goes to. So a run's streams are in an
+account that only its controller enters. Each other role has an account of its own, which imports the subjects listed
+here from the run's account, and nothing else. An answer therefore stays in the account of whoever asked, whatever
+subject it is sent to.
 
-What is not listed is denied. No role but the controller makes consumers: a reader asks for messages by their sequence.
+What is not listed is denied. Only the controller creates consumers; a reader asks for messages by their sequence.
 """
 
 from collections.abc import Iterator
-from enum import StrEnum
 
-from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.api import Key, Role, Stream
 from horizonrl.broker.nats.streams import ACTORS, bucket_name, news_subject, spec_of, stream_name
-
-
-class Role(StrEnum):
-    """The users of a run's broker."""
-
-    CONTROLLER = "controller"
-    """Creates the streams; the others wait for them."""
-    LEARNER = "learner"
-    ACTOR = "actor"
-    MONITOR = "monitor"
-    """Reads where the run stands: `horizonrl status`."""
-
 
 GUESTS = (Role.LEARNER, Role.ACTOR, Role.MONITOR)
 """The roles with an account of their own."""
@@ -31,7 +19,12 @@ WRITES = {
     Role.CONTROLLER: ("tickets.train", "tickets.demo", "tickets.eval", "tickets.again"),
     Role.LEARNER: ("weights.frame", "dead.groups"),
     Role.ACTOR: (
-        *("groups.train", "groups.demo", "groups.eval", "groups.void", "groups.part", "groups.joined"),
+        "groups.train",
+        "groups.demo",
+        "groups.eval",
+        "groups.void",
+        "groups.part",
+        "groups.joined",
         "dead.tickets",
     ),
     Role.MONITOR: (),
@@ -48,7 +41,7 @@ READS = {
     Role.ACTOR: (Stream.WEIGHTS,),
     Role.MONITOR: (Stream.TICKETS,),
 }
-"""The streams whose messages a role reads; everyone reads the state."""
+"""The streams whose messages a role reads. Every role reads the state."""
 PURGES = {
     Role.CONTROLLER: (Stream.TICKETS,),
     Role.LEARNER: (Stream.GROUPS, Stream.WEIGHTS),
@@ -58,12 +51,12 @@ PURGES = {
 
 
 def account(run: str, role: Role) -> str:
-    """Return the name of a role's account; the dot, which no run's name has, keeps those of all runs apart."""
+    """Return the name of a role's account. No run's name has a dot, so that no two runs share an account."""
     return f"{run}.{role.value}" if role in GUESTS else run
 
 
 def inbox(run: str, role: Role, user: str = "") -> str:
-    """Return the prefix of the subjects on which a user takes answers; `user` is its public nkey, if it has one."""
+    """Return the prefix of the subjects on which a user receives answers; `user` is its public nkey, if it has one."""
     return ".".join(filter(None, ("_INBOX", run, role.value, user)))
 
 
@@ -88,12 +81,12 @@ def publishes(run: str, role: Role) -> list[str]:
 
 
 def hears(run: str) -> str:
-    """Return the subject that every role may subscribe to besides its inbox: the news that a key has been set."""
+    """Return the subject that every role may subscribe to in addition to its inbox: the news that a key was set."""
     return news_subject(run, "*")
 
 
 def answered_often(subject: str) -> bool:
-    """Say whether a request to a subject gets more than one answer."""
+    """Return whether a request to a subject gets more than one answer."""
     return ".CONSUMER.MSG.NEXT." in subject
 
 
@@ -102,7 +95,7 @@ def _reading(run: str, stream: Stream) -> str:
 
 
 def _queue(run: str, role: Role) -> Iterator[str]:
-    """Yield what concerns the queue of tickets. Acknowledgements have two forms: nats-server may ask for either."""
+    """Yield the subjects of the ticket queue. Acknowledgements have two forms: nats-server may ask for either."""
     consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"
     yield f"$JS.API.CONSUMER.INFO.{consumer}"
     if role is Role.ACTOR:
@@ -112,7 +105,7 @@ def _queue(run: str, role: Role) -> Iterator[str]:
 
 
 def _creating(run: str) -> Iterator[str]:
-    """Yield what the streams and the queue are made with, and what removes consumers that do not belong there."""
+    """Yield the subjects that create streams and queue, and that remove consumers which do not belong there."""
     for name in names(run):
         yield f"$JS.API.STREAM.CREATE.{name}"
         yield f"$JS.API.STREAM.UPDATE.{name}"

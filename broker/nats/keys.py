@@ -1,7 +1,7 @@
 """Keys of a broker: nkeys for the roles, TLS for the server, and the nats-server configuration that trusts them.
 
-The folder is the truth: what is there is kept, what is missing is made, and the configuration is written anew from it.
-So a run is added by naming it, and a key is rotated by deleting its file and calling this again.
+The folder is the record: files that exist are kept, missing ones are made, and the configuration is rewritten from
+them. So you add a run by naming it, and rotate a key by deleting its file and running the command again.
 """
 
 import datetime
@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from horizonrl.broker.nats.access import GUESTS, Role, account, answered_often, hears, inbox, publishes
-from horizonrl.broker.nats.folder import Keys, public_key
+from horizonrl.broker.api import Role
+from horizonrl.broker.nats.access import GUESTS, account, answered_often, hears, inbox, publishes
+from horizonrl.broker.nats.key_folder import KeyFolder, public_key
 from horizonrl.common.errors import ConfigError
 
 AUTHORITY_DAYS = 3_650
@@ -27,7 +28,7 @@ SERVER_DAYS = 365
 TICKET_KEY_BYTES = 32
 RUN_NAME = re.compile(r"[A-Za-z0-9_\-]{1,128}", re.ASCII)
 LOOPBACK = ("127.0.0.1", "localhost")
-"""Names that every server certificate has: `horizonrl broker` is its own first client."""
+"""Names that every server certificate contains: `horizonrl broker` is its own first client."""
 
 CONFIG = """\
 # Written by `horizonrl broker keys` from the seeds in this folder, for a server with JetStream: TLS, and an account for
@@ -55,22 +56,22 @@ ACCOUNT = """\
   }}"""
 USER = "{{ nkey: {public}, permissions: {{ publish: {{ allow: $may }}, subscribe: {{ allow: [{subscribe}] }} }} }}"
 ANSWERS = ', response_type: stream, response_threshold: "1m"'
-"""Of a service that answers a request more than once; the answers are looked for until nothing has come for so long."""
+"""For a service that answers a request more than once: answers may come until none has come for this long."""
 
 
 def make_keys(
     folder: Path, runs: Sequence[str], hosts: Sequence[str], seen_at: Path | None = None, actors: int = 1
 ) -> list[Path]:
-    """Make what is missing of the keys of `runs` and of a server called `hosts`; return the files that were written.
+    """Make the missing keys of `runs`, and of a server called `hosts`; return the files that were written.
 
     `seen_at` is where the server will find the folder, if not here; `actors` is how many actors of each run get keys.
     """
-    keys = Keys(folder)
+    keys = KeyFolder(folder)
     for run in runs:
         if not RUN_NAME.fullmatch(run):
             raise ConfigError(
-                f"{run!r} is no run's name: letters, digits, _ and -. A pattern cannot be one: nats-server's "
-                "wildcards stand for whole tokens, so that each run is named"
+                f"{run!r} is no run's name: use letters, digits, _ and -. A pattern cannot be one, because a wildcard "
+                "of nats-server stands for a whole token: name each run"
             )
     folder.mkdir(parents=True, exist_ok=True)
     if hosts:  # a certificate names its hosts: other hosts, another certificate
@@ -86,14 +87,14 @@ def make_keys(
     return written
 
 
-def configuration(keys: Keys, seen_at: Path) -> str:
-    """Return the part of a nats-server's configuration that holds TLS and the accounts of all runs."""
+def configuration(keys: KeyFolder, seen_at: Path) -> str:
+    """Return the part of a nats-server's configuration with TLS and the accounts of all runs."""
     accounts = (_account(keys, run, role) for run in keys.runs() for role in Role)
     return CONFIG.format(folder=seen_at, accounts="\n".join(accounts))
 
 
-def _account(keys: Keys, run: str, role: Role) -> str:
-    """Return a role's account: the controller's holds the streams and exports what the guests' import."""
+def _account(keys: KeyFolder, run: str, role: Role) -> str:
+    """Return a role's account. The controller's holds the streams and exports what the other accounts import."""
     may = publishes(run, role)
     if role in GUESTS:
         shared = _lines(
@@ -133,7 +134,7 @@ def _indented(items: Iterable[str]) -> str:
     return "\n".join(f"      {item}" for item in items)
 
 
-def _seeds(keys: Keys, run: str, actors: int) -> list[Path]:
+def _seeds(keys: KeyFolder, run: str, actors: int) -> list[Path]:
     numbers = [(role, number) for role in Role for number in range(actors if role is Role.ACTOR else 1)]
     written = []
     for path in (keys.seed(run, role, number) for role, number in numbers):
@@ -147,7 +148,7 @@ def _seeds(keys: Keys, run: str, actors: int) -> list[Path]:
 
 
 def _certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
-    """Make the authority and the server's certificate where they are missing."""
+    """Make the authority and the server's certificate if they are missing."""
     written = []
     if not (folder / "ca.key").exists():
         key = ec.generate_private_key(ec.SECP256R1())

@@ -1,11 +1,11 @@
-"""A stream's messages in order, each asked for by its sequence: a reader leaves nothing on the server.
+"""A stream's messages in order, each requested by its sequence: a reader leaves nothing on the server.
 
-Whoever may publish may write headers that nats-py takes for a word of the server (`Status: 408`) or cannot parse (it
-then drops the connection). So a message is asked for with STREAM.MSG.GET, in whose answer, which is JSON, the headers
-travel inside. Only frames of weights, which are large and written by the learner alone, come as they are (DIRECT.GET).
+Whoever may publish may write headers that nats-py mistakes for the server's own (`Status: 408`) or cannot parse (it
+then drops the connection). So messages are requested with STREAM.MSG.GET, whose answer is JSON with the headers inside.
+Only weights are requested as they are (DIRECT.GET): they are large, and only the learner writes them.
 
-A subscription that told of new messages would bring their headers too. So a reader looks again by itself: after a tenth
-of the time that it has waited, which makes the wait at most a tenth longer.
+A subscription to new messages would deliver their headers too. So a reader polls: it looks again after a tenth of the
+time that it has waited, which makes the wait at most a tenth longer.
 """
 
 import asyncio
@@ -19,68 +19,75 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from horizonrl.broker.api import Message
-from horizonrl.broker.nats.link import Link
+from horizonrl.broker.api import Message, check_gap
+from horizonrl.broker.nats.connection import Connection
 from horizonrl.common.errors import LogGap
 
-AT_ONCE = 8
-"""Messages asked for at the same time."""
-SHARE = 0.1
+REQUESTS_AT_ONCE = 8
+POLL_SHARE = 0.1
 SOONEST_S, LATEST_S = 0.01, 0.5
-"""Between two looks: SHARE of the time waited so far, within these bounds."""
+"""Between two polls: POLL_SHARE of the time waited so far, within these bounds."""
 ANSWER_S = 5.0
 DIRECT_ANSWER_S = 30.0
-"""AT_ONCE chunks of weights may come over a slow line."""
+"""Longer, because REQUESTS_AT_ONCE chunks of weights may come over a slow line."""
 NO_MESSAGE = 10037
-"""JetStream's err_code for a stream that holds no such message; another 404 says that there is no such stream."""
-PLACE = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
-"""Headers that the server adds to a message that comes as it is."""
-Place = Mapping[str, object]
-"""What JetStream's get requests take."""
+"""JetStream's err_code for a stream that holds no such message. Another 404 means that there is no such stream."""
+MESSAGE_ID = "Nats-Msg-Id"
+"""The header in which JetStream expects a message's id."""
+ADDED_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
+"""Headers that the server adds to the answer of DIRECT.GET."""
+Query = Mapping[str, object]
+"""The body of JetStream's get requests."""
 
 
-def to_message(raw: Msg, prefix: str) -> Message:
-    sequence = raw.metadata.sequence.stream or 0
-    return Message(raw.subject.removeprefix(prefix), raw.data, sequence, dict(raw.headers or {}))
+def to_message(
+    subject: str, data: bytes, sequence: int, headers: dict[str, str], stored_at: float | None = None
+) -> Message:
+    """Return a message of NATS as one of ours, with the id out of its header."""
+    ours = {name: value for name, value in headers.items() if name != MESSAGE_ID}
+    return Message(subject, data, sequence, headers.get(MESSAGE_ID), ours, stored_at)
 
 
-async def stored_message(link: Link, stream: str, prefix: str, place: Place) -> Message | None:
-    """Return one message of a stream, or None; whatever its headers are, they reach nobody but this function.
+async def stored_message(connection: Connection, stream: str, prefix: str, query: Query) -> Message | None:
+    """Return one message of a stream, or None; the client does not see its headers, whatever they are.
 
-    `place` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first from n on. Raises
-    LogGap when there is no such stream.
+    `query` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first one from n on. Raises
+    LogGap if there is no such stream.
     """
-    (found,) = await stored_messages(link, stream, prefix, [place])
+    (found,) = await stored_messages(connection, stream, prefix, [query])
     return found
 
 
 async def stored_messages(
-    link: Link, stream: str, prefix: str, places: Sequence[Place], *, direct: bool = False
+    connection: Connection, stream: str, prefix: str, queries: Sequence[Query], *, direct: bool = False
 ) -> list[Message | None]:
-    """Return the messages at several places, which are asked for at the same time; of a stream whose writer is trusted
-    with their headers, if it is `direct`."""
+    """Return the answers to several queries, which are sent at the same time.
+
+    `direct` is four times as fast, but hands the messages' headers to the client: only for a stream whose writer is
+    trusted with them.
+    """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
     read = _direct if direct else _wrapped
 
-    async def one(place: Place) -> Message | None:
-        request = link.client.request(f"$JS.API.{call}.{stream}", json.dumps(place).encode(), timeout=answer_s)
-        return read(await request, prefix, link)
+    async def one(query: Query) -> Message | None:
+        request = connection.client.request(f"$JS.API.{call}.{stream}", json.dumps(query).encode(), timeout=answer_s)
+        return read(await request, prefix, connection)
 
     async def answered() -> list[Message | None]:
         try:
             async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(one(place)) for place in places]
+                asked = [group.create_task(one(query)) for query in queries]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in asked]
 
     try:
-        return await link.ask(answered)
+        return await connection.ask(answered)
     except nats.js.errors.NotFoundError:
         raise _gone(stream) from None
 
 
-def _wrapped(answer: Msg, prefix: str, link: Link) -> Message | None:
+def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None:
     found = json.loads(answer.data)
     if error := found.get("error"):
         if error.get("err_code") == NO_MESSAGE:
@@ -88,17 +95,17 @@ def _wrapped(answer: Msg, prefix: str, link: Link) -> Message | None:
         nats.js.errors.APIError.from_error(error)  # raises it
     stored = found["message"]
     _, _, lines = base64.b64decode(stored.get("hdrs", "")).partition(b"\r\n")
-    headers = link.client._parse_header_lines(lines)
+    headers = connection.client._parse_header_lines(lines)
     data = base64.b64decode(stored.get("data", ""))
-    return Message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
+    return to_message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
 
 
-def _direct(answer: Msg, prefix: str, link: Link) -> Message | None:
+def _direct(answer: Msg, prefix: str, connection: Connection) -> Message | None:
     headers = dict(answer.headers or {})
     if headers.get("Status") == "404":
         return None
-    _, subject, sequence, time = (headers.pop(name) for name in PLACE)
-    return Message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
+    _stream, subject, sequence, time = (headers.pop(name) for name in ADDED_HEADERS)
+    return to_message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
 
 
 def _seconds(rfc3339: str) -> float:
@@ -111,9 +118,11 @@ def _gone(stream: str) -> LogGap:
 
 
 class NatsReader:
-    def __init__(self, link: Link, stream: str, subject: str, after: int, *, prefix: str, direct: bool = False) -> None:
-        self._link = link
-        self._js: JetStreamContext = link.client.jetstream()
+    def __init__(
+        self, connection: Connection, stream: str, subject: str, after: int, *, prefix: str, direct: bool = False
+    ) -> None:
+        self._connection = connection
+        self._js: JetStreamContext = connection.client.jetstream()
         self._stream = stream
         self._subject = subject
         self._prefix = prefix
@@ -121,7 +130,7 @@ class NatsReader:
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
         self._reconnects: int | None = None
-        """When the stream was last seen to continue there."""
+        """The count of reconnects at which the stream was last seen to continue there."""
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
         loop = asyncio.get_running_loop()
@@ -129,7 +138,7 @@ class NatsReader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not (messages := await self._look(limit)):
-                    pause = SHARE * (loop.time() - began)
+                    pause = POLL_SHARE * (loop.time() - began)
                     await asyncio.sleep(min(max(pause, SOONEST_S), LATEST_S))
                 return messages
         return []
@@ -137,15 +146,15 @@ class NatsReader:
     async def _look(self, limit: int) -> list[Message]:
         """Return up to `limit` messages that are stored now.
 
-        The place moves last, so that a caller whose time runs out in here has read nothing.
+        The position moves last, so that a caller whose time runs out in here has read nothing.
         """
-        reconnects = self._link.counters.reconnects
+        reconnects = self._connection.counters.reconnects
         if self._reconnects != reconnects:
             await self._check_gap(self._next)
             self._reconnects = reconnects
         found = await self._from(self._next, 1)
         while found and len(found) < limit:
-            more = await self._from(found[-1].sequence + 1, min(AT_ONCE, limit - len(found)))
+            more = await self._from(found[-1].sequence + 1, min(REQUESTS_AT_ONCE, limit - len(found)))
             found += more
             if not more:
                 break
@@ -153,32 +162,35 @@ class NatsReader:
         for wanted, message in zip(expected, found, strict=False):
             if message.sequence != wanted:
                 await self._check_gap(wanted)
-                break  # the first is the one that is purged first
+                break  # a purge takes the first messages first
         if found:
             self._next = found[-1].sequence + 1
         return found
 
     async def _from(self, first: int, count: int) -> list[Message]:
-        """Return messages from a sequence on, each once: the first at or after it, and at or after the next ones.
+        """Return messages from a sequence on, each once: the first one at or after each of the next `count` sequences.
 
-        Where one is not there yet, the later ones wait too: it may have been stored since.
+        If one is not there yet, the later answers are left for the next call: it may have been stored since.
         """
-        places = [{"seq": sequence, "next_by_subj": self._subject} for sequence in range(first, first + count)]
-        return _in_order(await stored_messages(self._link, self._stream, self._prefix, places, direct=self._direct))
+        queries = [{"seq": sequence, "next_by_subj": self._subject} for sequence in range(first, first + count)]
+        return _in_order(
+            await stored_messages(self._connection, self._stream, self._prefix, queries, direct=self._direct)
+        )
 
     async def _check_gap(self, wanted: int) -> None:
-        """Raise LogGap unless the stream still holds, or is about to hold, the message at `wanted`.
+        """Raise LogGap unless the stream still holds the message at `wanted`, or will store it next.
 
-        A jump alone proves nothing: a filtered reader skips other subjects, and a subject may be purged by itself.
+        A jump in the sequence alone proves nothing: a filtered reader skips other subjects, and a subject may be purged
+        by itself.
         """
         try:
-            state = (await self._link.ask(lambda: self._js.stream_info(self._stream))).state
+            state = (await self._connection.ask(lambda: self._js.stream_info(self._stream))).state
         except nats.js.errors.NotFoundError:
             raise _gone(self._stream) from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the reader holds nothing."""
 
 
 def _in_order(answers: Sequence[Message | None]) -> list[Message]:
@@ -189,17 +201,3 @@ def _in_order(answers: Sequence[Message | None]) -> list[Message]:
         if not found or message.sequence > found[-1].sequence:
             found.append(message)
     return found
-
-
-def check_gap(stream: str, wanted: int, first: int, last: int) -> None:
-    """Raise LogGap when a stream of `first` to `last` cannot continue at `wanted`."""
-    if wanted < first:
-        raise LogGap(
-            f"{stream} begins at {first} but {wanted} is to be read next: it has been purged. Resume from a newer "
-            "checkpoint, or begin a new run"
-        )
-    if wanted > last + 1:
-        raise LogGap(
-            f"{stream} ends at {last} but {wanted} is to be read next: this is not the log that was read before. "
-            "Restore the broker's files, or begin a new run"
-        )

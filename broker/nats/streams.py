@@ -1,8 +1,8 @@
-"""The streams of a run, as data, and how they come to be on a server (design.md, "The broker").
+"""The streams of a run as data, and how they are created on a server (PROTOCOL.md, "Streams").
 
-Every stream is an append-only file with discard=new: a full stream makes publishers wait, it never drops. DEAD alone
-makes room for the newest: it is for people, and whoever may publish may fill it. Message ids are remembered for an
-hour, which outlasts every retry; what is older is told apart by the ticket's number.
+Every stream is an append-only file with discard=new: a full stream makes publishers wait and never drops a message.
+Only DEAD drops its oldest messages, because it is for people, and any publisher could fill it. Message ids are
+remembered for an hour, which outlasts every retry; older repeats are recognised by the ticket's number.
 """
 
 import contextlib
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import nats.js.errors
 from nats.js import JetStreamContext, api
 
-from horizonrl.broker.api import Stream
-from horizonrl.broker.codec import MAX_RECORD_BYTES
+from horizonrl.broker.api import DEAD_MESSAGES, Stream, dead_bytes
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import get_logger
 
@@ -22,23 +21,20 @@ DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
 """The durable consumer that all actors share: it makes the ticket stream a work queue."""
 UNLIMITED = -1
-DEAD_BYTES = 2 * MAX_RECORD_BYTES
-"""What DEAD holds at most: so the newest record is there as a whole, however large."""
-DEAD_MESSAGES = 10_000
 INSUFFICIENT_STORAGE = 10047
-"""nats-server's code when a stream's max_bytes, reserved in full, exceed what is left of three quarters of the disk."""
+"""nats-server's err_code for a max_bytes that it cannot reserve: it grants at most three quarters of the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     stream: Stream
     subject: str
-    """Everything that the stream takes, without the run's prefix."""
+    """All subjects that the stream stores, without the run's prefix."""
     limited: bool = False
-    """Holds at most `max_log_bytes`."""
+    """Whether it holds at most `max_log_bytes`."""
     direct: bool = False
-    """Its messages are asked for as they are, which is four times as fast: only where their writer is trusted with the
-    headers, among which the server's own arrive."""
+    """Whether readers use DIRECT.GET, which is four times as fast: only where the writer is trusted with the headers,
+    because the server's own headers arrive among them."""
 
 
 STREAMS = (
@@ -53,12 +49,6 @@ def spec_of(stream: Stream) -> StreamSpec:
     return next(spec for spec in STREAMS if spec.stream is stream)
 
 
-def stream_of(subject: str) -> Stream:
-    """Return the stream that takes a subject."""
-    first = subject.partition(".")[0]
-    return next(spec.stream for spec in STREAMS if spec.subject.partition(".")[0] == first)
-
-
 def stream_name(run: str, stream: Stream) -> str:
     return f"{run}_{stream.value}"
 
@@ -67,13 +57,8 @@ def bucket_name(run: str) -> str:
     return f"{run}_STATE"
 
 
-def dead_bytes(max_log_bytes: int) -> int:
-    """Return what DEAD may hold next to a group log of so many bytes."""
-    return min(DEAD_BYTES, max_log_bytes)
-
-
 def news_subject(run: str, key: str) -> str:
-    """Return the subject on which the server says, with an empty message, that it has stored a key's new value."""
+    """Return the subject on which the server announces, with an empty message, that a key has a new value."""
     return f"{run}.state.{key}"
 
 
@@ -93,7 +78,7 @@ def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamC
 
 
 def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
-    """Explicit acknowledgement, redelivery after `ack_wait_s`, for ever: it is the actors who end a ticket as void."""
+    """Explicit acknowledgement, redelivery after `ack_wait_s`, without limit: the actors end a ticket as void."""
     return api.ConsumerConfig(
         name=ACTORS,
         durable_name=ACTORS,
@@ -105,10 +90,9 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
 
 
 async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack_wait_s: float) -> None:
-    """Create what is missing of a run's streams, consumer and bucket, bring what is there to these settings, and remove
-    consumers that are not the run's.
+    """Create the run's streams, consumer and bucket, or bring them to these settings; remove foreign consumers.
 
-    Raises ConfigError when the server cannot change what is there.
+    Raises ConfigError if the server cannot change what is there.
     """
     for spec in STREAMS:
         await _ensure_stream(js, stream_config(run, spec, max_log_bytes))
@@ -120,21 +104,21 @@ async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack
 
 
 async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
-    """Create the run's state, whose every change the server tells of."""
+    """Create the run's state bucket, every change of which the server announces."""
     bucket = bucket_name(run)
-    told = api.RePublish(src=f"$KV.{bucket}.>", dest=news_subject(run, ">"), headers_only=True)
+    announced = api.RePublish(src=f"$KV.{bucket}.>", dest=news_subject(run, ">"), headers_only=True)
     try:
         await js.key_value(bucket)
     except nats.js.errors.BucketNotFoundError:
-        await js.create_key_value(bucket=bucket, history=1, storage=api.StorageType.FILE, republish=told)
+        await js.create_key_value(bucket=bucket, history=1, storage=api.StorageType.FILE, republish=announced)
         return
     present = (await js.stream_info(f"KV_{bucket}")).config
-    if present.republish != told:
-        await js.update_stream(present.evolve(republish=told))
+    if present.republish != announced:
+        await js.update_stream(present.evolve(republish=announced))
 
 
 async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str = "") -> None:
-    """Remove every consumer but the run's own: a server makes only so many, and then refuses that one."""
+    """Remove every consumer but the run's own: beyond its limit of consumers, a server would refuse that one too."""
     while foreign := [found.name for found in await js.consumers_info(stream) if found.name != own]:
         for name in foreign:
             with contextlib.suppress(nats.js.errors.NotFoundError):  # it has ended by itself
@@ -155,7 +139,7 @@ async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
 
 
 async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
-    """Leave alone what is not ours to set: an operator may have added replicas or a placement."""
+    """Create a stream, or change only those settings that are ours: an operator may have set replicas or placement."""
     assert wanted.name is not None
     try:
         present = (await js.stream_info(wanted.name)).config

@@ -1,6 +1,7 @@
-"""The transport on NATS JetStream: the one implementation that runs outside tests.
+"""The transport on NATS JetStream, for every real run.
 
-Every request is repeated until the server has answered (`link.py`); the message id makes a repeated publish harmless.
+Every request is repeated until the server has answered it (`connection.py`). The message id makes a repeated publish
+harmless.
 """
 
 import asyncio
@@ -14,29 +15,31 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
-from horizonrl.broker.nats.link import CALL_DEADLINE_S, Link, is_full
-from horizonrl.broker.nats.reader import NatsReader, stored_message, to_message
+from horizonrl.broker.nats.connection import CALL_DEADLINE_S, Connection, is_full
+from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, stored_message, to_message
 from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, spec_of, stream_name
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
 
 HEADER_ROOM = 4_096
-"""The server's payload limit counts the headers too."""
+"""Bytes left for headers, which count towards the server's payload limit."""
 ANSWER_S = 2.0
-"""How long an attempt waits for its answer; with a message id, a repeat that was not needed is harmless."""
+"""How long an attempt waits for its answer. An unneeded repeat is harmless, because it has the same message id."""
 SECONDS_PER_MB = 1.0
+"""Added to ANSWER_S for the data of a publish."""
 SLICE_S = 2.0
-"""How long one request for a ticket lives. A server that restarts forgets it, so that it is made again after this."""
-LOOK_AGAIN_S = 60.0
-"""A key is asked for at least so often, in case its news was lost on the way."""
+"""How long one request for a ticket lives. A server that restarts forgets it, so it is made again after this time."""
+REFRESH_S = 60.0
+"""A watched key is read at least this often, in case its announcement was lost."""
 WRONG_LAST_SEQUENCE = 10071
-"""JetStream's err_code when a subject's last message is not the expected one."""
+"""JetStream's err_code if a subject's last message is not the expected one."""
 
 
 class NatsDelivery:
-    def __init__(self, link: Link, raw: Msg, run: str, ack_wait_s: float) -> None:
-        self.message = to_message(raw, f"{run}.")
+    def __init__(self, connection: Connection, raw: Msg, run: str, ack_wait_s: float) -> None:
+        sequence = raw.metadata.sequence.stream or 0
+        self.message = to_message(raw.subject.removeprefix(f"{run}."), raw.data, sequence, dict(raw.headers or {}))
         self.deliveries: int = raw.metadata.num_delivered or 1
-        self._link = link
+        self._connection = connection
         self._reply = raw.reply
         self._ack_wait_s = ack_wait_s
 
@@ -50,32 +53,32 @@ class NatsDelivery:
         await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
 
     async def _say(self, word: bytes, deadline_s: float = CALL_DEADLINE_S) -> None:
-        """Send an acknowledgement of one kind; the server confirms each that comes as a request."""
-        await self._link.ask(
-            lambda: self._link.client.request(self._reply, word, timeout=ANSWER_S),
+        """Send an acknowledgement as a request, which the server confirms."""
+        await self._connection.ask(
+            lambda: self._connection.client.request(self._reply, word, timeout=ANSWER_S),
             deadline_s,
             what=f"say {word[:4].decode()} of {self.message.subject}",
         )
 
 
 class NatsTransport:
-    def __init__(self, link: Link, run: str, ack_wait_s: float) -> None:
+    def __init__(self, connection: Connection, run: str, ack_wait_s: float) -> None:
         self.run = run
         self.ack_wait_s = ack_wait_s
-        self.counters = link.counters
-        self.max_payload_bytes = link.client.max_payload - HEADER_ROOM
-        self._link = link
-        self._js: JetStreamContext = link.client.jetstream()
+        self.counters = connection.counters
+        self.max_payload_bytes = connection.client.max_payload - HEADER_ROOM
+        self._connection = connection
+        self._js: JetStreamContext = connection.client.jetstream()
         self._leasing = asyncio.Lock()
         self._tickets: JetStreamContext.PullSubscription | None = None
 
     @property
     def connected(self) -> bool:
-        return self._link.client.is_connected
+        return self._connection.client.is_connected
 
     @property
     def stalled_s(self) -> float:
-        return self._link.stalled_s
+        return self._connection.stalled_s
 
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None
@@ -84,7 +87,7 @@ class NatsTransport:
             raise RecordTooLarge(f"{len(data)} bytes for {subject}: a message holds at most {self.max_payload_bytes}")
         sent = dict(headers or {})
         if message_id is not None:
-            sent["Nats-Msg-Id"] = message_id
+            sent[MESSAGE_ID] = message_id
         return await self._store(f"{self.run}.{subject}", data, sent)
 
     async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> Stored:
@@ -98,23 +101,23 @@ class NatsTransport:
                 raise
             return Stored(ack.seq, bool(ack.duplicate))
 
-        return await self._link.ask(attempt, deadline_s=None, what=f"publish {subject}")
+        return await self._connection.ask(attempt, deadline_s=None, what=f"publish {subject}")
 
     async def lease(self, timeout_s: float) -> NatsDelivery | None:
-        """One lease is waited for at a time: concurrent pulls on one subscription would take one another's answers."""
+        """One caller waits at a time: concurrent pulls on one subscription would take one another's answers."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._leasing:
                 while True:
                     if (raw := await self._pull_ticket()) is not None:
-                        delivery = NatsDelivery(self._link, raw, self.run, self.ack_wait_s)
+                        delivery = NatsDelivery(self._connection, raw, self.run, self.ack_wait_s)
                         self.counters.redelivered += delivery.deliveries > 1
                         return delivery
         return None
 
     async def _pull_ticket(self) -> Msg | None:
-        """Wait a short while for a ticket; the server may forget the request, so that it is made again and again."""
+        """Wait a short while for a ticket; the caller repeats it, because the server may have forgotten the request."""
         try:
-            async with self._link.while_connected():
+            async with self._connection.while_connected():
                 if self._tickets is None:
                     stream = stream_name(self.run, Stream.TICKETS)
                     self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream)
@@ -125,39 +128,39 @@ class NatsTransport:
             await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
             return None
         except nats.errors.ConnectionClosedError:
-            self._link.raise_refusal()
-            raise BrokerUnreachable(f"the connection to {self._link.url} is closed") from None
+            self._connection.raise_refusal()
+            raise BrokerUnreachable(f"the connection to {self._connection.url} is closed") from None
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
         spec = spec_of(stream)
         filtered = f"{self.run}.{subject or spec.subject}"
         name = stream_name(self.run, stream)
-        return NatsReader(self._link, name, filtered, after, prefix=f"{self.run}.", direct=spec.direct)
+        return NatsReader(self._connection, name, filtered, after, prefix=f"{self.run}.", direct=spec.direct)
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         return await self._last(stream_name(self.run, stream), f"{self.run}.{subject}")
 
     async def _last(self, name: str, subject: str) -> Message | None:
-        return await stored_message(self._link, name, f"{self.run}.", {"last_by_subj": subject})
+        return await stored_message(self._connection, name, f"{self.run}.", {"last_by_subj": subject})
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
-        found = await self._link.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
-        consumer = await self._link.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
+        consumer = await self._connection.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
         floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
         return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor, consumer.num_waiting or 0)
 
     async def purge(self, stream: Stream, below: int, subject: str | None = None) -> None:
         if below <= 1:
-            return  # the server takes 0 for "everything"
+            return  # to the server, 0 means "everything"
         name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
         purge = self._js.purge_stream
-        await self._link.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
+        await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         expected = {} if after is None else {"Nats-Expected-Last-Subject-Sequence": str(after)}
@@ -186,14 +189,16 @@ class NatsTransport:
         return None if entry is None else entry.stored_at
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
-        """The server says on a subject of its own that a key has been set; what it holds then is asked for."""
+        """The server announces on a separate subject that a key was set; the key's value is then read."""
         name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
         news = asyncio.Event()
 
         async def hear(_: Msg) -> None:
             news.set()
 
-        heard = await self._link.ask(lambda: self._link.client.subscribe(news_subject(self.run, key.value), cb=hear))
+        subscription = await self._connection.ask(
+            lambda: self._connection.client.subscribe(news_subject(self.run, key.value), cb=hear)
+        )
         seen = 0
         try:
             while True:
@@ -202,15 +207,15 @@ class NatsTransport:
                 if entry is not None and entry.sequence != seen:
                     seen = entry.sequence
                     yield entry.data
-                with contextlib.suppress(TimeoutError):  # also when the connection is lost, with it perhaps some news
-                    async with self._link.while_connected(), asyncio.timeout(LOOK_AGAIN_S):
+                with contextlib.suppress(TimeoutError):  # also if the connection is lost, and with it perhaps some news
+                    async with self._connection.while_connected(), asyncio.timeout(REFRESH_S):
                         await news.wait()
         finally:
             with contextlib.suppress(nats.errors.Error):
-                await heard.unsubscribe()
+                await subscription.unsubscribe()
 
     def _subject(self, key: Key) -> str:
         return f"$KV.{bucket_name(self.run)}.{key.value}"
 
     async def close(self) -> None:
-        await self._link.close()
+        await self._connection.close()

@@ -1,4 +1,7 @@
-"""How a config is read: recipes, environment variables and overrides, and what a mistake in them is answered with."""
+"""How a config is read from recipes, environment variables and overrides, and how mistakes in them are explained.
+
+Knows the sections by their pydantic models alone, so that `schema.py` can import it.
+"""
 
 import json
 import os
@@ -66,9 +69,9 @@ def _require_toml(recipe: Path) -> None:
 
 
 def _refuse_unknown_variables(model: type[BaseModel]) -> None:
-    """Raise ConfigError for HORIZONRL_RL_STEPS and HORIZONRL_LEARN__RANKS, which would be passed over.
+    """Raise ConfigError for HORIZONRL_RL_STEPS and HORIZONRL_LEARN__RANKS, which pydantic would ignore.
 
-    Other names of the prefix are not ours: Kubernetes makes some for the services of a namespace.
+    Other names with the prefix are not ours: Kubernetes sets some for the services of a namespace.
     """
     for name in (name for name in os.environ if name.startswith("HORIZONRL_")):
         words = name.removeprefix("HORIZONRL_").lower()
@@ -86,11 +89,14 @@ def _refuse_unknown_variables(model: type[BaseModel]) -> None:
 def _refuse_secrets(given: Any, place: str) -> None:
     """Raise ConfigError for a secret where others can read it."""
     broker = given.get("broker")
-    if isinstance(broker, dict) and broker.get("password", "none") != "none":
-        raise ConfigError(
-            f"broker.password stands in {place}, where others can read it: set the environment variable "
-            "HORIZONRL_BROKER__PASSWORD, or use broker.nkey_seed"
-        )
+    broker = broker if isinstance(broker, dict) else {}
+    nats = broker.get("nats")
+    for name, section in {"broker.password": broker, "broker.nats.password": nats}.items():
+        if isinstance(section, dict) and section.get("password", "none") != "none":
+            raise ConfigError(
+                f"{name} stands in {place}, where others can read it: set the environment variable "
+                "HORIZONRL_BROKER__NATS__PASSWORD, or use broker.nats.nkey_seed"
+            )
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +117,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise ConfigError(
-                    f"{flag} sets a part of a value that another flag has set as a whole: give one of the two"
+                    f"{flag} sets part of a value that another flag has set as a whole: give only one of them"
                 )
         place[key] = _parse_value(value)
     return parsed
@@ -125,7 +131,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _innermost(problems: Sequence[Any]) -> list[Any]:
-    """Leave out what is wrong with a value only because something inside it is."""
+    """Leave out problems that only repeat a problem inside the same value."""
     places = [problem["loc"] for problem in problems]
     return [
         problem
@@ -137,14 +143,14 @@ def _innermost(problems: Sequence[Any]) -> list[Any]:
 
 
 PLAINLY = {
-    "tuple_type": "a list is wanted: [1, 2] in a recipe, '[1, 2]' in quotes on the command line ([[envs]] for envs)",
-    "too_short": "the list is empty: give one element at least",
-    "string_type": "a text is wanted: in a recipe write it in quotes, on the command line as '\"123\"'",
-    "string_pattern_mismatch": "only letters, digits, _ and - can stand in a name",
+    "tuple_type": "expected a list: [1, 2] in a recipe, '[1, 2]' in quotes on the command line ([[envs]] for envs)",
+    "too_short": "the list is empty: give at least one element",
+    "string_type": "expected text: write it in quotes in a recipe, and as '\"123\"' on the command line",
+    "string_pattern_mismatch": "a name may only contain letters, digits, _ and -",
     "model_type": "this is a section with keys of its own: [section] in a recipe, --section.key on the command line",
-    "dict_type": "a table is wanted: { key = 1 } in a recipe, '{\"key\": 1}' on the command line",
+    "dict_type": "expected a table: { key = 1 } in a recipe, '{\"key\": 1}' on the command line",
 }
-"""What pydantic says in the words of Python's types."""
+"""Replacements for messages of pydantic that name Python's types, which a recipe's author need not know."""
 
 
 def _explain(problem: Any, model: type[BaseModel]) -> str:
@@ -159,7 +165,7 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
 
 
 def _meant(place: tuple[Any, ...], known: Sequence[str], model: type[BaseModel]) -> str:
-    """Return what an unknown section or key may have meant; a key, one of its section or of another one."""
+    """Return the suggestion for an unknown section or key. A key may belong to its own section or to another one."""
     given = ".".join(map(str, place))
     if len(place) == 1:
         return did_you_mean(given, known)

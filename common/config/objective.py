@@ -1,7 +1,7 @@
 """What a step optimises, as configuration: the advantage, the loss, its correction, the reference and the critic.
 
-`docs/algorithms.md` has the formulas, `learner/algorithm/objective.py` puts them together. Here stand the
-defaults, and which combinations are wrong: they are refused with the reason.
+`docs/algorithms.md` has the formulas, and `learner/algorithm/objective.py` puts them together. This file has the
+defaults and rejects invalid combinations, with an explanation.
 """
 
 from typing import Annotated, Literal, Self
@@ -15,22 +15,23 @@ class AdvantageSection(Section):
     kind: Literal[
         "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return", "dpo"
     ] = "grpo"
-    """return: the return itself; with loss reinforce and no correction, cloning weighted by reward (AgentEvol)."""
+    """Advantage estimator (docs/algorithms.md). return is the return itself; with loss reinforce and no correction it
+    clones episodes weighted by reward (AgentEvol)."""
     credit: Literal["episode", "turn"] = "episode"
     """What a token answers for: the whole return of its episode, or the rewards from its turn on."""
     discount: Share = 1.0
-    """Per turn (per token in gae at token level); below 1 it needs credit by turn, gae or vtrace."""
+    """Discount factor per turn (per token for gae at token level). Below 1 it needs credit by turn, gae or vtrace."""
     trace_decay: Share = 0.95
-    """λ of gae and vtrace: 1 trusts returns, 0 the critic."""
+    """λ of gae and vtrace: 1 trusts returns, 0 trusts the critic."""
     level: Literal["turn", "token"] = "turn"
-    """The steps of gae: turns or tokens."""
+    """Unit of a step in gae: a turn or a token."""
     ratio_cap: AboveZero = 1.0
-    """Bound of vtrace's weights: ρ̄ and c̄."""
+    """Upper bound of vtrace's weights ρ and c."""
     dpo_beta: AboveZero = 0.5
-    """β of dpo: how dearly it pays for leaving the reference."""
+    """β of dpo: how strongly leaving the reference is penalised."""
     truncated: Literal["keep", "mask"] = "keep"
-    """Whether episodes that were cut (by the horizon, the context or the environment's own limit) are trained on; they
-    stand in the baseline either way."""
+    """Whether episodes that were cut (by the horizon, the context or the environment's own limit) are trained on. They
+    count in the baseline either way."""
 
     @property
     def group_relative(self) -> bool:
@@ -44,39 +45,43 @@ class AdvantageSection(Section):
 
 class LossSection(Section):
     kind: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
-    """clip_low and clip_high are of ppo and decoupled_ppo, dual_clip and importance_cap of ppo."""
+    """Policy loss (docs/algorithms.md). `clip_low` and `clip_high` apply to ppo and decoupled_ppo, `dual_clip` and
+    `importance_cap` to ppo."""
     clip_low: Share = 0.2
-    """The lower side of the trust region: a ratio below 1 - clip_low is clipped."""
+    """Lower side of the trust region: a ratio below 1 - clip_low is clipped."""
     clip_high: NotNegative = 0.28
-    """Clip-higher (DAPO): the upper side of the trust region is wider."""
+    """Upper side of the trust region: a ratio above 1 + clip_high is clipped. The default is wider than the lower side
+    (Clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of a negative advantage's surrogate (Dual-clip PPO); None turns it off."""
+    """Bound of the surrogate of a negative advantage (Dual-clip PPO). None turns it off."""
     importance_cap: AboveZero | None = None
-    """Token truncation (TIS): a token whose ratio is above contributes with the cap, which lies above 1 + clip_high;
-    None turns it off."""
+    """Cap of a token's ratio (token truncation, TIS): a token above it contributes with the cap, which must be above 1
+    + clip_high. None turns it off."""
     dppo_delta: Share = 0.2
-    """Probability by which a token may move from the behaviour policy's."""
+    """Largest change of a token's probability from the behaviour policy's, for dppo."""
     dppo_penalty: NotNegative = 1e-3
     """τ of dppo: weight of the squared log-ratio."""
     cispo_cap: AboveZero = 5.0
-    """Bound of cispo's weight, the ratio."""
+    """Upper bound of the ratio that weighs a token in cispo."""
     gspo_low: Share = 3e-4
-    """The lower side of gspo's trust region, around the geometric mean of an episode's ratios."""
+    """Lower side of gspo's trust region, around the geometric mean of an episode's ratios."""
     gspo_high: NotNegative = 4e-4
-    """The upper side of the same."""
+    """Upper side of gspo's trust region, around the geometric mean of an episode's ratios."""
     entropy: NotNegative = 0.0
-    """Coefficient of the entropy bonus."""
+    """Coefficient of the entropy bonus. 0 turns it off."""
     normalisation: Literal["auto", "token", "sequence", "prompt", "constant"] = "auto"
-    """What weighs the same: every token, episode (sequence), or group (prompt). constant (Dr. GRPO): tokens over
-    episodes times the most tokens that an episode may generate. auto: sequence for gspo, token for the others."""
+    """What has equal weight: every token, episode (sequence) or group (prompt). constant (Dr. GRPO) divides tokens by
+    the number of episodes times the most tokens that an episode may generate. auto is sequence for gspo and token for
+    the others."""
     minibatches: Positive = 1
-    """Optimizer steps that a batch is cut into, by groups; a version is a whole batch."""
+    """Number of minibatches that a batch is cut into, by groups. Each is one optimizer update; a version is a whole
+    batch."""
     epochs: Positive = 1
-    """Passes over a batch."""
+    """Number of passes over a batch."""
 
     @property
     def updates(self) -> int:
-        """Optimizer steps a version."""
+        """Optimizer updates per version."""
         return self.minibatches * self.epochs
 
     @property
@@ -99,27 +104,30 @@ class LossSection(Section):
 
 class CorrectionSection(Section):
     kind: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
-    """Weight on reinforce and decoupled_ppo. auto: token truncation for these two, nothing for the others."""
+    """Importance weight for reinforce and decoupled_ppo. auto is token truncation for these two and nothing for the
+    others. None turns it off."""
     token_cap: AboveZero = 2.0
-    """Bound of the weight of kind token."""
+    """Upper bound of the weight of kind token."""
     sequence_cap: AboveZero = 5.0
-    """Bound of the weight of kind sequence."""
+    """Upper bound of the weight of kind sequence."""
     icepop_band: Band = (0.5, 5.0)
-    """Kind icepop: a ratio outside has the weight 0."""
+    """Band of ratios that kind icepop keeps. A ratio outside it has weight 0."""
     proximal: Literal["exact", "interpolated"] = "exact"
-    """π_prox of decoupled_ppo: the policy at the start of the step (a forward pass more where a batch makes several
-    updates), or the version before on the line from log μ to log π (AReaL), which needs none."""
+    """π_prox of decoupled_ppo. exact is the policy at the start of the step, which takes one more forward pass if a
+    batch makes several updates. interpolated is the version before, on the line from log μ to log π (AReaL), which
+    needs none."""
     geometric_band: Band | None = None
-    """Keep an episode whose geometric mean ratio lies inside, as in [0.99, 1.01]; None turns the mask off."""
+    """Band of the geometric mean ratio of the episodes that are kept, such as [0.99, 1.01]. None turns the mask off."""
     k3_max: AboveZero | None = None
-    """Keep an episode whose mean of r - log r - 1 is at most this, as 1e-2; None turns the mask off."""
+    """Largest mean of r - log r - 1 of the episodes that are kept, such as 1e-2. None turns the mask off."""
     veto_band: Band | None = None
-    """Drop an episode with any ratio outside, as [1e-4, 100]; None turns the mask off."""
+    """Band of ratios outside which a single token drops its episode, such as [1e-4, 100]. None turns the mask off."""
     stale_negative_max: AboveZero | None = None
-    """Mask tokens of negative advantage where the episode's mean of log μ - log π is above; None turns it off."""
+    """Largest mean of log μ - log π of an episode whose tokens of negative advantage are kept. None turns the mask
+    off."""
     ess_lr: bool = False
-    """Scale the learning rate by the square root of the effective sample size of an update's episodes, each weighed by
-    the product of its ratios (arXiv 2602.17616)."""
+    """Whether to scale the learning rate by the square root of the effective sample size of an update's episodes, each
+    weighed by the product of its ratios (arXiv 2602.17616)."""
 
     @property
     def masks(self) -> bool:
@@ -133,26 +141,26 @@ class CorrectionSection(Section):
             band = getattr(self, name)
             if band is not None and not (band[0] <= 1 <= band[1] and band[0] < band[1]):
                 raise ValueError(
-                    f"{name} is {list(band)}: give the lower bound first, and let 1 lie inside, which is the ratio of "
-                    "tokens that the policy itself has sampled"
+                    f"{name} is {list(band)}: give the lower bound first, and include 1, which is the ratio of tokens "
+                    "that the policy itself sampled"
                 )
         return self
 
 
 class ReferenceSection(Section):
     kl: NotNegative = 0.0
-    """Coefficient of the KL to the reference, the policy at the start of RL; 0 loads no reference."""
+    """Coefficient of the KL to the reference, which is the policy at the start of RL. 0 loads no reference."""
     place: Literal["loss", "reward"] = "loss"
-    """Where the KL is put: beside the loss, or taken from each token's reward."""
+    """Where the KL goes: added to the loss, or subtracted from each token's reward."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of the KL in the loss; in the reward it is k1, the log-ratio."""
+    """Estimator of the KL in the loss. In the reward it is always k1, the log-ratio."""
     refresh_every: Positive | None = None
-    """Versions after which the reference moves forward to the policy; None keeps it."""
+    """Versions after which the reference moves forward to the policy. None keeps the first one."""
 
 
 class CriticSection(Section):
     lr: AboveZero = 1e-3
-    """Of the value head on the policy's hidden states, which it leaves as they are."""
+    """Learning rate of the value head. It reads the policy's hidden states and leaves them as they are."""
 
 
 class Objective(Section):
@@ -199,24 +207,24 @@ class Objective(Section):
         return clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
 
     def refuse_unsound(self) -> None:
-        """Raise ValueError for a combination that is wrong, with the reason and what to do."""
+        """Raise ValueError for an invalid combination, with the reason and the fix."""
         advantage, loss, correction = self.advantage, self.loss, self.correction
         if self.weight is not None and loss.kind not in WEIGHED:
             raise ValueError(
-                f"correction.kind is {correction.kind} but the ratio of loss.kind = {loss.kind} has the behaviour "
-                "policy below it already, and would count it twice: leave correction.kind at auto, or set loss.kind to "
+                f"correction.kind is {correction.kind} but the ratio of loss.kind = {loss.kind} already divides by the "
+                "behaviour policy, which would count twice: leave correction.kind at auto, or set loss.kind to "
                 "reinforce or decoupled_ppo"
             )
         if loss.importance_cap is not None and loss.kind != "ppo":
             raise ValueError(
-                f"loss.importance_cap is {loss.importance_cap} but bounds the ratio of ppo only, and loss.kind is "
+                f"loss.importance_cap is {loss.importance_cap} but only bounds the ratio of ppo, and loss.kind is "
                 f"{loss.kind}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
             )
         if advantage.credit == "turn" and advantage.kind not in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return"):
             raise ValueError(
-                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo and dpo know "
-                "whole episodes, reinforce_pp, gae and vtrace the rewards to come): set credit to episode, or kind to "
-                "grpo, dr_grpo or reinforce_pp_baseline"
+                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo and dpo use "
+                "whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or kind "
+                "to grpo, dr_grpo or reinforce_pp_baseline"
             )
         ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")
         if advantage.discount < 1 and not ahead:
@@ -226,14 +234,14 @@ class Objective(Section):
             )
         if advantage.kind == "dpo" and not self._is_dpo:
             raise ValueError(
-                "advantage.kind dpo is the gradient of DPO's loss, at the policy that the step begins with, over whole "
+                "advantage.kind dpo is the gradient of DPO's loss at the policy that the step begins with, over whole "
                 "pairs whose tokens all count the same: set loss.kind to reinforce, correction.kind to none, "
                 "minibatches and epochs to 1, loss.normalisation to token or constant, advantage.truncated to keep, "
                 "and every mask of correction to none"
             )
         if advantage.kind == "dpo" and self.reference.kl > 0:
-            raise ValueError("reference.kl is set but dpo has its KL in dpo_beta already: set reference.kl to 0")
+            raise ValueError("reference.kl is set but dpo already has its KL in dpo_beta: set reference.kl to 0")
 
 
 WEIGHED = ("reinforce", "decoupled_ppo")
-"""The losses without μ in their ratio."""
+"""The losses without μ in their ratio, which take a weight from the correction."""

@@ -42,12 +42,12 @@ class RunSchedule:
         return self.imitation.steps + self.rl.steps
 
     def horizons(self, env_id: str) -> tuple[int, ...]:
-        """Return the horizons of an environment's schedule: its own, or those of the run."""
+        """Return the horizons of an environment's schedule, in turns: its own, or those of the run."""
         return next(env.horizons for env in self.envs if env.id == env_id) or self.horizon.horizons
 
     @property
     def longest_episode_tokens(self) -> int:
-        """Most tokens that an episode can generate."""
+        """The most tokens that an episode can generate."""
         turns = max(max(self.horizons(env.id)) for env in self.envs)
         return min(turns * self.rollout.max_turn_tokens, self.model.max_context_tokens)
 
@@ -59,15 +59,15 @@ class RunSchedule:
 
     @property
     def eval_rounds(self) -> int:
-        """Evaluations of the whole run: the initial model, the start of RL, every N RL steps, and the end."""
+        """Number of evaluations in the whole run: the initial model, the start of RL, every N RL steps, and the end."""
         if not self.eval.every:
             return 0
         return 1 + (self.imitation.steps > 0) + -(-self.rl.steps // self.eval.every)
 
     def eval_step(self, number: int) -> int:
         """Return the optimizer steps after which evaluation `number` (from 0) is due."""
-        of_rl = number - (self.imitation.steps > 0)
-        return 0 if of_rl < 0 else min(self.imitation.steps + of_rl * self.eval.every, self.total_steps)
+        rl_round = number - (self.imitation.steps > 0)
+        return 0 if rl_round < 0 else min(self.imitation.steps + rl_round * self.eval.every, self.total_steps)
 
     def lr(self, step: int) -> float:
         """Return the learning rate of optimizer step number `step` (from 0), with each phase's linear warm-up."""
@@ -79,19 +79,20 @@ class RunSchedule:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step
 
     def demos_due(self, rl_steps: int) -> int:
-        """Return how many demonstrations are trained before RL and in its first `rl_steps` steps."""
+        """Return the number of demonstrations that are trained before RL and in its first `rl_steps` steps."""
         return self.imitation.steps * self.imitation.groups_per_step + self.rl.demos_per_step * rl_steps
 
     def credit(self, phase: Phase, phase_step: int = 0) -> int:
-        """Most tickets of the phase's kind that may be outstanding after `phase_step` steps (design.md, invariant 2).
+        """Return the most tickets of the phase's kind that may be outstanding after `phase_step` steps.
 
-        Staleness counts from the version that actors have, which between two publications is not the newest.
+        This keeps staleness bounded. Staleness counts from the version that actors have. Between two publications that
+        is not the newest, so the credit shrinks with every step that is not published.
         """
         behind = phase_step % self.rl.publish_every if phase is Phase.RL else 0
         return (self.rl.max_staleness + 1 - behind) * self.groups_per_step(phase)
 
     def publishes(self, step: int) -> bool:
-        """Return whether actors get the version that `step` optimizer steps have made: also one they evaluate."""
+        """Return whether actors receive the version after `step` optimizer steps, as they do all that they evaluate."""
         phase, phase_step = self.phase(step)
         evaluated = step in map(self.eval_step, range(self.eval_rounds))
         due = phase_step % self.rl.publish_every == 0 or evaluated or step == self.total_steps

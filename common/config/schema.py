@@ -1,19 +1,20 @@
-"""The configuration of a run: frozen sections, read from recipes (TOML, later ones win), environment variables
-(`HORIZONRL_RUN__NAME`) and `--section.key value`, later sources winning. Needs no torch.
+"""The configuration of a run: frozen sections, and which combinations of them are rejected.
 
-What can be computed is a property, not a knob. Config stops at a package's first level: a role's `main.py` hands
-plain values down.
+`training.py` and `objective.py` hold the sections of what is trained; the other sections are here. `loading.py` reads
+them, and `schedule.py` computes what follows from them. Config stops at a package's first level: a role's `main.py`
+passes plain values on.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from horizonrl.common.config.loading import load_sections
+from horizonrl.common.config.nats import NatsSection, refuse_moved_keys
 from horizonrl.common.config.objective import (
     AdvantageSection,
     CorrectionSection,
@@ -35,68 +36,61 @@ from horizonrl.common.config.training import (
     RlSection,
     RolloutSection,
 )
-from horizonrl.common.types import EnvironmentSettings, Kind, Name, RunSettings
-
-SCHEMES = ("nats", "tls", "ws", "wss")
+from horizonrl.common.state import EnvironmentSettings, RunSettings
+from horizonrl.common.types import Kind, Name
 
 
 class RunSection(Section):
     name: Name = "textcraft"
-    """A token of every subject and the name of the run directory."""
+    """Name of the run: a token of every NATS subject and the name of the run directory."""
     root: Path = Path("runs")
-    """The folder that holds run directories."""
+    """Folder that contains the run directories."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seeds the task sampler, the episodes' sampling and the learner."""
+    """Seed of the task sampler, of the episodes' sampling and of the learner."""
 
 
 class BrokerSection(Section):
     url: str | None = None
-    """`nats://host:port`, or `tls://`, of a running server; those of a cluster with commas between. None starts an
-    embedded server for the run."""
-    user: str | None = None
-    """A user of the server, for HORIZONRL_BROKER__PASSWORD."""
-    password: SecretStr | None = None
-    """Only from the environment: HORIZONRL_BROKER__PASSWORD."""
-    credentials: Path | None = None
-    """A NATS .creds file (JWT and nkey)."""
-    nkey_seed: Path | None = None
-    """A file with an nkey seed."""
-    ca_file: Path | None = None
-    """Certificate authority of a TLS server; a server without TLS is then refused."""
+    """Address of a running broker. Its scheme chooses the transport: `nats://HOST:PORT`, or `tls://HOST:PORT` for NATS
+    over TLS; separate the servers of a cluster with commas. Without a url, the run starts a
+    nats-server of its own."""
     ticket_key: Path | None = None
-    """A file with the key that signs tickets, for controller and learner alone: groups that answer no ticket of theirs
-    are then refused. None believes every actor."""
-    keys: Path | None = None
-    """The folder of `horizonrl broker keys` that `horizonrl broker` serves with; no other role reads it."""
-    durability: Literal["process", "power"] = "process"
-    """What an acknowledged message survives: a killed server, or also a power cut (an fsync per message)."""
+    """A file with the key that signs tickets. Only controller and learner have it: they then refuse groups that answer
+    none of their tickets. Without a key, every actor is trusted."""
     connect_timeout_s: Seconds = 10.0
-    """How long a role waits for the broker when it starts."""
+    """Seconds that a role waits for the broker when it starts."""
     ack_wait_s: Seconds = 30.0
-    """A lease not extended for so long is given to another actor."""
+    """Seconds after which a lease that was not extended goes to another actor."""
     max_deliver: Positive = 5
     """Deliveries of a ticket after which it is settled as void."""
     max_log_bytes: Positive = 4 << 30
-    """Size of the group log at which publishers wait for the learner. It must hold the groups of one step; more lets
-    the learner wait with a checkpoint until one is due."""
+    """Size of the group log, in bytes, at which publishers wait for the learner. It must hold the groups of one step;
+    with more, the learner can wait with a checkpoint until one is due."""
     shared_files: bool = False
-    """Actors read new weights from the learner's run directory, not through the broker; `train` with its own broker
-    turns it on, and so may pods that share a volume."""
+    """Actors read new weights from the learner's run directory instead of through the broker. `train` with its own
+    broker turns this on; pods that share a volume may do the same."""
+    nats: NatsSection = NatsSection()
+    """What only NATS has."""
 
     @property
     def servers(self) -> list[str]:
-        """Those of `url`: one, or a cluster's."""
+        """The servers in `url`: one, or those of a cluster."""
         return [] if self.url is None else [server.strip() for server in self.url.split(",")]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_moved_key(cls, given: Any) -> Any:
+        return refuse_moved_keys(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
         for server in self.servers:
             try:
                 parts = urlsplit(server)
-                known = parts.scheme in SCHEMES and parts.hostname is not None and parts.port != 0
+                complete = "://" in server and parts.hostname is not None and parts.port != 0
             except ValueError:  # a port that is no number, or too large
-                known = False
-            if not known:
+                complete = False
+            if not complete:
                 raise ValueError(f"url is {self.url!r}: write it as nats://HOST:PORT, or tls://HOST:PORT for TLS")
         return self
 
@@ -105,45 +99,52 @@ class BrokerSection(Section):
         if "@" in (self.url or ""):
             raise ValueError(
                 "url holds credentials, which would show in logs, in config.toml and to users of the machine: give "
-                "broker.nkey_seed, or broker.user and the environment variable HORIZONRL_BROKER__PASSWORD"
+                "broker.nats.nkey_seed, or broker.nats.user and the environment variable "
+                "HORIZONRL_BROKER__NATS__PASSWORD"
             )
         return self
 
 
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
-    """Actors that `train` starts on this machine; 0 leaves them to other machines."""
-    engine: Literal["vllm", "scripted"] = "vllm"
-    """scripted: random tokens without a model, for `bench chaos`, `bench soak` and for developing an environment."""
+    """Number of actors that `train` starts on this machine. 0 leaves them to other machines."""
+    engine: str = "vllm"
+    """Inference engine. `vllm` starts one inside the actor. `endpoint` uses a vLLM server that runs already; its
+    weights never change, so it serves `horizonrl eval` only. `scripted` draws random tokens without a model, for
+    `bench chaos`, `bench soak` and for developing an environment. `MODULE:FUNCTION` names one of another package."""
+    endpoint: str | None = None
+    """Base URL of the server for engine `endpoint`, up to and including the version: `http://HOST:8000/v1`. The key, if
+    it wants one, is read from the environment variable OPENAI_API_KEY."""
     slots: Positive = 32
-    """Episodes that one actor runs at once."""
+    """Number of episodes that one actor plays at once."""
     threads: Positive = 1
-    """CPU threads of the inference engine."""
+    """Number of CPU threads of the inference engine."""
     kv_cache_mib: Positive = 512
     """Memory for the engine's key-value cache on CPU, in MiB."""
     gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.45
-    """Of a GPU's memory, for the engine's weights and cache: a learner may have the rest. 0.9 for an actor that has a
-    GPU to itself."""
+    """Share of a GPU's memory for the engine's weights and cache. The default leaves the rest to a learner; use 0.9 for
+    an actor that has a GPU to itself."""
     drain_s: Seconds = 20.0
-    """After SIGTERM, how long an actor finishes what it holds before it gives the rest back."""
+    """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back."""
 
 
 class MetricsSection(Section):
     host: str = "127.0.0.1"
-    """Address that the port is opened on; 0.0.0.0 for other machines to reach it (there is no password)."""
+    """Address on which the metrics port is opened. 0.0.0.0 lets other machines reach it; there is no password."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of /metrics, /healthz and /readyz; 0 takes a free one and writes it to the log. With `train` the learner has
-    this one, the controller the next, and the actors those that follow."""
+    """Port of /metrics, /healthz and /readyz. 0 takes a free port and writes it to the log. With `train`, the learner
+    has this port, the controller the next one, and the actors those that follow."""
 
 
 class TrackerSection(Section):
     kind: Literal["tensorboard", "wandb", "trackio"] | None = None
-    """Where a run's numbers go beside `metrics.jsonl`; each wants its package, `pip install 'horizonrl[KIND]'`."""
+    """Experiment tracker that receives the run's numbers in addition to `metrics.jsonl`. It needs its package: `pip
+    install 'horizonrl[KIND]'`. None turns tracking off."""
     project: str = "horizonrl"
-    """Under which wandb and trackio list the run."""
+    """Project under which wandb and trackio list the run."""
     online: bool = False
-    """Send to wandb's server, or to the Space or server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names. Without it
-    everything stays on this machine."""
+    """Whether to send to wandb's server, or to the Space or server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
+    False keeps everything on this machine."""
 
 
 class RunConfig(RunSchedule, BaseSettings):
@@ -180,11 +181,16 @@ class RunConfig(RunSchedule, BaseSettings):
     tracker: TrackerSection = TrackerSection()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _sizes_fit(self) -> Self:
+        if self.learner.backend == "hash" and self.actor.engine != "scripted":
+            raise ValueError(
+                f"learner.backend is hash but actor.engine is {self.actor.engine}, which needs the weights of a model: "
+                "set actor.engine to scripted, or learner.backend to deepspeed or torch"
+            )
         if self.rollout.group_size > self.actor.slots:
             raise ValueError(
                 f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "
-                f"a group runs at once; set actor.slots to {self.rollout.group_size} or more"
+                f"a group's episodes run at once; set actor.slots to {self.rollout.group_size} or more"
             )
         if self.learner.micro_batch_tokens < self.model.max_context_tokens:
             raise ValueError(
@@ -196,25 +202,42 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"rollout.max_turn_tokens is {self.rollout.max_turn_tokens}: one turn fills the whole context of "
                 f"{self.model.max_context_tokens}; lower it or raise model.max_context_tokens"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _horizons_grow(self) -> Self:
         ids = [env.id for env in self.envs]
         if len(set(ids)) != len(ids):
-            raise ValueError(f"envs names {ids}: give each environment one entry, with a weight")
+            raise ValueError(f"envs lists {ids}: give each environment only one entry, with a weight")
         for env_id in ids:
             turns = list(self.horizons(env_id))
             if self.horizon.kind != "fixed" and turns != (growing := sorted(set(turns))):
                 raise ValueError(
                     f"the horizons of {env_id} are {turns}, which do not grow from stage to stage: give {growing}, or "
-                    "set horizon.kind to fixed, which takes the last"
+                    "set horizon.kind to fixed, which uses the last one"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _actors_keep_up(self) -> Self:
         if self.rl.publish_every > self.rl.max_staleness + 1:
             raise ValueError(
                 f"rl.publish_every is {self.rl.publish_every} but rl.max_staleness is {self.rl.max_staleness}: groups "
-                f"of the last version that actors have would be dropped; set max_staleness to "
+                f"of the newest version that actors have would be dropped; set max_staleness to "
                 f"{self.rl.publish_every - 1} or more"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _optimises_something_sound(self) -> Self:
         self.objective.refuse_unsound()
+        return self
+
+    @model_validator(mode="after")
+    def _every_phase_has_tasks(self) -> Self:
         if self.imitation.steps + self.rl.steps == 0:
             raise ValueError("imitation.steps and rl.steps are both 0: there is nothing to train")
+        ids = ", ".join(env.id for env in self.envs)
         for key, count, kind in (
             ("imitation.steps", self.imitation.steps, Kind.DEMO),
             ("rl.steps", self.rl.steps, Kind.TRAIN),
@@ -223,8 +246,8 @@ class RunConfig(RunSchedule, BaseSettings):
         ):
             if count and not any(kind in env.kinds for env in self.envs):
                 raise ValueError(
-                    f"{key} is {count} but none of the envs {', '.join(ids)} has {kind.value!r} among its kinds: add "
-                    f"it to one of them, or set {key} to 0"
+                    f"{key} is {count} but none of the envs {ids} has {kind.value!r} among its kinds: add it to one of "
+                    f"them, or set {key} to 0"
                 )
         return self
 
@@ -244,8 +267,8 @@ class RunConfig(RunSchedule, BaseSettings):
             )
         if self.eval.samples > 1 and self.eval.temperature == 0:
             raise ValueError(
-                f"eval.samples is {self.eval.samples} at eval.temperature 0, where a task's episodes are all the same: "
-                "set eval.samples to 1, or raise the temperature"
+                f"eval.samples is {self.eval.samples} at eval.temperature 0, at which a task's episodes are all the "
+                "same: set eval.samples to 1, or raise the temperature"
             )
         return self
 
@@ -255,7 +278,7 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @property
     def objective(self) -> Objective:
-        """What a step of RL optimises."""
+        """The sections that say what an RL step optimises."""
         return Objective.model_construct(
             advantage=self.advantage,
             loss=self.loss,
@@ -266,7 +289,7 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @property
     def settings(self) -> RunSettings:
-        """What the run's actors have to agree on, as the key `run` says it."""
+        """What the run's actors must agree on, as the controller publishes it under the key `run`."""
         return RunSettings(
             total_steps=self.total_steps,
             max_deliver=self.broker.max_deliver,

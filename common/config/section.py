@@ -1,4 +1,4 @@
-"""What the config's sections share: the base class and the kinds of numbers."""
+"""What the sections of the config share: the base class and the bounded numbers."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ Band = tuple[AboveZero, AboveZero]
 
 
 class Section(BaseModel):
-    """Keys of one subject. The word "none" turns an option off wherever it is written: TOML has no null."""
+    """Keys of one subject. The word "none" stands for None in every source, since TOML has no null."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

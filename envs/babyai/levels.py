@@ -22,20 +22,20 @@ Levels = Literal["agentgym", "all"]
 
 OBJ_S6 = "GoToObjS6-v1"
 LEVELS = (
-    *(("GoToRedBallGrey-v0", "GoTo"), ("GoToRedBall-v0", "GoTo"), ("GoToRedBallNoDists-v0", "GoTo")),
-    *((OBJ_S6, "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo")),
-    *(("GoToImpUnlock-v0", "GoTo"), ("GoToSeqS5R2-v0", "GoTo"), ("GoToRedBlueBall-v0", "GoTo")),
-    *(("GoToDoor-v0", "GoTo"), ("GoToObjDoor-v0", "GoTo"), ("Open-v0", "Open"), ("OpenRedDoor-v0", "Open")),
-    *(("OpenDoorLoc-v0", "Open"), ("OpenRedBlueDoorsDebug-v0", "Open"), ("OpenDoorsOrderN4Debug-v0", "Open")),
-    *(("Pickup-v0", "PickupMaze"), ("UnblockPickup-v0", "PickupMaze"), ("PickupLoc-v0", "Pickup")),
-    *(("PickupDistDebug-v0", "Pickup"), ("PickupAbove-v0", "Pickup"), ("PutNextLocalS6N4-v0", "PutNext")),
-    *(("PutNextS7N4Carrying-v0", "PutNext"), ("Unlock-v0", "Unlock"), ("UnlockLocalDist-v0", "Unlock")),
-    *(("KeyInBox-v0", "Unlock"), ("UnlockPickupDist-v0", "Unlock"), ("BlockedUnlockPickup-v0", "Unlock")),
-    *(("UnlockToUnlock-v0", "Unlock"), ("ActionObjDoor-v0", "AOD"), ("FindObjS7-v0", "FindObj")),
-    *(("KeyCorridorS6R3-v0", "KeyCorridor"), ("OneRoomS20-v0", "Room"), ("MoveTwoAcrossS8N9-v0", "PutNext")),
-    *(("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth")),
-    *(("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss")),
-)
+    ("GoToRedBallGrey-v0", "GoTo"), ("GoToRedBall-v0", "GoTo"), ("GoToRedBallNoDists-v0", "GoTo"),
+    (OBJ_S6, "GoTo"), ("GoToLocalS8N7-v0", "GoTo"), ("GoToObjMazeS7-v0", "GoTo"),
+    ("GoToImpUnlock-v0", "GoTo"), ("GoToSeqS5R2-v0", "GoTo"), ("GoToRedBlueBall-v0", "GoTo"),
+    ("GoToDoor-v0", "GoTo"), ("GoToObjDoor-v0", "GoTo"), ("Open-v0", "Open"), ("OpenRedDoor-v0", "Open"),
+    ("OpenDoorLoc-v0", "Open"), ("OpenRedBlueDoorsDebug-v0", "Open"), ("OpenDoorsOrderN4Debug-v0", "Open"),
+    ("Pickup-v0", "PickupMaze"), ("UnblockPickup-v0", "PickupMaze"), ("PickupLoc-v0", "Pickup"),
+    ("PickupDistDebug-v0", "Pickup"), ("PickupAbove-v0", "Pickup"), ("PutNextLocalS6N4-v0", "PutNext"),
+    ("PutNextS7N4Carrying-v0", "PutNext"), ("Unlock-v0", "Unlock"), ("UnlockLocalDist-v0", "Unlock"),
+    ("KeyInBox-v0", "Unlock"), ("UnlockPickupDist-v0", "Unlock"), ("BlockedUnlockPickup-v0", "Unlock"),
+    ("UnlockToUnlock-v0", "Unlock"), ("ActionObjDoor-v0", "AOD"), ("FindObjS7-v0", "FindObj"),
+    ("KeyCorridorS6R3-v0", "KeyCorridor"), ("OneRoomS20-v0", "Room"), ("MoveTwoAcrossS8N9-v0", "PutNext"),
+    ("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth"),
+    ("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss"),
+)  # fmt: skip
 """The name in minigrid and the family, in AgentGym's order."""
 OLD_KEYWORDS = {OBJ_S6: {"room_size": 4}}
 """AgentGym's minigrid has GoToObjS6-v0, whose rooms have four cells a side: 3.2.0 calls that a bug, and has six."""

@@ -24,10 +24,12 @@ from horizonrl.common.scratch import scratch
 
 SCIENCEWORLD = "1.2.3"
 JAVA_OPTIONS = (
-    *("-Xmx600m", "-XX:+UseSerialGC"),
+    "-Xmx600m",
+    "-XX:+UseSerialGC",
     # Every object has the hash 1: then the order of a set is that of its insertions, and no longer that of addresses,
     # by which lists in observations are ordered and heat flows (thermometers differed by up to 3 degrees).
-    *("-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"),
+    "-XX:+UnlockExperimentalVMOptions",
+    "-XX:hashCode=2",
 )
 JVMS = 2
 CALL_S = 120.0

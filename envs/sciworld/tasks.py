@@ -8,22 +8,22 @@ from hashlib import sha256
 from horizonrl.envs.api import Split, TaskSpec
 
 VARIATIONS = (
-    *(("boil", 30, "Other"), ("melt", 30, "Other"), ("freeze", 30, "Other")),
+    ("boil", 30, "Other"), ("melt", 30, "Other"), ("freeze", 30, "Other"),
     ("change-the-state-of-matter-of", 30, "Other"),
     ("use-thermometer", 540, "Measure"),
     ("measure-melting-point-known-substance", 436, "Measure"),
     ("measure-melting-point-unknown-substance", 300, "Measure"),
     ("power-component", 20, "Other"),
     ("power-component-renewable-vs-nonrenewable-energy", 20, "Other"),
-    *(("test-conductivity", 900, "Test-Cond"), ("test-conductivity-of-unknown-substances", 600, "Test-Cond")),
-    *(("find-living-thing", 300, "Find"), ("find-non-living-thing", 300, "Find")),
-    *(("find-plant", 300, "Find"), ("find-animal", 300, "Find"), ("chemistry-mix", 32, "Chem-Mix")),
+    ("test-conductivity", 900, "Test-Cond"), ("test-conductivity-of-unknown-substances", 600, "Test-Cond"),
+    ("find-living-thing", 300, "Find"), ("find-non-living-thing", 300, "Find"),
+    ("find-plant", 300, "Find"), ("find-animal", 300, "Find"), ("chemistry-mix", 32, "Chem-Mix"),
     ("chemistry-mix-paint-secondary-color", 36, "Chem-Mix"),
     ("chemistry-mix-paint-tertiary-color", 36, "Chem-Mix"),
-    *(("lifespan-longest-lived", 125, "Lifespan"), ("lifespan-shortest-lived", 125, "Lifespan")),
+    ("lifespan-longest-lived", 125, "Lifespan"), ("lifespan-shortest-lived", 125, "Lifespan"),
     ("lifespan-longest-lived-then-shortest-lived", 125, "Lifespan"),
-    *(("identify-life-stages-1", 14, "Other"), ("identify-life-stages-2", 10, "Other")),
-)
+    ("identify-life-stages-1", 14, "Other"), ("identify-life-stages-2", 10, "Other"),
+)  # fmt: skip
 """Name, variations and family, in AgentGym's order. AgentGym-RL reports five families; the others are `Other`."""
 TEST_TASKS, TRAIN_TASKS = 200, 2_120
 """AgentGym's counts. Its choice is not in its repository: ours is by a hash of the number."""

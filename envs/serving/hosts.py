@@ -142,7 +142,8 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(*command, str(theirs.fileno())),
+                *command,
+                str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 preexec_fn=bound(signal.SIGKILL),  # in a call that hangs it reads no end of file

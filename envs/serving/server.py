@@ -138,7 +138,9 @@ class _Served:
         return [
             *Face(self.episodes, self.agentgym, self.dialect, compatible).routes(base),
             *Face(self.episodes, self.own, SERVED, compatible).routes(base + SERVED.prefix),
-            *(web.get(base or "/", greet), web.get(f"{base}/tasks", list_tasks), web.get(f"{base}/ws", talk)),
+            web.get(base or "/", greet),
+            web.get(f"{base}/tasks", list_tasks),
+            web.get(f"{base}/ws", talk),
         ]
 
 

@@ -9,7 +9,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Split, TaskSpec
 from horizonrl.envs.webnav.page import Style
 from horizonrl.envs.webnav.task import Task
-from horizonrl.envs.webnav.templates import TEMPLATES, Template
+from horizonrl.envs.webnav.templates.table import TEMPLATES, Template
 from horizonrl.envs.webnav.world import SIZES, World, build_world, seeded
 
 TASKS: Mapping[str, Mapping[Split, int]] = {

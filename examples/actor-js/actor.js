@@ -41,7 +41,7 @@ export class Actor {
       ticket = unpack(message.data, "ticket");
     } catch (error) {
       console.error(`a message that is no ticket is kept in DEAD: ${error.message}`);
-      await this.broker.bury(message, error.message);
+      await this.broker.storeDeadLetter(message, error.message);
       return this.broker.acknowledge(message);
     }
     const run = await this.broker.state("run");

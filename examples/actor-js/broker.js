@@ -127,7 +127,7 @@ export class Broker {
   }
 
   /** Keeps bytes that are no ticket for people to read. */
-  async bury(message, reason) {
+  async storeDeadLetter(message, reason) {
     const words = message.reply.split(".");
     const sequence = words[words.length === 9 ? 5 : 7];
     for (let offset = 0; offset === 0 || offset < message.data.length; offset += this.room) {

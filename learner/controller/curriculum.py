@@ -1,9 +1,9 @@
-"""The task stream: a pure function `(seed, kind, ticket number) → task`, so that any controller draws the same tasks.
+"""The task stream: a pure function `(seed, kind, ticket number) → task`, so that every controller draws the same tasks.
 
-Tickets come in blocks. Every block holds each environment by its weight, in an order of its own; within an environment
-the tasks come in a fresh order per epoch, so that each is seen once before any is seen twice. Both orders follow from
-hashes: a draw costs the same for every number, needs no earlier one, and is the same in every version of Python. The
-tasks of an evaluation are always the same ones.
+Tickets come in blocks. Every block has each environment in proportion to its weight, in an order of its own. Within an
+environment, each epoch has a new order of the tasks, so that each task is seen once before any is seen twice. Both
+orders are computed from hashes: a draw costs the same for every number, needs no earlier draw, and is the same in every
+version of Python. An evaluation always has the same tasks.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
 
 MAX_BLOCK = 1_000
-"""Tickets of a block, about: shares that no shorter block holds exactly are rounded to a thousandth."""
+"""Approximate limit of a block, in tickets. Shares that need a longer block are rounded to a thousandth."""
 ROUNDS = 8
-"""Of the permutation's network. With four, some orders of five tasks come eight times as often as others."""
+"""Rounds of the permutation's network. With four, some orders of five tasks are eight times as frequent as others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TaskSource:
 
 @dataclass(frozen=True, slots=True)
 class EvalTask:
-    """A held-out task, and what its result is broken down by."""
+    """A held-out task, and the category that its result counts towards."""
 
     task: Task
     category: str
@@ -50,10 +50,12 @@ class Curriculum:
     def __init__(self, seed: int, sources: Sequence[TaskSource]) -> None:
         self._seed = seed
         self._sources = {kind: [source for source in sources if kind in source.kinds] for kind in Kind}
-        self._quotas = {kind: quotas([each.weight for each in of]) for kind, of in self._sources.items() if of}
+        self._quotas = {
+            kind: quotas([source.weight for source in drawn]) for kind, drawn in self._sources.items() if drawn
+        }
 
     def task(self, kind: Kind, number: int) -> Task:
-        """Return the task of ticket `number` of its kind. Raises ConfigError when no source is of that kind."""
+        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind."""
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
         place, earlier = draw(self._quotas[kind], number, f"{self._seed}/{kind.value}")
@@ -64,12 +66,12 @@ class Curriculum:
 
 
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many tickets of a block each source gets: weights 3 and 1 make blocks of four.
+    """Return how many tickets of a block each source gets. Weights 3 and 1 make blocks of four tickets.
 
-    The shortest block that holds the weights exactly, as they are written in decimals; one above MAX_BLOCK is
-    rounded to about that many, and each source gets at least one.
+    It is the shortest block that has exactly these weights, as written in decimals. If that is longer than MAX_BLOCK,
+    it is rounded to about MAX_BLOCK, and each source gets at least one ticket.
     """
-    exact = [Fraction(str(weight)) for weight in weights]
+    exact = [Fraction(str(weight)) for weight in weights]  # 0.1 is a tenth, not the nearest binary fraction
     scale = lcm(*(weight.denominator for weight in exact))
     whole = [int(weight * scale) for weight in exact]
     if sum(whole) // gcd(*whole) <= MAX_BLOCK:
@@ -78,7 +80,7 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def draw(quotas: tuple[int, ...], number: int, key: str) -> tuple[int, int]:
-    """Return the source of ticket `number`, and how often that source had been drawn before."""
+    """Return the source of ticket `number`, and how often that source has been drawn before."""
     block, place = divmod(number, sum(quotas))
     source, earlier = _block(quotas, f"{key}/block/{block}")[place]
     return source, block * quotas[source] + earlier
@@ -86,7 +88,7 @@ def draw(quotas: tuple[int, ...], number: int, key: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def _block(quotas: tuple[int, ...], key: str) -> Sequence[tuple[int, int]]:
-    """Return the sources of a block in order, each with how often the block had it before."""
+    """Return the sources of a block in order, each with the number of its earlier places in the block."""
     sources = [source for source, quota in enumerate(quotas) for _ in range(quota)]
     seen: Counter[int] = Counter()
     order = []
@@ -97,10 +99,10 @@ def _block(quotas: tuple[int, ...], key: str) -> Sequence[tuple[int, int]]:
 
 
 def permuted(place: int, count: int, key: str) -> int:
-    """Return where the permutation of `range(count)` that belongs to `key` puts `place`, in constant time and memory.
+    """Return where the permutation of `range(count)` given by `key` puts `place`, in constant time and memory.
 
-    A Feistel network over the next power of four, walked until it is back in the range (Black and Rogaway, "Ciphers
-    with arbitrary finite domains", 2002).
+    It is a Feistel network over the next power of four, applied until the result is in the range (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", 2002).
     """
     bits = ((count - 1).bit_length() + 1) // 2
     while True:
@@ -140,7 +142,7 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> l
 
 
 def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
-    """Return the tasks of every evaluation round; none when evaluations are off. The run's seed has no part in them."""
+    """Return the tasks of every evaluation round; none if evaluations are off. They do not depend on the run's seed."""
     if not config.eval.every:
         return ()
     return tuple(
@@ -154,19 +156,19 @@ def eval_tasks(config: RunConfig) -> tuple[EvalTask, ...]:
 def _held_out(env: EnvSection, every: int) -> list[TaskSpec]:
     found = [spec for spec in registry.select(env.id, "all", env.categories, env.options) if spec.split == "test"]
     if not found:
-        of = f" of the categories {', '.join(env.categories)}" if env.categories else ""
+        scope = f" of the categories {', '.join(env.categories)}" if env.categories else ""
         raise ConfigError(
-            f"eval.every is {every} but environment {env.id!r} holds out no task{of} (split test): set eval.every to "
-            "0, or widen the environment's categories"
+            f"eval.every is {every} but environment {env.id!r} holds out no task{scope} (split test): set eval.every "
+            "to 0, or widen the environment's categories"
         )
     return found
 
 
 def spread(specs: Iterable[TaskSpec], count: int) -> list[TaskSpec]:
-    """Return `count` tasks, as many of each category as there are; within one, in the order of their ids' hashes."""
+    """Return `count` tasks, spread evenly over the categories; within a category, in the order of their ids' hashes."""
     places: Counter[str] = Counter()
     placed: list[tuple[int, str, TaskSpec]] = []
     for spec in sorted(specs, key=lambda spec: (_hash(spec.task_id), spec.task_id)):
         placed.append((places[spec.category], spec.category, spec))
         places[spec.category] += 1
-    return [spec for _, _, spec in sorted(placed, key=lambda found: found[:2])[:count]]
+    return [spec for _, _, spec in sorted(placed, key=lambda entry: entry[:2])[:count]]

@@ -1,14 +1,15 @@
-"""Horizon schedules: functions of recorded state alone, so that whoever resumes continues at the exact turn.
+"""Horizon schedules: functions of recorded state alone, so that a resumed run continues at the exact turn.
 
 `fixed`, `staged` and `linear` are functions of the RL step. `staged` is ScalingInter-RL (arXiv 2509.08755): horizons
-h1 < h2 < ..., the next one after every `steps_per_stage` training steps. `linear` reaches the last horizon where
-`staged` would, in single turns.
+h1 < h2 < ..., the next one after every `steps_per_stage` training steps. `linear` grows turn by turn and reaches the
+last horizon at the same step as `staged`.
 
-`adaptive` is a fold over what the learner consumed, step by step: horizons grow when the present one cuts many episodes
-while success has levelled off. The learner folds, because it alone meets every step exactly once: its checkpoint holds
-the histories, a resumed learner reads the same log and decides the same again, and the controller may sleep through any
-number of steps. A learner that is rolled back behind a growth says the earlier horizon until it is there again; the
-controller keeps the one that it has recorded under the key `horizon`, so no later ticket has fewer turns.
+`adaptive` is a fold over what the learner consumed, step by step. A horizon grows when it truncates many episodes while
+success has levelled off. The fold is the learner's, because only the learner sees every step exactly once. Its
+checkpoint holds the histories, a resumed learner reads the same log and makes the same decisions again, and the
+controller may miss any number of steps. A learner that is rolled back behind a growth announces the earlier horizon
+until it gets there again. The controller keeps the horizon that it has recorded under the key `horizon`, so no later
+ticket has fewer turns.
 """
 
 import math
@@ -18,7 +19,8 @@ from statistics import fmean, variance
 from typing import Any, Literal, NamedTuple
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Group, HorizonGrowth, HorizonTurns, Kind, Record, StopReason
+from horizonrl.common.state import HorizonGrowth
+from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
 
 ScheduleKind = Literal["fixed", "staged", "linear"]
 
@@ -35,17 +37,17 @@ def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveRule:
-    """When an environment's horizon grows, and to what."""
+    """When an environment's horizon grows, and to which value."""
 
     horizons: tuple[int, ...]
     window_steps: int
-    """RL steps with groups under the present horizon that a growth takes at the least: the bound of its rate."""
+    """Fewest RL steps with groups under the present horizon before it grows: it bounds the rate of growth."""
     truncated_above: float
-    """Share of episodes cut by the horizon above which it is too short."""
+    """Share of episodes truncated by the horizon above which the horizon is too short."""
 
 
 def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
-    """Return the rule of each environment, by id; none unless the schedule is adaptive."""
+    """Return the rule of each environment, by id; empty unless the schedule is adaptive."""
     schedule = config.horizon
     if schedule.kind != "adaptive":
         return {}
@@ -56,36 +58,36 @@ def adaptive_rules(config: RunConfig) -> dict[str, AdaptiveRule]:
 
 
 class HorizonOutcome(NamedTuple):
-    """How a group's valid episodes went."""
+    """The results of a group's valid episodes."""
 
     episodes: int
     successes: int
     cut: int
-    """Ended by the horizon, and by nothing else."""
+    """Episodes that the horizon truncated."""
 
 
 class History(Record):
-    """All that an environment's adaptive horizon depends on."""
+    """Everything that an environment's adaptive horizon depends on."""
 
     turns: HorizonTurns
     window: tuple[tuple[HorizonOutcome, ...], ...] = ()
-    """The outcomes under a horizon of `turns`, by RL step, the newest last; steps without any are left out."""
+    """The outcomes under a horizon of `turns`, by RL step, the newest last. Steps without outcomes are left out."""
     growth: HorizonGrowth | None = None
-    """The last one."""
+    """The last growth."""
 
 
 def decide(window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: AdaptiveRule) -> tuple[int, str] | None:
     """Return the next horizon and why, or None to stay.
 
-    The window must be full, more than `truncated_above` of its episodes cut, and success in its later half not above
-    the earlier half's by more than one standard error. Success is averaged over groups: episodes of one task are alike,
-    and an error computed over episodes would be too small.
+    The horizon grows if the window is full, more than `truncated_above` of its episodes were truncated, and success in
+    its later half exceeds that of its earlier half by one standard error at most.
     """
     above = [horizon for horizon in rule.horizons if horizon > turns]
     if not above or len(window) < rule.window_steps:
         return None
     episodes = sum(outcome.episodes for step in window for outcome in step)
     cut = sum(outcome.cut for step in window for outcome in step) / episodes
+    # Success is averaged over groups: the episodes of one task are alike, so an error over episodes would be too small.
     middle = len(window) // 2
     earlier, later = (
         [outcome.successes / outcome.episodes for step in half for outcome in step]
@@ -103,8 +105,8 @@ def decide(window: Sequence[Sequence[HorizonOutcome]], turns: int, rule: Adaptiv
 def observe(history: History, env_id: str, groups: Sequence[Group], rule: AdaptiveRule, phase_step: int) -> History:
     """Return the history after RL step `phase_step` consumed `groups` of the environment's train tickets.
 
-    Groups of shorter horizons are still under way after a growth, and count for nothing; longer ones are met when the
-    run had another schedule before, and are the present horizon from then on.
+    Groups with a shorter horizon still arrive after a growth, and are ignored. A longer horizon appears if the run had
+    another schedule before; it becomes the present horizon.
     """
     turns = max([history.turns, *(group.ticket.horizon_turns for group in groups)])
     window = history.window if turns == history.turns else ()
@@ -128,14 +130,14 @@ def outcome_of(group: Group) -> HorizonOutcome:
 
 
 class Histories:
-    """The histories of a run's environments; none for a schedule that is a function of the step alone."""
+    """The histories of a run's environments; empty for a schedule that is a function of the step alone."""
 
     def __init__(self, rules: Mapping[str, AdaptiveRule]) -> None:
         self._rules = rules
         self._by_env = {env_id: History(turns=rule.horizons[0]) for env_id, rule in rules.items()}
 
     def observe(self, groups: Sequence[Group], phase_step: int) -> None:
-        """Take in what RL step `phase_step` consumed."""
+        """Add what RL step `phase_step` consumed."""
         trained = [group for group in groups if group.ticket.kind is Kind.TRAIN]
         for env_id, rule in self._rules.items():
             own = [group for group in trained if group.ticket.task.env_id == env_id]

@@ -1,9 +1,11 @@
-"""The controller: turns the learner's progress into tickets. It imports no torch and keeps nothing in memory that the
-broker does not hold, so that it can die at any moment (design.md, invariants 1 and 2).
+"""The controller: turns the learner's progress into tickets.
 
-Place in the flow: progress → **Ticket** → actors. How many tickets of a kind were issued is read from the ticket
-stream itself; the next one's task is a pure function of its number, its horizon one of the learner's progress and of
-the key `horizon`.
+It imports no torch, and keeps nothing in memory that the broker does not hold, so it can die at any moment
+(docs/invariants.md: conservation, bounded staleness, the broker remembers).
+
+Place in the flow: progress → **Ticket** → actors. The number of tickets issued is read from the ticket stream itself.
+A ticket's task is a pure function of its number. Its horizon is a pure function of the learner's progress and the key
+`horizon`.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import HorizonState, Kind, Outcomes, Phase, Progress, Sampling, Task, Ticket
+from horizonrl.common.state import HorizonState, Outcomes, Progress
+from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit, open_tickets
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import horizon_turns
@@ -33,7 +36,7 @@ class Controller:
     sources: Sequence[TaskSource]
     metrics: Metrics = field(default_factory=Metrics)
     eval_tasks: Sequence[EvalTask] = ()
-    """Of every evaluation round, in order."""
+    """The tasks of every evaluation round, in order."""
 
     def __post_init__(self) -> None:
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
@@ -42,14 +45,14 @@ class Controller:
         self._log = GroupLog(self.transport, signer)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
         self._audit = Audit()
-        self._said = HorizonState()
-        """The key `horizon`."""
+        self._recorded = HorizonState()
+        """The value of the key `horizon`."""
 
     async def run(self) -> None:
-        """Issue tickets while credit lasts, and again those that have vanished, until the run is finished."""
+        """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
         await self._state.put(Key.RUN, self.config.settings)
-        if isinstance(said := await self._state.get(Key.HORIZON), HorizonState):
-            self._said = said
+        if isinstance(recorded := await self._state.get(Key.HORIZON), HorizonState):
+            self._recorded = recorded
         async with asyncio.TaskGroup() as group:
             auditing = group.create_task(self._audit_queue())
             await self._follow()
@@ -58,8 +61,8 @@ class Controller:
     async def _follow(self) -> None:
         """Answer the learner's progress with tickets.
 
-        Takes progress; gives tickets and the `horizon` key; waits for settlements; woken by each new value of the
-        `progress` key. Returns when the run is finished.
+        Takes progress. Gives tickets and the `horizon` key. Waits for tickets to be settled; woken by each new value of
+        the `progress` key. Returns when the run is finished.
         """
         purged_step = 0
         async for progress in self._state.until_end(self.config.total_steps):
@@ -70,14 +73,18 @@ class Controller:
                 continue
             await self._record_horizons(progress)
             await self._issue(progress, issued)
-            if progress.step > purged_step:
+            if progress.step > purged_step:  # not at every progress: a purge scans the stream
                 await self._queue.purge_below(progress.lowest_unsettled)
                 purged_step = progress.step
             await self._report(progress, issued)
         log.info("run_finished")
 
     async def _audit_queue(self) -> None:
-        """Issue again what neither queue nor log accounts for. Woken by the clock: a loss tells nobody of itself."""
+        """Issue again the tickets that neither queue nor log accounts for.
+
+        Takes the ticket queue, the log's end and progress. Gives tickets under their own ids, and gauges. Waits for
+        nothing; woken by the clock, because nothing announces a loss. Runs until it is cancelled.
+        """
         while True:
             await asyncio.sleep(self.transport.ack_wait_s)
             progress = await self._state.get(Key.PROGRESS)
@@ -86,15 +93,16 @@ class Controller:
                 await self._measure(progress)
 
     async def _issue_vanished(self, progress: Progress) -> None:
-        unmet = open_tickets(progress, with_ended(await self._issued(), progress))
+        unsettled = open_tickets(progress, with_ended(await self._issued(), progress))
         floor = (await self.transport.queue()).floor
-        position = await self._queue.stored_tickets() if unmet else {}
-        gone = {name for name in unmet if name not in position or position[name][0] <= floor}
+        stored = await self._queue.stored_tickets() if unsettled else {}
+        # At or below the floor, a ticket that the stream still holds has been acknowledged.
+        gone = {name for name in unsettled if name not in stored or stored[name][0] <= floor}
         log_end = await self._log.end() if gone else 0
         for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
-            kind, number = unmet[ticket_id]
-            earlier, ticket = position.get(ticket_id) or (0, self._ticket(kind, number, progress))
-            await self._queue.issue_again(ticket, earlier)
+            kind, number = unsettled[ticket_id]
+            earlier, ticket = stored.get(ticket_id) or (0, self._ticket(kind, number, progress))
+            await self._queue.reissue(ticket, earlier)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
 
@@ -102,7 +110,7 @@ class Controller:
         return {kind: await self._queue.count_issued(kind) for kind in Kind}
 
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        """Issue what is due: evaluations first, outside the credit, so that they begin with the version they judge."""
+        """Issue what is due. Evaluations come first and need no credit: they start with the version that they judge."""
         kind, before = progress.phase.kind, dict(issued)
         while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
             await self._issue_next(Kind.EVAL, progress, issued)
@@ -110,32 +118,33 @@ class Controller:
             await self._issue_next(kind, progress, issued)
         while issued[Kind.DEMO] < self._demos_due(progress):
             await self._issue_next(Kind.DEMO, progress, issued)
-        for of in Kind:
-            if issued[of] > before[of]:
-                log.info("tickets_issued", kind=of.value, count=issued[of] - before[of], step=progress.step)
+        for each in Kind:
+            if issued[each] > before[each]:
+                log.info("tickets_issued", kind=each.value, count=issued[each] - before[each], step=progress.step)
 
     async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
+        # False if the stream has the ticket already, from a controller that died.
         if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
             self.metrics.count("tickets_issued_total", kind=kind.value)
         issued[kind] += 1
 
     def _evaluation_is_due(self, number: int, step: int) -> bool:
-        """Say whether the round of eval ticket `number` has come; a fast learner makes it late, never skipped."""
+        """Return whether the round of eval ticket `number` is due. A fast learner makes a round late, never skipped."""
         if not self.eval_tasks:
             return False
-        of_round = number // len(self.eval_tasks)
-        return of_round < self.config.eval_rounds and self.config.eval_step(of_round) <= step
+        round_number = number // len(self.eval_tasks)
+        return round_number < self.config.eval_rounds and self.config.eval_step(round_number) <= step
 
     def _limit(self, progress: Progress) -> int:
-        """Return how many tickets may be outstanding: the credit, and near the phase's end only what it still needs."""
+        """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""
         last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
         return min(self.config.credit(progress.phase, progress.phase_step), needed)
 
     def _demos_due(self, progress: Progress) -> int:
-        """Return how many demonstrations may have been issued in all for RL: those of the steps that have credit.
+        """Return how many demonstrations may have been issued in total for RL: those of the steps that have credit.
 
-        A demonstration is quick; bound to the steps, it cannot outnumber the groups that it stands beside.
+        A demonstration is quick to make. Bound to the steps, demonstrations cannot outnumber the groups of RL.
         """
         if progress.phase is not Phase.RL or not self.config.rl.demos_per_step:
             return 0
@@ -166,21 +175,21 @@ class Controller:
         return self.eval_tasks[number % len(self.eval_tasks)].task
 
     def horizon(self, env_id: str, progress: Progress) -> int:
-        """Return the horizon of an environment's train tickets, in turns: an adaptive one is never below the key's."""
+        """Return the horizon, in turns, of an environment's train tickets. An adaptive one never shrinks."""
         schedule, horizons = self.config.horizon, self.config.horizons(env_id)
         if schedule.kind == "adaptive":
             grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
-            return max(horizons[0], self._said.horizons.get(env_id, 0), *grown)
+            return max(horizons[0], self._recorded.horizons.get(env_id, 0), *grown)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
 
     async def _record_horizons(self, progress: Progress) -> None:
-        """Set the key before a ticket carries a new horizon: a successor, whatever it reads, stays at or above it."""
+        """Set the key before any ticket has a new horizon, so that no later controller issues a shorter one."""
         horizons = {source.env_id: self.horizon(source.env_id, progress) for source in self.sources}
-        if horizons != self._said.horizons:
-            log.info("horizons_changed", before=self._said.horizons, now=horizons, step=progress.step)
-            self._said = self._said.model_copy(update={"horizons": horizons})
-            await self._state.put(Key.HORIZON, self._said)
+        if horizons != self._recorded.horizons:
+            log.info("horizons_changed", before=self._recorded.horizons, now=horizons, step=progress.step)
+            self._recorded = self._recorded.model_copy(update={"horizons": horizons})
+            await self._state.put(Key.HORIZON, self._recorded)
 
     def _check_conservation(self, progress: Progress, issued: dict[Kind, int]) -> None:
         violations = 0
@@ -193,15 +202,15 @@ class Controller:
         self.metrics.set("conservation_violations", violations)
 
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        for env_id, turns in self._said.horizons.items():
+        for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
-        self._said = HorizonState(phase_step=step, horizons=self._said.horizons, tickets_issued=issued)
-        await self._state.put(Key.HORIZON, self._said)
+        self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)
+        await self._state.put(Key.HORIZON, self._recorded)
 
     async def _measure(self, progress: Progress) -> None:
-        """Set the gauges of queue and log: also by the clock, for when nothing moves nobody calls."""
+        """Set the gauges of queue and log. The audit's clock calls it too, as progress stops when nothing moves."""
         queue, log_extent = await self.transport.queue(), await self.transport.extent(Stream.GROUPS)
         self.metrics.set("tickets_waiting", queue.waiting)
         self.metrics.set("tickets_leased", queue.leased)
@@ -209,5 +218,5 @@ class Controller:
 
 
 def with_ended(issued: dict[Kind, int], progress: Progress) -> dict[Kind, int]:
-    """Count as issued whatever has ended: a power cut may have taken tickets off the end of their stream."""
+    """Count every ended ticket as issued: a power cut may have removed tickets from the end of their stream."""
     return {kind: max(count, progress.reached(kind)) for kind, count in issued.items()}

@@ -1,6 +1,6 @@
 """The controller's wiring; it needs no torch."""
 
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service, until_stopped
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of

@@ -1,22 +1,49 @@
 """The learner engine's seam: a Batch in, new weights out.
 
-`engine.py` keeps it on DeepSpeed. Every method blocks; rank 0 calls them from one worker thread, and with several
-ranks the others follow (`ranks.py`).
+`registry.py` chooses the implementation by `learner.backend`. Every method blocks; rank 0 calls them from one worker
+thread, and with several ranks the others follow (`ranks.py`). Imports no torch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from horizonrl.common.config.objective import Objective
 from horizonrl.learner.intake.batch import Batch, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine needs to know; `common/config/schema.py` documents the keys."""
+
+    model_dir: Path
+    backend: str = "deepspeed"
+    lora_rank: int = 0
+    """Rank of the adapters that are trained on top of a frozen model; 0 trains the model itself."""
+    zero_stage: int = 1
+    threads: int = 1
+    micro_batch_tokens: int = 2048
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    temperature: float = 1.0
+    """The rollout temperature: recorded logprobs are those of the distribution after temperature. Demonstrations are
+    fitted at 1: an expert has no temperature, both the pretrained and the exported model are meant to run at 1, and
+    the size of a cloning step must not depend on how rollouts are sampled."""
+    collective_timeout_s: float = 1800.0
+    """A collective that waits longer for another rank ends in an error."""
+    objective: Objective = field(default_factory=Objective)
+    longest_episode_tokens: int = 1024
+    """Most tokens that an episode can generate; `loss.normalisation = constant` divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
     """What the training of one batch measured, over its trained tokens.
 
-    Demonstrations know no behaviour policy: they stand outside `kl`, both gaps, `clip_share`, the importance figures
-    and `ess`, which are NaN when there is nothing else.
+    Demonstrations have no behaviour policy. They do not count in `kl`, in either gap, in `clip_share`, in the
+    importance figures or in `ess`; these are NaN if the batch holds nothing else.
     """
 
     loss: float
@@ -29,8 +56,8 @@ class StepStats:
     logprob_gap: float
     """Mean absolute difference of the learner's and the behaviour policy's logprobs, before the step."""
     logprob_gap_fresh: float
-    """The same for tokens and weights of one version: what is left is the difference of two engines. Over the tokens
-    that the trained version sampled; NaN when the batch holds none (see `Engine.logprob_gap_at`)."""
+    """The same gap over the tokens that the trained version itself sampled, where only the difference between the two
+    engines is left. NaN if the batch holds no such token (see `Engine.logprob_gap_at`)."""
     clip_share: float
     """Share of tokens whose gradient the trust region stopped."""
     importance_mean: float
@@ -47,24 +74,41 @@ class StepStats:
 
 class Engine(Protocol):
     def train_step(self, batch: Batch, lr: float) -> StepStats:
-        """Make the next version of the policy from the batch: one optimizer step, or as many as the objective says."""
+        """Make the next version of the policy from the batch: one optimizer step, or as many as the objective says.
+
+        Raises ValueError for a batch without trained tokens, RunFailed if a gradient is not finite.
+        """
 
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        """Return the mean |log π − log μ| over the trace's tokens of `version`, π taken from its weights file.
+        """Return the mean |log π − log μ| over the trace's tokens of `version`, with π read from its weights file.
 
-        The difference of two engines and nothing else, for a batch that holds no token of the version in training.
+        This is the difference between the two engines alone, for a batch without a token of the version in training.
         """
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors (bfloat16, Hugging Face names); return their xxh3_128 digest."""
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
-        """Write the training state and `state` (JSON-able) into `directory`: all that an exact resume needs.
+        """Write the training state and `state` (JSON-able) into `directory`: everything an exact resume needs.
 
-        The policy's weights file is no part of it; the caller has written it before and puts it there.
+        The policy's weights file is not part of it; the caller writes it beforehand and puts it there.
         """
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore what `save` wrote, with any number of ranks, and return its `state`."""
+        """Restore what `save` wrote, with any number of ranks, and return its `state`.
 
-    def close(self) -> None: ...
+        Raises CheckpointError if the directory holds no complete checkpoint of this model.
+        """
+
+    def close(self) -> None:
+        """Free the memory; no other call may follow."""
+
+
+class RankEngine(Engine, Protocol):
+    """The engine of one rank, and what its process has to know of it."""
+
+    rank: int
+    ranks: int
+    """Number of ranks that have to make the same calls; 1 for an engine that is alone."""
+    vocabulary: int
+    """Number of token ids that the model knows."""

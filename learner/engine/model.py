@@ -43,6 +43,13 @@ class TokenScorer(nn.Module):
         """Whether a prefix may be given: the model's cache holds keys and values alone, which every row can continue.
         What a recurrent layer keeps (linear attention, Mamba, convolution) cannot be repeated."""
 
+    def trained(self) -> list[dict[str, nn.Parameter]]:
+        """Return the parameters in training by name, in the optimizer's groups: the policy's, then the critic's."""
+        groups = [{name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad}]
+        if self.critic is not None:
+            groups.append({f"critic.{name}": parameter for name, parameter in self.critic.named_parameters()})
+        return groups
+
     def forward(
         self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0
     ) -> ScorerOutput:

@@ -36,14 +36,12 @@ class Partitions:
         zero: Any = engine.optimizer
         self._adamw: Any = zero.optimizer
         self._whole_here = stage == 0 or dist.get_world_size() == 1
-        scorer = engine.module
-        policy = {name: p for name, p in scorer.lm.named_parameters() if p.requires_grad}
-        critic = {f"critic.{name}": p for name, p in scorer.critic.named_parameters()} if scorer.critic else {}
-        self.parameters: dict[str, Any] = policy | critic
+        groups: list[dict[str, Any]] = engine.module.trained()
+        self.parameters = {name: parameter for named in groups for name, parameter in named.items()}
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
         self._parts = {
             name: locate(zero, group, at, parameter)
-            for group, named in enumerate((policy, critic))  # the optimizer's groups
+            for group, named in enumerate(groups)
             for at, (name, parameter) in enumerate(named.items())
         }
         for master in {part.master for part in self._parts.values()}:

@@ -1,7 +1,7 @@
-"""The accounts of the run: which tickets have ended, and how (design.md, invariant 1).
+"""The accounts of the run: which tickets have ended, and how (docs/invariants.md: conservation).
 
-A ticket ends once: a second end is a defect and raises. The accounts are part of every checkpoint, so that a resumed
-learner knows a repeated group when it sees one.
+A ticket ends once. A second end is a defect and raises. The accounts are part of every checkpoint, so that a resumed
+learner recognises a repeated group.
 """
 
 from collections import Counter
@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.common.types import DropReason, Kind, Outcomes
+from horizonrl.common.state import Outcomes
+from horizonrl.common.types import DropReason, Kind
 
 
 @dataclass
 class KindAccounts:
-    """One kind's ends. `floor`: every number below has ended; `above`: those that ended at or beyond it."""
+    """The ended tickets of one kind. All numbers below `floor` have ended; `above` has those that ended beyond it."""
 
     trained: int = 0
     evaluated: int = 0
@@ -48,7 +49,7 @@ class TicketAccounts:
         self._kinds[kind].trained += 1
 
     def evaluate(self, number: int) -> None:
-        """End an eval ticket by its group: there is no other way to be evaluated."""
+        """End an eval ticket by its group."""
         self._kinds[Kind.EVAL].end(number)
         self._kinds[Kind.EVAL].evaluated += 1
 
@@ -75,7 +76,7 @@ class TicketAccounts:
         return {kind: accounts.floor for kind, accounts in self._kinds.items()}
 
     def above(self) -> dict[Kind, set[int]]:
-        """Return the numbers that have ended beyond the lowest unsettled one."""
+        """Return, by kind, the numbers beyond the lowest unsettled one that have ended."""
         return {kind: set(accounts.above) for kind, accounts in self._kinds.items()}
 
     def dump(self) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class TicketAccounts:
         for kind, values in dumped.items():
             accounts._kinds[Kind(kind)] = KindAccounts(
                 trained=values["trained"],
-                evaluated=values.get("evaluated", 0),  # of a checkpoint from before there were evaluations
+                evaluated=values.get("evaluated", 0),  # older checkpoints know no evaluations
                 void=values["void"],
                 dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
                 floor=values["floor"],
@@ -108,7 +109,7 @@ class TicketAccounts:
 
 
 def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges (first, last) that the numbers make up, ascending."""
+    """Return the numbers as ascending ranges (first, last), both inclusive."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
         first = found.pop()[0] if found and found[-1][1] == number - 1 else number

@@ -1,7 +1,8 @@
 """Groups become a Batch: aligned arrays per episode, the form in which experience reaches the engine.
 
 Place in the flow: Group → **Batch** → Version. Pure functions of records; no torch. Token ids, logprobs and rewards
-are the recorded ones, position for position; nothing is re-tokenised (invariant 4). Axis: L, the tokens of one trace.
+are the recorded ones, position for position; text is never tokenised again (docs/invariants.md: token exactness).
+Axis: L, the tokens of one trace.
 """
 
 from dataclasses import dataclass, fields
@@ -19,23 +20,23 @@ class Trace:
 
     ids_L: NDArray[np.int32]
     turns_L: NDArray[np.int32]
-    """The turn that generated the token, else -1."""
+    """Index of the turn that generated the token; -1 for other tokens."""
     logprobs_L: NDArray[np.float32]
-    """The behaviour policy's logprob of a generated token, else 0."""
+    """The behaviour policy's logprob of a generated token; 0 for other tokens."""
     versions_L: NDArray[np.int32]
-    """The policy version that sampled a generated token, else -1."""
+    """The policy version that sampled a generated token; -1 for other tokens."""
     rewards_L: NDArray[np.float32]
-    """The reward of a turn, at its last generated token; else 0."""
+    """The reward of a turn, at its last generated token; 0 for other tokens."""
     group: int = 0
-    """Place of its group in the batch: episodes are compared with those of the same group."""
+    """Index of its group in the batch. An episode is compared with the other episodes of its group."""
     demo: bool = False
-    """An expert's: it is cloned, and has no behaviour policy."""
+    """An expert's episode: it is cloned, and has no behaviour policy."""
     truncated: bool = False
-    """Cut by the horizon, the context or the environment's own limit."""
+    """Ended by the horizon, the context or the environment's own limit."""
 
     @property
     def mask_L(self) -> NDArray[np.bool_]:
-        """True where a token was generated, and so carries loss."""
+        """True for generated tokens: only they carry loss."""
         return self.turns_L >= 0
 
     @property
@@ -45,18 +46,18 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The traces of one version, in the order of the group log."""
+    """The traces of one optimizer step, in the order of the group log."""
 
     traces: tuple[Trace, ...]
     version: int
-    """The policy version that is trained: the batch makes `version + 1`."""
+    """The policy version that is trained: the batch turns it into `version + 1`."""
 
     @property
     def trained_tokens(self) -> int:
         return sum(trace.trained_tokens for trace in self.traces)
 
     def digest(self) -> str:
-        """Return the xxh3_128 of everything in the batch that reaches the weights."""
+        """Return the xxh3_128 digest of everything in the batch that affects the weights."""
         hasher = xxhash.xxh3_128()
         for trace in self.traces:
             for field in fields(trace):
@@ -65,10 +66,7 @@ class Batch:
 
 
 def trace_of(episode: Episode, group: int = 0, demo: bool = False) -> Trace:
-    """Lay a valid episode out as one trace.
-
-    The observation that ends an episode was never read by the policy and is left out.
-    """
+    """Return a valid episode as one trace. The last observation is left out: the policy never read it."""
     prompt = len(episode.prompt_ids)
     ids, turns, versions = list(episode.prompt_ids), [-1] * prompt, [-1] * prompt
     logprobs, rewards = [0.0] * prompt, [0.0] * prompt

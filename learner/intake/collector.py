@@ -1,11 +1,12 @@
 """The collector: settles the entries of the group log, in order, and gathers the groups of one optimizer step.
 
 Place in the flow: Group → **Batch**. Pure logic over records: no broker, no torch, no clock. Every decision depends on
-the log's order and on the learner's version alone, so a resumed learner decides the same again (invariant 3).
+the log's order and on the learner's version alone, so a resumed learner makes the same decisions again
+(docs/invariants.md: order decides).
 
 An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
-when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end handed
-back: no step is made of it.
+when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end is
+returned: eval groups are never trained on.
 """
 
 from collections import Counter
@@ -22,29 +23,29 @@ from horizonrl.learner.intake.batch import Batch, trace_of
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a group must keep to be trained on."""
+    """What a group must satisfy to be trained on."""
 
     max_staleness: int
     vocabulary: int
-    """Token ids at or above it cannot have been sampled by this model."""
+    """Number of token ids. This model cannot have sampled an id at or above it."""
     max_context_tokens: int
     advantage: AdvantageSection = field(default_factory=AdvantageSection)
     demos_in_rl: bool = False
-    """Demonstrations are trained beside the groups of RL."""
+    """Demonstrations are trained together with the groups of RL."""
     model_digest: str = ""
-    """Of the model in training: token ids mean something else to another. Empty checks nothing."""
+    """Digest of the model in training: token ids mean something else to another model. Empty: not checked."""
     template_digest: str = ""
-    """And of its chat template."""
+    """Digest of its chat template. Empty: not checked."""
 
     def same_model(self, made: Provenance) -> bool:
-        """Return whether a group was sampled with the run's model and template, as far as it says so."""
+        """Return whether a group was sampled with the run's model and template; a missing digest passes."""
         digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
         return all(not mine or not named or named == mine for mine, named in digests)
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerPosition:
-    """Where the learner is: the version it trains now and the phase it is in."""
+    """Where the learner is: the version that it trains now, and the phase of that step."""
 
     version: int
     phase: Phase
@@ -73,23 +74,23 @@ class EvalEnd:
 
 @dataclass
 class PendingBatch:
-    """What has been consumed for the step in the making."""
+    """What has been consumed for the next step."""
 
     admitted: list[tuple[int, Group]] = field(default_factory=list)
     """(sequence, group) in log order."""
     consumed: list[Group] = field(default_factory=list)
-    """Every well-formed group read, the dropped ones too: what the step's reward and success are measured on, and an
-    adaptive horizon decided by."""
+    """Every well-formed group, including the dropped ones. The step's reward and success are measured on them, and an
+    adaptive horizon is decided by them."""
     dropped: list[Drop] = field(default_factory=list)
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
     repeats: int = 0
     unissued: list[int] = field(default_factory=list)
-    """Sequences of the entries that would have ended tickets before they were issued. They are part of the ledger:
-    the log alone does not say when a ticket was issued."""
+    """Sequences of the entries that would have ended a ticket before it was issued. The ledger holds them for replay,
+    because the log alone does not show when a ticket was issued."""
 
     def sampled(self) -> list[Counter[PolicyVersion]]:
-        """Return, for each trace of the batch, how many tokens each version sampled; none of a demonstration."""
+        """Return, for each trace of the batch, how many tokens each version sampled; empty for a demonstration."""
         return [
             Counter() if group.ticket.kind is Kind.DEMO else episode.sampled()
             for _, group in self.admitted
@@ -115,7 +116,7 @@ class PendingBatch:
         return max(usable, key=lambda index: sampled[index][policy], default=None)
 
     def count(self, phase: Phase) -> int:
-        """Return how many groups of the phase's own kind are admitted: demonstrations beside RL fill no batch."""
+        """Return how many groups of the phase's own kind are admitted. Demonstrations in RL do not count."""
         return sum(group.ticket.kind is phase.kind for _, group in self.admitted)
 
 
@@ -126,12 +127,12 @@ class Collector:
         self.cursor = cursor
         """Sequence of the last entry consumed."""
         self.mark = ""
-        """And its mark; empty before the first."""
+        """Mark of that entry; empty before the first one."""
         self.pending = PendingBatch()
 
     def consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
         """Settle the next entry of the log, or admit it; return the outcome if it ended an eval ticket."""
-        self.cursor, self.mark = entry.sequence, entry.mark
+        self.cursor, self.mark = entry.sequence, entry.digest
         match entry.record:
             case DeadLetter():
                 return self._consume_dead(entry)
@@ -148,30 +149,30 @@ class Collector:
         return None
 
     def pass_over(self, entry: Entry) -> None:
-        """Leave an entry's ticket open: it has not been issued."""
-        self.cursor, self.mark = entry.sequence, entry.mark
+        """Skip an entry and leave its ticket open, because the ticket has not been issued."""
+        self.cursor, self.mark = entry.sequence, entry.digest
         self.pending.unissued.append(entry.sequence)
 
     def ended_ranges(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
-        """Return, per kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
-        met = self.accounts.above()
+        """Return, by kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
+        ended = self.accounts.above()
         for _, group in self.pending.admitted:
-            met[group.ticket.kind].add(group.ticket.number)
-        return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in met.items()}
+            ended[group.ticket.kind].add(group.ticket.number)
+        return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in ended.items()}
 
     def commit(self) -> PendingBatch:
-        """Settle the pending batch's groups as trained, and begin a new batch."""
+        """Settle the pending groups as trained; return their batch, and begin a new one."""
         for _, group in self.pending.admitted:
             self.accounts.train(group.ticket.kind, group.ticket.number)
-        done, self.pending = self.pending, PendingBatch()
-        return done
+        trained, self.pending = self.pending, PendingBatch()
+        return trained
 
     def batch(self, version: int) -> Batch:
         """Return the pending groups as the batch that trains `version`."""
         traces = [
-            trace_of(episode, group=place, demo=group.ticket.kind is Kind.DEMO)
-            for place, (_, group) in enumerate(self.pending.admitted)
-            for episode in group.valid_episodes  # the broken ones take no part in the baseline
+            trace_of(episode, group=index, demo=group.ticket.kind is Kind.DEMO)
+            for index, (_, group) in enumerate(self.pending.admitted)
+            for episode in group.valid_episodes  # a broken one has no reward, and is no part of the baseline
         ]
         return Batch(traces=tuple(traces), version=version)
 
@@ -186,7 +187,7 @@ class Collector:
             self._drop(sequence, ticket.kind, ticket.number, reason)
 
     def _evaluate(self, sequence: int, record: Group | Void, position: LearnerPosition) -> EvalEnd:
-        """Settle an eval ticket: whatever its episodes earned, they are a result, unless the version is rolled back."""
+        """Settle an eval ticket. Any episodes are a result, unless their version has been rolled back."""
         ticket = record.ticket
         if isinstance(record, Void):
             self.accounts.void(Kind.EVAL, ticket.number)
@@ -201,7 +202,7 @@ class Collector:
         return EvalEnd(sequence, ticket.number, "evaluated", ticket, record)
 
     def _consume_dead(self, entry: Entry) -> EvalEnd | None:
-        """Settle the ticket of an undecodable message, if its id proves which one it was."""
+        """Settle the ticket of an undecodable message, if the message id proves which ticket that is."""
         if entry.ends is None:
             return None
         kind, number = entry.ends
@@ -222,9 +223,10 @@ class Collector:
         return any(ticket.kind is kind and ticket.number == number for ticket in tickets)
 
     def _refuse(self, group: Group, position: LearnerPosition) -> DropReason | None:
-        """Return why the group may not be trained on, or None."""
+        """Return why the group may not be trained on; None if it may."""
         demo = group.ticket.kind is Kind.DEMO
         valid = group.valid_episodes
+        # First of all: nothing about a malformed group may be believed or measured.
         if not self.rules.same_model(group.provenance) or not self._well_formed(group):
             return DropReason.MALFORMED
         if group.ticket.kind is not position.phase.kind and not (demo and self.rules.demos_in_rl):
@@ -233,7 +235,7 @@ class Collector:
             return DropReason.TOO_FEW_VALID
         if demo:
             return None
-        if group.newest_version > position.version:
+        if group.newest_version > position.version:  # of a lineage that was rolled back behind it
             return DropReason.LINEAGE
         if position.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
@@ -248,6 +250,7 @@ class Collector:
                 if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
                     return False
                 ids += [turn.output_ids, turn.observation_ids]
+            # The last observation is no part of the trace and may exceed the context, but not without bound.
             last_observation = len(ids.pop())
             if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
                 return False

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from horizonrl.broker.api import Extent, Stream, Transport
+from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.marks import place_of
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import LogFull, LogGap
@@ -70,7 +70,7 @@ class LogSpace:
         places = []
         for checkpoint in checkpoints:
             with suppress(LogGap):  # an older one's entries were freed when the log was short
-                places.append(await place_of(self._transport, checkpoint.cursor, checkpoint.mark))
+                places.append(await resume_position(self._transport, checkpoint.cursor, checkpoint.mark))
         return min(places, default=0)
 
     async def _foresee(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """The best evaluated version of a run: its weights and its result, in `best/` of the run directory.
 
-`eval.json` names the weights file and is replaced last: whatever the moment of a crash, the two belong together.
+`eval.json` names the weights file and is replaced last, so the two belong together whenever a crash comes.
 """
 
 import json
@@ -17,7 +17,7 @@ class Best:
         self._directory = directory
 
     def read(self) -> dict[str, Any] | None:
-        """Return the result of the version that is kept, or None."""
+        """Return the result of the kept version; None if no version is kept."""
         try:
             result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text())
         except FileNotFoundError:
@@ -25,26 +25,26 @@ class Best:
         return result if self.weights(result).is_file() else None
 
     def weights(self, result: Mapping[str, Any]) -> Path:
-        """Return the weights file of a result that `read` returned."""
+        """Return the weights file of a result from `read`."""
         return self._directory / str(result["weights"])
 
     def offer(self, result: Mapping[str, Any], frame: Path | None) -> bool:
-        """Keep a version, with a hard link of its weights, unless a better one is kept; say whether it is the best.
+        """Keep a version, with a hard link to its weights, if it is the best so far; return whether it is.
 
-        A tie goes to the later version. `frame` is None when the weights are gone: then nothing changes.
+        The later version wins a tie. If `frame` is None, the weights are gone and nothing changes.
         """
         kept = self.read()
         if frame is None or result["success_rate"] is None or (kept is not None and _rank(kept) > _rank(result)):
             return False
         self._directory.mkdir(exist_ok=True)
-        link, beside = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
+        link, incoming_result = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
         incoming = self._directory / f".{frame.name}"
         incoming.unlink(missing_ok=True)
         os.link(frame, incoming)
-        os.replace(incoming, link)  # does nothing when both are the same file
-        incoming.unlink(missing_ok=True)
-        beside.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
-        os.replace(beside, self._directory / RESULT_FILE)
+        os.replace(incoming, link)
+        incoming.unlink(missing_ok=True)  # still there if both were links to the same file: rename does nothing then
+        incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
+        os.replace(incoming_result, self._directory / RESULT_FILE)
         for other in self._directory.glob("*.safetensors"):
             if other != link:
                 other.unlink()

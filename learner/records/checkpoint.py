@@ -81,7 +81,7 @@ class CheckpointStore:
         with self._space_for(incoming):
             _seal(incoming, {"step": step, "state": dict(state)})
         incoming.rename(visible)
-        _sync(self._root)
+        _sync(self._root)  # the rename is durable only once the directory that holds the name is
         self._tidy()
         return visible
 
@@ -154,6 +154,7 @@ def _opened(path: Path) -> Checkpoint | None:
         sealed = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    # A file whose size differs was damaged later: the checkpoint is as good as none.
     sizes = sealed["files"].items()
     if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes):
         return None

@@ -1,8 +1,8 @@
 """Evaluation during training: rounds of held-out tasks, played by the same actors and never trained on.
 
-Place in the flow: Group → **result**, beside the batch. Eval tickets are numbered through: ticket `number` plays task
-`number % tasks` in round `number // tasks`, so the count of tickets tells which rounds are out. A round's line is
-written when its last ticket has ended. Results of open rounds are part of every checkpoint.
+Place in the flow: Group → **result**, parallel to the batch. Eval tickets are numbered consecutively: ticket `number`
+plays task `number % tasks` in round `number // tasks`, so the number of tickets issued shows which rounds have begun.
+A round's line is written when its last ticket has ended. The results of open rounds are part of every checkpoint.
 """
 
 import time
@@ -21,18 +21,18 @@ from horizonrl.learner.controller.curriculum import EvalTask
 from horizonrl.learner.intake.collector import EvalEnd
 
 
-class Played(Record):
-    """A valid episode, as far as a result needs it."""
+class EpisodeResult(Record):
+    """What a result keeps of a valid episode."""
 
     success: bool
     episode_return: float
     turns: int
     truncated: bool
     tokens: int = 0
-    """Generated."""
+    """Generated tokens."""
 
     @classmethod
-    def of(cls, episode: Episode) -> "Played":
+    def of(cls, episode: Episode) -> "EpisodeResult":
         return cls(
             success=episode.success,
             episode_return=episode.episode_return,
@@ -43,18 +43,18 @@ class Played(Record):
 
 
 class Result(Record):
-    """What one eval ticket came to."""
+    """The outcome of one eval ticket."""
 
     sequence: int
     number: int
     how: str
-    """`evaluated`, `void`, or the reason of a drop."""
+    """`evaluated`, `void`, or the reason why it was dropped."""
     issued_at_version: PolicyVersion | None = None
     oldest_version: int | None = None
     newest_version: int | None = None
     broken: int = 0
-    """Episodes that broke; all of them for a void."""
-    episodes: tuple[Played, ...] = ()
+    """Number of broken episodes; for a void, all of them."""
+    episodes: tuple[EpisodeResult, ...] = ()
 
     @classmethod
     def of(cls, end: EvalEnd) -> "Result":
@@ -69,18 +69,19 @@ class Result(Record):
             oldest_version=group.oldest_version if group is not None and valid else None,
             newest_version=group.newest_version if group is not None and valid else None,
             broken=lost,
-            episodes=tuple(map(Played.of, valid)),
+            episodes=tuple(map(EpisodeResult.of, valid)),
         )
 
 
 Results = Sequence[tuple[EvalTask, Result]]
-"""Of one round, in the order of its tasks."""
+"""The results of one round, in the order of its tasks."""
 
 
 def plan_digest(config: RunConfig, tasks: Sequence[EvalTask]) -> str:
-    """Return what must not change while a run goes on: tickets are told apart by their numbers alone."""
-    named = " ".join(f"{of.task.env_id}/{of.task.task_id}" for of in tasks)
-    return xxhash.xxh3_64_hexdigest(f"{config.eval.model_dump_json()} {named}".encode())
+    """Return the digest of the evaluation's settings and tasks. It must stay the same in a run: a ticket's number alone
+    decides which task it plays."""
+    names = " ".join(f"{planned.task.env_id}/{planned.task.task_id}" for planned in tasks)
+    return xxhash.xxh3_64_hexdigest(f"{config.eval.model_dump_json()} {names}".encode())
 
 
 class Rounds:
@@ -93,8 +94,8 @@ class Rounds:
             self._open[result.number // len(tasks)].append(result)
 
     def add(self, end: EvalEnd) -> Results | None:
-        """Take an eval ticket's end; return its whole round when that was the last one."""
-        if not self._tasks:  # nobody ordered it
+        """Take the end of an eval ticket; return the results of its round if that completes it."""
+        if not self._tasks:  # evaluations are off
             return None
         number = end.number // len(self._tasks)
         self._open[number].append(Result.of(end))
@@ -104,9 +105,10 @@ class Rounds:
         return list(zip(self._tasks, ended, strict=True))
 
     def awaited(self, config: RunConfig, ended: int, step: int) -> set[int]:
-        """Return the versions whose evaluation is due at `step` and not in; all eval tickets below `ended` have ended.
+        """Return the versions whose evaluation is due at `step` but not complete.
 
-        Those that the schedule names, and those that a slow controller has issued instead.
+        These are the versions in the schedule, and those that a slow controller has issued tickets for instead. All
+        eval tickets below number `ended` have ended.
         """
         if not self._tasks:
             return set()
@@ -123,13 +125,15 @@ class Rounds:
 def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion, settled_step: int) -> dict[str, Any]:
     """Return a complete round's line of `evals.jsonl`.
 
-    `step` and `version` are those that were judged: the version that the tickets were issued under; `oldest_version`
-    and `newest_version` really sampled. `settled_step` is the step in whose making the round's last ticket ended.
+    `step` and `version` are what was judged: the version at which the tickets were issued. The versions that sampled
+    the episodes lie between `oldest_version` and `newest_version`. The round's last ticket ended during `settled_step`.
     """
     issued = [result.issued_at_version for _, result in results if result.issued_at_version is not None]
     policy = min(issued, key=lambda policy: (policy.version, policy.lineage), default=learner)
     phase, phase_step = config.phase(policy.version)
-    by_env = _parted(results, lambda task: task.task.env_id)
+    by_env = _group_by(results, lambda task: task.task.env_id)
+    oldest = [result.oldest_version for _, result in results if result.oldest_version is not None]
+    newest = [result.newest_version for _, result in results if result.newest_version is not None]
     return {
         "step": policy.version,
         "version": policy.version,
@@ -138,11 +142,11 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
         "lineage": policy.lineage,
         "time": time.time(),
         "settled_step": settled_step,
-        "oldest_version": min((of.oldest_version for _, of in results if of.oldest_version is not None), default=None),
-        "newest_version": max((of.newest_version for _, of in results if of.newest_version is not None), default=None),
+        "oldest_version": min(oldest, default=None),
+        "newest_version": max(newest, default=None),
         **measures(results, config.eval.samples),
         "environments": {env_id: _by_category(part, config.eval.samples) for env_id, part in by_env.items()},
-        "ends": [[of.sequence, f"eval-{of.number:08d}", of.how] for _, of in results],
+        "ends": [[result.sequence, f"eval-{result.number:08d}", result.how] for _, result in results],
     }
 
 
@@ -157,7 +161,7 @@ def count_end(metrics: Metrics, end: EvalEnd) -> None:
 
 
 def mirror_evaluation(metrics: Metrics, line: Mapping[str, Any]) -> None:
-    """Set the Prometheus metrics of a round's line."""
+    """Set the Prometheus metrics from a round's line."""
     metrics.set("eval_version", line["version"])
     for env_id, measured in line["environments"].items():
         if measured["success_rate"] is not None:
@@ -165,14 +169,14 @@ def mirror_evaluation(metrics: Metrics, line: Mapping[str, Any]) -> None:
 
 
 def _by_category(results: Results, samples: int) -> dict[str, Any]:
-    categories = _parted(results, lambda task: task.category)
+    categories = _group_by(results, lambda task: task.category)
     return measures(results, samples) | {
         "categories": {category: _success(part) for category, part in sorted(categories.items())}
     }
 
 
 def measures(results: Results, samples: int) -> dict[str, Any]:
-    """Return what the valid episodes show, with pass@k up to `samples`; what none of them shows is None."""
+    """Return the measures over the valid episodes, with pass@k up to `samples`; None where there are no episodes."""
     episodes = [episode for _, result in results for episode in result.episodes]
     return {
         **_success(results),
@@ -200,7 +204,7 @@ def _success(results: Results) -> dict[str, Any]:
 
 
 def _pass_at(results: Results, k: int) -> float | None:
-    """Return the mean over the tasks that have at least k valid episodes."""
+    """Return the mean pass@k over the tasks that have at least k valid episodes."""
     return mean(
         [
             pass_at_k(len(result.episodes), sum(episode.success for episode in result.episodes), k)
@@ -210,8 +214,8 @@ def _pass_at(results: Results, k: int) -> float | None:
     )
 
 
-def _parted(results: Results, of: Callable[[EvalTask], str]) -> dict[str, list[tuple[EvalTask, Result]]]:
+def _group_by(results: Results, key: Callable[[EvalTask], str]) -> dict[str, list[tuple[EvalTask, Result]]]:
     parts: dict[str, list[tuple[EvalTask, Result]]] = defaultdict(list)
     for task, result in results:
-        parts[of(task)].append((task, result))
+        parts[key(task)].append((task, result))
     return parts

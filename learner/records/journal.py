@@ -1,9 +1,12 @@
-"""The run directory's account of the run: `metrics.jsonl` and `ledger.jsonl`, a line a step; `evals.jsonl`, a line an
-evaluation; `lineages.jsonl`, a line each time a learner started; and `episodes/`, where `step-*` holds what was
-consumed for a step and `eval-*` the held-out episodes that came in while it was made.
+"""The journal of a run, in the run directory.
 
-Appended in step order and flushed to disk before the step's checkpoint; a resumed learner cuts the lines of steps that
-were rolled back, so that each step has one line. An evaluation belongs to the step in whose making its last
+- `metrics.jsonl` and `ledger.jsonl`: one line per step
+- `evals.jsonl`: one line per evaluation round
+- `lineages.jsonl`: one line per start of a learner
+- `episodes/`: `step-*` has the episodes consumed for a step, `eval-*` the held-out episodes consumed meanwhile
+
+Lines are appended in step order and flushed to disk before the step's checkpoint. A resumed learner cuts the lines of
+steps that were rolled back, so that each step has one line. An evaluation belongs to the step during which its last
 ticket ended.
 """
 
@@ -22,16 +25,16 @@ from horizonrl.common.service import locked
 from horizonrl.common.types import Group
 
 EVAL_EPISODES_BYTES = 256_000_000
-"""Of held-out episodes that are kept: the files of the first evaluation and the newest ones."""
+"""Bound of the held-out episodes that are kept: those of the first evaluation, and the newest ones."""
 
 
 @contextmanager
 def only_learner(run_dir: Path) -> Iterator[None]:
-    """Hold the run directory while the body runs. Raises RunFailed when another learner of this machine holds it."""
+    """Lock the run directory while the body runs. Raises RunFailed if another learner on this machine holds it."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LEARNER_LOCK).open("w") as file:
         if not locked(file):
-            raise RunFailed(f"another learner works in {run_dir}: end it, or give this run another run.name")
+            raise RunFailed(f"another learner works in {run_dir}: end it, or choose another run.name for this run")
         yield
 
 
@@ -44,10 +47,10 @@ class Journal:
         self._episodes = run_dir / EPISODES
         self._episodes.mkdir(parents=True, exist_ok=True)
         self._unchecked_bytes = 0
-        """Of episodes that were written since the bound was last looked at."""
+        """Size of the episodes written since the bound was last checked."""
 
     def rewind(self, step: int) -> None:
-        """Cut what was written of steps after `step`, and what a crash cut short."""
+        """Remove what was written for steps after `step`, and lines that a crash cut short."""
         for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
             _cut(path, key, step)
         _cut(self._lineages, "lineage", math.inf)
@@ -56,7 +59,7 @@ class Journal:
                 path.unlink()
 
     def lineages(self) -> list[int]:
-        """Return the lineages of the learners that began here."""
+        """Return the lineages of the learners that started in this directory."""
         lines = self._lineages.read_bytes().splitlines(keepends=True) if self._lineages.exists() else []
         return [int(number) for line in lines if not math.isnan(number := _number(line, "lineage"))]
 
@@ -73,14 +76,14 @@ class Journal:
         _append(self._evaluations, line)
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
-        """Keep a step's episodes to read: their text, and of each generated token its id, logprob and version."""
+        """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
                 _write_group(file, group)
             self._unchecked_bytes += file.tell()
 
     def write_held_out(self, step: int, group: Group) -> None:
-        """Keep an evaluated group that came in while `step` was made; the oldest make room, those of the first stay."""
+        """Keep a group that was evaluated during `step`. Old files make room for it, but never the first one."""
         path = self._episodes / f"eval-{step:06d}.jsonl"
         if not path.exists():
             self._make_room()
@@ -93,10 +96,8 @@ class Journal:
             kept.pop(1).unlink()
 
     def free_episodes(self, kept_bytes: int) -> None:
-        """Remove the episodes of the oldest steps, but never of the newest, that `kept_bytes` have no room for.
-
-        All files are looked at, so only once a hundredth of the bound is new.
-        """
+        """Remove the episodes of the oldest steps until the rest fits into `kept_bytes`; the newest step's stay."""
+        # The check reads the size of every file, so it waits until a hundredth of the bound is new.
         if self._unchecked_bytes < kept_bytes / 100:
             return
         self._unchecked_bytes = 0
@@ -154,21 +155,21 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 def _cut(path: Path, key: str, last: float) -> None:
-    """End the file before the first line that is above `last`, or not whole; a new file, so that readers begin anew."""
+    """Cut the file before the first line above `last`, or incomplete. It is a new file, so that readers start over."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
     kept = list(itertools.takewhile(lambda line: _number(line, key) <= last, lines))
     if len(kept) < len(lines):
-        beside = path.with_suffix(".rewound")
-        with beside.open("wb") as file:
+        rewound = path.with_suffix(".rewound")
+        with rewound.open("wb") as file:
             file.writelines(kept)
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(rewound, path)
 
 
 def _number(line: bytes, key: str) -> float:
-    """Return a line's step, or NaN, which is never kept, when a crash cut the line short."""
+    """Return a line's number; NaN, which is never kept, if a crash cut the line short."""
     try:
         return float(json.loads(line)[key]) if line.endswith(b"\n") else math.nan
     except (ValueError, KeyError):

@@ -1,7 +1,7 @@
-"""Replay: retrain steps from a checkpoint and the group log alone; no actor, no inference engine, nothing announced.
+"""Replay: retrain steps from a checkpoint and the group log alone. No actor, no inference engine, no announcements.
 
-The collector decides anew what it decided then, since its decisions depend on the log's order and the version alone. On
-one CPU rank every digest is the ledger's; under another config the same groups show how another algorithm fares.
+The collector makes the same decisions again, because they depend on the log's order and the version alone. On one CPU
+rank every digest equals the ledger's. With another config, the same groups show how another algorithm does.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Transport
+from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.marks import place_of
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
@@ -22,7 +22,7 @@ from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.learner.records.checkpoint import Checkpoint
 
 ENTRY_WAIT_S = 30.0
-"""The log is there: only a broker that is cut off makes an entry come later."""
+"""Longest wait for an entry. The log is complete, so only a broker that is cut off makes an entry late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class Replay:
     rules: Rules
     scratch_dir: Path
     lineages: Sequence[Mapping[str, Any]] = ()
-    """Of `lineages.jsonl`: after which steps the broker had lost a part of the log."""
+    """Lines of `lineages.jsonl`: they show where the broker had lost a part of the log."""
 
     async def steps(self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]) -> AsyncIterator[ReplayedStep]:
-        """Retrain the steps of `ledger`, which follow one another from `start` on; None starts with the model.
+        """Retrain the consecutive steps of `ledger`, from `start` on; None starts from the model.
 
-        Raises LogGap when the log has been freed below the start, RunFailed when it ends before the last step, or when
-        the broker has lost what a step was trained on.
+        Raises LogGap if the entries after the start have been freed. Raises RunFailed if the log ends before the last
+        step, or if the broker has lost what a step was trained on.
         """
         collector = Collector(self.rules, TicketAccounts())
         if start is not None:
             await self.engine.load(start.path)
-            place = await place_of(self.transport, start.cursor, start.mark)
+            place = await resume_position(self.transport, start.cursor, start.mark)
             collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place)
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
         reader = await GroupLog(self.transport, signer).read(after=collector.cursor)
@@ -74,7 +74,7 @@ class Replay:
                         f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
                         f"step {step - 1} with --to, or with the config that the run had"
                     )
-                if entry.sequence in line.get("never_issued", ()):
+                if entry.sequence in line.get("never_issued", ()):  # the log alone does not show this
                     collector.pass_over(entry)
                     continue
                 collector.consume(entry, LearnerPosition(version=step - 1, phase=phase))
@@ -93,7 +93,7 @@ class Replay:
         await reader.close()
 
     def _check_lost(self, step: int, equal: bool) -> None:
-        """Raise RunFailed when a step has other groups than it had, since the broker lost them before a later start."""
+        """Raise RunFailed if a step has other groups now, because the broker lost them before a later start."""
         cuts = [line["from_step"] for line in self.lineages if "log_cut" in line and line["from_step"] >= step]
         if cuts and not equal:
             raise RunFailed(

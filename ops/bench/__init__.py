@@ -1,1 +1,10 @@
-"""Measurements: each prints what it measured next to what a user would pick instead."""
+"""Benchmarks: what HorizonRL withstands, learns and costs. `horizonrl bench NAME` runs all but the last room.
+
+    faults/     bench chaos, soak, fuzz   kills, full disks, repeated messages, broken payloads: nothing may be lost
+    learning/   bench learning STUDY      variants of a recipe under several seeds, compared with intervals
+    speed/      bench broker, envs        messages and environment steps per second
+    agentgym/   python -m ...agentgym     our environments and clients against the real AgentGym, both ways
+
+Each room's `__init__.py` says what it measures, against what, and how to read its output. Every bench takes `--json` or
+writes JSON, and the measured results are in docs/reliability.md, docs/algorithms.md and docs/environments/.
+"""

@@ -49,6 +49,8 @@ def examine() -> int:
 def require_engines(config: RunConfig) -> None:
     """Raise MissingDependency for every package without which the learner or the actors of `train` would fail."""
     spared = {"vllm"} if config.actor.engine == "scripted" or config.actor.count == 0 else set()
+    if config.learner.backend != "deepspeed":
+        spared.add("deepspeed")
     missing = [
         what for what, names, extra, needed in PACKAGES if extra == "cpu" and needed and not any(map(_version, names))
     ]

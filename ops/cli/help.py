@@ -116,18 +116,23 @@ def refuse_overrides(command: str, overrides: Sequence[str]) -> None:
 
 
 def _sections() -> Mapping[str, Mapping[str, Any]]:
-    """Return every section's keys and their defaults."""
+    """Return every section's keys and their defaults; a section in a section comes right after it."""
     from horizonrl.common.config.schema import RunConfig
 
     shown: dict[str, Any] = RunConfig.model_construct().model_dump(mode="json")
-    return {name: values for name, values in shown.items() if isinstance(values, dict)}
+    sections: dict[str, dict[str, Any]] = {}
+    for name, values in shown.items():
+        if isinstance(values, dict):
+            sections[name] = {key: value for key, value in values.items() if not isinstance(value, dict)}
+            sections |= {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
+    return sections
 
 
 def _key_lines() -> Iterator[str]:
     for section, values in _sections().items():
         keys = " ".join(f"{key}={_default(value)}" for key, value in values.items())
-        yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':14}", subsequent_indent=" " * 16)
-    yield '  --envs        \'[{"id": "textcraft"}]\'  all environments as a whole; recipes use one [[envs]] for each'
+        yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':15}", subsequent_indent=" " * 17)
+    yield '  --envs         \'[{"id": "textcraft"}]\'  all environments as a whole; recipes use one [[envs]] for each'
 
 
 def _default(value: Any) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from horizonrl.broker.api import Transport
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connect, connected
+from horizonrl.broker.api import Role, Transport
+from horizonrl.broker.connect import connect, connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
@@ -105,7 +104,7 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     except (BrokerUnreachable, ConfigError):
         if not (run_dir / "nats").is_dir():
             raise
-        async with EmbeddedServer(run_dir / "nats", config.broker.durability) as server:
+        async with EmbeddedServer(run_dir / "nats", config.broker.nats.durability) as server:
             own = config.broker.model_copy(update={"url": server.url})
             async with connected(config.run.name, own, Role.LEARNER) as transport:
                 yield transport

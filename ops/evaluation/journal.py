@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Count, Episode, Name, Record, StopReason
-from horizonrl.learner.records.evaluation import Played
+from horizonrl.learner.records.evaluation import EpisodeResult
 from horizonrl.ops.evaluation.plan import Play
 
 FILE = "episodes.jsonl"
@@ -75,7 +75,7 @@ class Line(Record):
         """Whether playing it again could not give another end: what broke is played again, unless it cannot fit."""
         return not self.stop.broken or self.stop is StopReason.UNFIT
 
-    def within(self, turns: int) -> Played | None:
+    def within(self, turns: int) -> EpisodeResult | None:
         """Return the episode as a horizon of `turns` would have ended it; None where it broke before.
 
         Up to there it is the same under every horizon: the agent does not know it, and seeds are counted by turn.
@@ -84,7 +84,7 @@ class Line(Record):
         if self.stop.broken and not cut:
             return None
         taken = self.turns[:turns]
-        return Played(
+        return EpisodeResult(
             success=self.success and not cut,
             episode_return=sum(turn.reward for turn in taken),
             turns=len(taken),

@@ -17,7 +17,6 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from horizonrl.actors.main import version_of
 from horizonrl.actors.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
@@ -88,7 +87,7 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
         "announce": config.horizon.announce,
         "environments": {
             part.env.id: {
-                "version": uvloop.run(version_of(part.env)),
+                "version": uvloop.run(registry.versioned_id(part.env.id, part.env.options)),
                 "options": part.env.options,
                 "turns": part.turns[-1],
             }

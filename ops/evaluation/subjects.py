@@ -104,7 +104,7 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
     @asynccontextmanager
     async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
         from horizonrl.actors.chat import ChatTemplate
-        from horizonrl.actors.main import start_policy
+        from horizonrl.actors.engines.registry import start_policy
 
         policy = await start_policy(config, model_dir)
         try:
@@ -125,7 +125,8 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
 
 
 def _remote(request: SubjectRequest) -> Subject:
-    from horizonrl.actors.engines.endpoint import Conversation, Endpoint, EndpointSettings
+    from horizonrl.actors.engines.client import Endpoint, EndpointSettings
+    from horizonrl.actors.engines.conversation import Conversation
 
     if request.endpoint is None or request.model_name is None:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")

@@ -13,7 +13,8 @@ from horizonrl.broker.api import Extent, Key, QueueState, Stream, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import HorizonState, Kind, Outcomes, Progress, WeightsManifest
+from horizonrl.common.state import HorizonState, Outcomes, Progress, WeightsManifest
+from horizonrl.common.types import Kind
 from horizonrl.ops.observe.figures import duration
 
 LONG_S = 30.0

@@ -22,7 +22,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import EVALS, METRICS
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.observe.broker_status import BrokerStatus, waits

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Kind, Outcomes, Phase
+from horizonrl.common.state import Outcomes
+from horizonrl.common.types import Kind, Phase
 from horizonrl.ops.observe.broker_status import BrokerStatus, counted, longer, waits
 from horizonrl.ops.observe.figures import (
     RECENT,

@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
@@ -104,9 +106,6 @@ class StatusSource:
         """Ask the broker. Raises BrokerUnreachable also when it dies meanwhile: a request is repeated for ever."""
         if self.config.broker.url is None or self._broker_is_gone():
             return None
-        from horizonrl.broker.nats.access import Role  # the client takes half a second to import
-        from horizonrl.broker.nats.connect import connected
-
         patience_s = PATIENCE_S if self.run_dir else self.config.broker.connect_timeout_s
         settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
         async with connected(self.config.run.name, settings, Role.MONITOR) as transport:

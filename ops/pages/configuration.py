@@ -10,18 +10,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """\
 # Configuration
 
-Made from the sections in `common/config/` by `python -m horizonrl.ops.pages.configuration`; do not edit.
+Generated from the sections in `common/config/` by `python -m horizonrl.ops.pages.configuration`; do not edit.
 
-A run is described by recipes: TOML files with the sections below. Later sources win:
+Recipes describe a run: TOML files with the sections below. Later sources win:
 
 1. the defaults of this page,
 2. recipes, from left to right, by path or by the names that `horizonrl recipes` lists: `horizonrl train laptop lora`,
 3. environment variables: `HORIZONRL_RL__STEPS=20`,
 4. the command line: `--rl.steps 20`, or `--rl.steps=20`; a list or a table as JSON: `--horizon.horizons '[3, 6]'`.
 
-`horizonrl config laptop --rl.steps 20` prints what they come to, without starting anything; a run
-writes it to `config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key
-that does not exist is refused with the one that it may have meant, a wrong combination with the reason and the cure.
+`horizonrl config laptop --rl.steps 20` prints the resulting config without starting anything. A run writes it to
+`config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key that does not exist
+is rejected with a suggestion. Invalid combinations are rejected at startup, with an explanation.
 """
 
 
@@ -29,21 +29,27 @@ def page() -> str:
     """Return the page's text."""
     schema = RunConfig.model_json_schema()
     defaults = RunConfig.model_construct().model_dump(mode="json")
-    return "\n".join([HEAD, *(_section(name, schema, defaults[name]) for name in schema["properties"])])
+    sections = [_section(name, place, schema, defaults[name]) for name, place in schema["properties"].items()]
+    return "\n".join([HEAD, *sections])
 
 
-def _section(name: str, schema: dict[str, Any], defaults: Any) -> str:
-    """Return the table of a section; `envs` is a list of sections, whose one element has the defaults."""
+def _section(name: str, place: dict[str, Any], schema: dict[str, Any], defaults: Any) -> str:
+    """Return the table of a section, and then those of the sections in it.
+
+    `envs` is a list of sections, whose one element has the defaults.
+    """
     several = isinstance(defaults, list)
-    place = schema["properties"][name]["items"] if several else schema["properties"][name]
-    properties = _followed(place, schema)["properties"]
+    properties = _followed(place["items"] if several else place, schema)["properties"]
     given = defaults[0] if several else defaults
+    inner = {key: field for key, field in properties.items() if "properties" in _followed(field, schema)}
     rows = [
         f"| `{key}` | {_type(field, schema)} | {_default(given.get(key))} | {_meaning(field)} |"
         for key, field in properties.items()
+        if key not in inner
     ]
     title = f"## `[[{name}]]`" if several else f"## `[{name}]`"
-    return "\n".join([title, "", "| key | values | default | meaning |", "|---|---|---|---|", *rows, ""])
+    tables = [_section(f"{name}.{key}", field, schema, given[key]) for key, field in inner.items()]
+    return "\n".join([title, "", "| key | values | default | meaning |", "|---|---|---|---|", *rows, "", *tables])
 
 
 def _followed(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connect
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connect
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
@@ -26,10 +26,10 @@ async def serve_broker(config: RunConfig) -> None:
     On SIGHUP the server reads its keys again.
     """
     address = urlsplit(config.broker.url or "nats://127.0.0.1:4222")
-    keys = Keys(config.broker.keys) if config.broker.keys else None
+    keys = KeyFolder(config.broker.nats.keys) if config.broker.nats.keys else None
     if keys and config.run.name not in keys.runs():
         raise ConfigError(
-            f"broker.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
+            f"broker.nats.keys is {keys.folder}, which holds no keys of run {config.run.name}: make them with "
             f"`horizonrl broker keys --out {keys.folder} --run {config.run.name} --host NAME`"
         )
     stopping = asyncio.Event()
@@ -37,14 +37,15 @@ async def serve_broker(config: RunConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with EmbeddedServer(
         config.run_dir / "nats",
-        config.broker.durability,
+        config.broker.nats.durability,
         host=address.hostname or "127.0.0.1",
         port=address.port or 4222,
         extra=keys.included(config.run_dir / "nats") if keys else "",
     ) as server:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority} if keys else {}
-        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, **own}))
+        nats = config.broker.nats.model_copy(update=own)
+        transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats}))
         await transport.close()
         log.info("broker_started", url=server.url)
         scheme = "tls" if keys else "nats"

@@ -19,8 +19,8 @@ from horizonrl.ops.run.models import hub_id
 
 def to_toml(config: RunConfig) -> str:
     """Return the resolved config, without secrets, as a recipe for the same run."""
-    sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"password"}})
-    for section in sections.values():
+    sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"nats": {"password"}}})
+    for section in (*sections.values(), sections["broker"]["nats"]):
         if isinstance(section, dict):
             section.update({key: "none" for key, value in section.items() if value is None})
     return tomli_w.dumps(sections)

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import uvloop
 
-from horizonrl.actors.main import version_of
+from horizonrl.actors.engines import registry as engines
 from horizonrl.broker.api import Transport
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, HorizonError
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
+from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
@@ -52,10 +53,11 @@ def train(config: RunConfig, resume_command: str) -> int:
 
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
+    engines.factory(config.actor.engine)
     sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
     eval_tasks(config)
     for env in config.envs:
-        asyncio.run(version_of(env))
+        asyncio.run(registry.versioned_id(env.id, env.options))
 
 
 def _train_and_export(config: RunConfig, resume_command: str) -> int:
@@ -93,7 +95,7 @@ async def _train(config: RunConfig, console: Console) -> bool:
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
-    async with EmbeddedServer(config.run_dir / "nats", config.broker.durability, port=port) as server:
+    async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         (config.run_dir / ADDRESS).write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
@@ -148,10 +150,10 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
 def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
-    secret = config.broker.password
+    secret = config.broker.nats.password
     environment: dict[str, str] = {}
     if secret is not None:  # not as an argument: every user of the machine can read those
-        environment["HORIZONRL_BROKER__PASSWORD"] = secret.get_secret_value()
+        environment["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):

@@ -18,7 +18,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.children import bound
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.ops.run.logfiles import last_error, last_lines
 
 log = get_logger()

@@ -25,6 +25,7 @@ class SayingPolicy:
     text: str = "go on"
     max_context_tokens: int = 512
     engine: str = "saying"
+    takes_weights: bool = True
     version: PolicyVersion = field(default_factory=PolicyVersion)
     asked: list[tuple[int, ...]] = field(default_factory=list)
     seeds: list[int | None] = field(default_factory=list)
@@ -41,8 +42,8 @@ class SayingPolicy:
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(output, (-0.25,) * len(output), (span,))
 
-    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
-        self.version = policy
+    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+        self.version = version
 
     async def close(self) -> None: ...
 

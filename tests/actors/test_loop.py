@@ -18,7 +18,8 @@ from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTranspor
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
-from horizonrl.common.types import Group, Kind, Progress, Provenance, Task, Ticket, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Group, Kind, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()

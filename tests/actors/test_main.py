@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.main import agreed, version_of
+from horizonrl.actors.agreement import agreed
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
+from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.ops.bench.tiny_model import VOCABULARY
@@ -23,7 +23,7 @@ PLAY = """
 import asyncio, json, sys
 from pathlib import Path
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.main import start_policy
+from horizonrl.actors.engines.registry import start_policy
 from horizonrl.common.config.schema import RunConfig
 
 async def play():
@@ -53,11 +53,11 @@ def test_a_scripted_actor_samples_ids_of_the_model_and_imports_no_engine(tiny_mo
 
 def test_the_provenance_names_the_file_that_tasks_come_from_and_a_wrong_option_is_told_before_any_ticket() -> None:
     file = Path(__file__).parents[1] / "contracts" / "transcripts.jsonl"
-    version = asyncio.run(version_of(EnvSection(id="transcripts", options={"path": str(file)})))
+    version = asyncio.run(registry.versioned_id("transcripts", {"path": str(file)}))
     assert version.startswith("transcripts 1 sha256:")
-    assert asyncio.run(version_of(EnvSection(id="parity"))) == "parity 1"
+    assert asyncio.run(registry.versioned_id("parity")) == "parity 1"
     with pytest.raises(ConfigError, match="no option 'distractor'"):
-        asyncio.run(version_of(EnvSection(id="textcraft", options={"distractor": 2})))
+        asyncio.run(registry.versioned_id("textcraft", {"distractor": 2}))
 
 
 CRAFTING = '--envs=[{"id": "textcraft", "options": {"distractors": 2}}]'

@@ -14,7 +14,8 @@ MOMENTS = 20
 STARTING = """
 import asyncio, multiprocessing.process, sys, threading
 from pathlib import Path
-from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
+from horizonrl.actors.engines.vllm import VllmPolicy
+from horizonrl.actors.policy import EngineSettings
 
 if sys.argv[2] == "spawn":  # the engine is forked from a process of one thread only
     threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -28,7 +29,7 @@ def told(process):
 multiprocessing.process.BaseProcess.start = told
 
 async def main():
-    settings = VllmSettings(Path(sys.argv[1]), max_context_tokens=128, max_running=2, kv_cache_mib=16)
+    settings = EngineSettings(Path(sys.argv[1]), max_context_tokens=128, slots=2, kv_cache_mib=16)
     await VllmPolicy.start(settings)
     print("ready", flush=True)
     await asyncio.sleep(600)

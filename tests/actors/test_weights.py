@@ -16,7 +16,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import digest_file, publish_frame
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 
 
 class RecordingPolicy(ScriptedPolicy):
@@ -29,12 +30,12 @@ class RecordingPolicy(ScriptedPolicy):
         self.gate.set()
         self.reject = False
 
-    async def apply(self, weights: Path, policy: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion) -> None:
         await self.gate.wait()
         if self.reject:
             raise WeightsRejected("the probe differs")
-        await super().apply(weights, policy)
-        self.applied.append((str(policy), await asyncio.to_thread(weights.read_bytes)))
+        await super().apply(weights, version)
+        self.applied.append((str(version), await asyncio.to_thread(weights.read_bytes)))
 
 
 class Play:

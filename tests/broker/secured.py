@@ -9,12 +9,14 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client
 
-from horizonrl.broker.nats.access import Role, inbox
-from horizonrl.broker.nats.connect import connected
-from horizonrl.broker.nats.folder import Keys, public_key
+from horizonrl.broker.api import Role
+from horizonrl.broker.nats.access import inbox
+from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.nats.key_folder import KeyFolder, public_key
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsTransport
+from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
 
 RUN, OTHER = "mine", "other"
@@ -23,26 +25,30 @@ ACK_V2 = "feature_flags { js_ack_fc_v2: true }"
 
 @dataclass(frozen=True)
 class Secured:
-    keys: Keys
+    keys: KeyFolder
     server: EmbeddedServer
 
     def settings(self, role: Role, run: str = RUN, number: int = 0) -> BrokerSection:
         seed = self.keys.seed(run, role, number)
-        return BrokerSection(url=self.server.url, nkey_seed=seed, ca_file=self.keys.authority, connect_timeout_s=5.0)
+        nats = NatsSection(nkey_seed=seed, ca_file=self.keys.authority)
+        return BrokerSection(url=self.server.url, nats=nats, connect_timeout_s=5.0)
 
     @asynccontextmanager
     async def open(self, role: Role, run: str = RUN, number: int = 0) -> AsyncIterator[NatsTransport]:
-        async with connected(run, self.settings(role, run, number), role) as transport:
+        transport = await connect(run, self.settings(role, run, number), role)
+        try:
             yield transport
+        finally:
+            await transport.close()
 
     @asynccontextmanager
-    async def client(self, role: Role, number: int = 0, told: list[str] | None = None) -> AsyncIterator[Client]:
-        """Hold a bare client open, which does what it wants; what the server tells it of errors goes to `told`."""
+    async def client(self, role: Role, number: int = 0, errors: list[str] | None = None) -> AsyncIterator[Client]:
+        """Hold a bare client open, which may try anything; `errors` receives what the server refuses."""
         seed = self.keys.seed(RUN, role, number)
 
         async def hear(error: Exception) -> None:
-            if told is not None:
-                told.append(str(error))
+            if errors is not None:
+                errors.append(str(error))
 
         client = await nats.connect(
             self.server.url,
@@ -54,7 +60,7 @@ class Secured:
         )
         try:
             yield client
-            await client.flush()  # the last refusal is told by its own callback
+            await client.flush()  # the last refusal comes through its own callback
         finally:
             await client.close()
 
@@ -63,7 +69,7 @@ class Secured:
 async def secured(directory: Path, extra: str = "") -> AsyncIterator[Secured]:
     """Hold a secured server open, with the streams of both runs and two actors of each on it."""
     make_keys(directory / "keys", [RUN, OTHER], ["nats.example"], actors=2)
-    keys = Keys(directory / "keys")
+    keys = KeyFolder(directory / "keys")
     included = keys.included(directory / "nats")
     async with EmbeddedServer(directory / "nats", extra=f"{included}\n{extra}") as server:
         broker = Secured(keys, server)

@@ -12,8 +12,10 @@ class FallingSilent:
     reader: MemoryReader
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
-        messages = await self.reader.fetch(min(limit, self.transport.told), timeout_s) if self.transport.told else []
-        self.transport.told -= len(messages)
+        messages = (
+            await self.reader.fetch(min(limit, self.transport.delivered), timeout_s) if self.transport.delivered else []
+        )
+        self.transport.delivered -= len(messages)
         return messages
 
     async def close(self) -> None:
@@ -21,11 +23,11 @@ class FallingSilent:
 
 
 class SilentTransport(MemoryTransport):
-    """Delivers `told` messages to readers, then nothing."""
+    """Gives its readers `delivered` more messages, then nothing."""
 
-    def __init__(self, server: MemoryServer, told: int = 0) -> None:
+    def __init__(self, server: MemoryServer, delivered: int = 0) -> None:
         super().__init__(server)
-        self.told = told
+        self.delivered = delivered
         self.readers = 0
         """How many are open."""
 

@@ -13,15 +13,12 @@ from pydantic import ValidationError
 from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
+from horizonrl.common.state import EnvironmentSettings, HorizonGrowth, HorizonState, Progress
 from horizonrl.common.types import (
-    EnvironmentSettings,
     Episode,
     Group,
-    HorizonGrowth,
-    HorizonState,
     Kind,
     PolicyVersion,
-    Progress,
     Provenance,
     Record,
     StopReason,
@@ -208,10 +205,13 @@ def test_the_message_of_a_malformed_record_names_the_place_and_stays_short() -> 
         (Group, {"episodes": [{"turns": [None] * 1024}] * 256}),
         (Group, {"episodes": [{"turns": [{"spans": [None] * 1024}] * 1024}]}),
         (Group, {"episodes": [{"prompt_ids": (-1,) * 100_000}]}),
-        (Progress, {"outcomes": {f"kind {at}": {"dropped": dict.fromkeys("abcdefgh", -1)} for at in range(4096)}}),
+        (
+            Progress,
+            {"outcomes": {f"kind {index}": {"dropped": dict.fromkeys("abcdefgh", -1)} for index in range(4096)}},
+        ),
         (Progress, {"ended_ranges": {"train": [None] * 1024}}),
         (Progress, {"growths": [{}] * 4096}),
-        (HorizonState, {"tickets_issued": {str(at): -1 for at in range(4096)}}),
+        (HorizonState, {"tickets_issued": {str(index): -1 for index in range(4096)}}),
     ],
 )
 def test_a_record_in_which_all_is_wrong_costs_a_few_errors_and_not_one_a_mistake(

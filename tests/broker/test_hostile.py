@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from horizonrl.broker.api import Key, Stream, Transport
-from horizonrl.broker.nats.access import Role, hears, inbox, names, publishes
-from horizonrl.broker.nats.folder import public_key
+from horizonrl.broker.api import Key, Role, Stream, Transport
+from horizonrl.broker.nats.access import hears, inbox, names, publishes
+from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.types import HorizonState
+from horizonrl.common.state import HorizonState
 from tests.broker.secured import OTHER, RUN, Secured, secured
 from tests.records import make_ticket
 
@@ -119,11 +119,11 @@ def test_an_answer_reaches_no_subject_that_its_asker_may_not_publish_to(tmp_path
 def test_an_answer_is_no_acknowledgement(tmp_path: Path, reserved: str) -> None:
     async def scenario() -> None:
         async with secured(tmp_path) as broker:
-            told: list[str] = []
-            async with broker.client(Role.MONITOR, told=told) as client:
+            errors: list[str] = []
+            async with broker.client(Role.MONITOR, errors=errors) as client:
                 await client.publish("$JS.API.INFO", b"", reply=reserved)
                 await client.flush()
-            assert [text for text in told if "permissions violation for publish with reply" in text]
+            assert [text for text in errors if "permissions violation for publish with reply" in text]
 
     asyncio.run(scenario())
 
@@ -133,8 +133,8 @@ def test_what_is_traced_or_rolled_up_stays_within_what_its_sender_may(tmp_path: 
 
     async def scenario() -> None:
         async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
-            told: list[str] = []
-            async with broker.client(Role.ACTOR, told=told) as client:
+            errors: list[str] = []
+            async with broker.client(Role.ACTOR, errors=errors) as client:
                 await client.jetstream().publish(f"{RUN}.groups.train", b"honest")
                 for subject in (f"{RUN}.tickets.train", f"$KV.{RUN}_STATE.progress"):
                     await client.publish(f"{RUN}.groups.void", b"x", headers={"Nats-Trace-Dest": subject})
@@ -142,7 +142,7 @@ def test_what_is_traced_or_rolled_up_stays_within_what_its_sender_may(tmp_path: 
                 for word in ("all", "sub"):
                     await client.publish(f"{RUN}.groups.void", b"x", headers={"Nats-Rollup": word})
                 await client.request("$JS.API.INFO")
-            assert len([text for text in told if "permissions violation for publish" in text]) == 2
+            assert len([text for text in errors if "permissions violation for publish" in text]) == 2
             assert (await learner.extent(Stream.TICKETS)).messages == 0
             assert await learner.get(Key.PROGRESS) is None
             assert (await learner.extent(Stream.GROUPS)).messages == 1

@@ -8,16 +8,8 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import StateConflict, UnknownSchema
-from horizonrl.common.types import (
-    EnvironmentSettings,
-    HorizonState,
-    Kind,
-    Phase,
-    PolicyVersion,
-    Progress,
-    RunSettings,
-    WeightsManifest,
-)
+from horizonrl.common.state import EnvironmentSettings, HorizonState, Progress, RunSettings, WeightsManifest
+from horizonrl.common.types import Kind, Phase, PolicyVersion
 from tests.brokers import Broker
 
 RECORDS = {

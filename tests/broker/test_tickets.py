@@ -85,7 +85,7 @@ def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> N
                 await lease.acknowledge()
             sequence, ticket = (await queue.stored_tickets())["train-00000000"]
             for _ in range(2):  # the second time is a repeat of the first
-                await queue.issue_again(ticket, sequence)
+                await queue.reissue(ticket, sequence)
             assert (await queue.stored_tickets())["train-00000000"] == (sequence + 2, ticket)
             assert await queue.count_issued(Kind.TRAIN) == 2
             again = await queue.lease(5.0)
@@ -308,6 +308,6 @@ def test_a_queue_that_falls_silent_is_not_taken_for_a_shorter_one() -> None:
         for number in range(3):
             await TicketQueue(MemoryTransport(server)).issue(make_ticket(number))
         with pytest.raises(BrokerUnreachable, match=r"TICKETS holds .* up to 3"):
-            await TicketQueue(SilentTransport(server, told=2)).stored_tickets()
+            await TicketQueue(SilentTransport(server, delivered=2)).stored_tickets()
 
     asyncio.run(scenario())

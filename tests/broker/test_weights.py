@@ -1,5 +1,6 @@
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
 from horizonrl.common.errors import LogGap, WeightsRejected
-from horizonrl.common.types import PolicyVersion, WeightsManifest
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from tests.brokers import Broker
 
 FRAME_BYTES = 20_000_003
@@ -105,7 +107,7 @@ def test_a_corrupted_chunk_is_rejected_and_leaves_no_file(
         manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
         held = small.server.runs["run"].streams[Stream.WEIGHTS].messages
         chunk = held[2]
-        held[2] = type(chunk)(chunk.subject, bytes(1_024), chunk.sequence, chunk.headers)
+        held[2] = replace(chunk, data=bytes(1_024))
         with pytest.raises(WeightsRejected, match=r"v1\.l0"):
             await fetch_frame(small, manifest, tmp_path / "fetched")
         assert os.listdir(tmp_path) == [frame[0].name]

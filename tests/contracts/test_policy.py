@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.actors.engines.client import Endpoint, EndpointSettings
+from horizonrl.actors.engines.endpoint import EndpointPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 from horizonrl.ops.bench.tiny_model import make_tokenizer
+from tests.completions import Completions, serving
 from tests.engine import Played
 
 PROMPT = (11, 12, 13, 14)
@@ -24,9 +27,32 @@ def scripted_policy(tmp_path: Path) -> Iterator[Played]:
         yield Played(runner, ScriptedPolicy(max_context_tokens=256, token_s=0.002), weights, weights)
 
 
-@pytest.fixture(params=["scripted_policy", pytest.param("vllm_engine", marks=pytest.mark.process)])
+@pytest.fixture
+def endpoint_policy(tmp_path: Path) -> Iterator[Played]:
+    """A policy on a small server in this process; `test_endpoint.py` asks a real vLLM server the same."""
+    weights = tmp_path / "weights.safetensors"
+    weights.touch()
+    with serving(Completions()) as completions, asyncio.Runner() as runner:
+        endpoint = runner.run(Endpoint(EndpointSettings(completions.url, model=None)).__aenter__())
+        policy = EndpointPolicy(endpoint, max_context_tokens=256)
+        yield Played(runner, policy, weights, weights)
+        runner.run(policy.close())
+
+
+VLLM = pytest.param("vllm_engine", marks=pytest.mark.process)
+
+
+@pytest.fixture(params=["scripted_policy", "endpoint_policy", VLLM])
 def played(request: pytest.FixtureRequest) -> Played:
     fixture: Played = request.getfixturevalue(request.param)
+    return fixture
+
+
+@pytest.fixture(params=["scripted_policy", VLLM])
+def trainable(request: pytest.FixtureRequest) -> Played:
+    """A policy that takes weights."""
+    fixture: Played = request.getfixturevalue(request.param)
+    assert fixture.policy.takes_weights
     return fixture
 
 
@@ -71,36 +97,36 @@ def test_a_prompt_that_fills_the_context_is_a_failed_request(played: Played) -> 
         played.run(played.policy.generate(full, max_tokens=1, temperature=1.0, stop_ids=(), seed=None))
 
 
-def test_weights_applied_between_two_tokens_split_the_generation_by_version(played: Played) -> None:
+def test_weights_applied_between_two_tokens_split_the_generation_by_version(trainable: Played) -> None:
     async def update() -> Generation:
-        running = asyncio.create_task(ask(played, max_tokens=200))
+        running = asyncio.create_task(ask(trainable, max_tokens=200))
         await asyncio.sleep(0.1)
-        await played.policy.apply(played.second, new)
+        await trainable.policy.apply(trainable.second, new)
         return await running
 
-    old, new = played.policy.version, later(played)
-    generation = played.run(update())
+    old, new = trainable.policy.version, later(trainable)
+    generation = trainable.run(update())
     spans = generation.spans
     assert [(span.lineage, span.version) for span in spans] == [(v.lineage, v.version) for v in (old, new)]
     assert sum(span.tokens for span in spans) == len(generation.ids) == 200
-    assert played.policy.version == new
-    played.run(played.policy.apply(played.first, later(played)))
+    assert trainable.policy.version == new
+    trainable.run(trainable.policy.apply(trainable.first, later(trainable)))
 
 
-def test_requests_made_while_weights_are_applied_are_served(played: Played) -> None:
+def test_requests_made_while_weights_are_applied_are_served(trainable: Played) -> None:
     async def update() -> list[Generation]:
-        applied = asyncio.create_task(played.policy.apply(played.second, new))
+        applied = asyncio.create_task(trainable.policy.apply(trainable.second, new))
         asked = []
         while not applied.done():
-            asked.append(asyncio.create_task(ask(played, max_tokens=2)))
+            asked.append(asyncio.create_task(ask(trainable, max_tokens=2)))
             await asyncio.sleep(0.005)
         await applied
         return [await request for request in asked]
 
-    new = later(played)
-    generations = played.run(update())
+    new = later(trainable)
+    generations = trainable.run(update())
     assert all(len(generation.ids) == 2 for generation in generations)
-    played.run(played.policy.apply(played.first, later(played)))
+    trainable.run(trainable.policy.apply(trainable.first, later(trainable)))
 
 
 def test_a_file_that_is_not_there_is_rejected_and_the_old_weights_stay(played: Played) -> None:
@@ -109,6 +135,14 @@ def test_a_file_that_is_not_there_is_rejected_and_the_old_weights_stay(played: P
         played.run(played.policy.apply(Path("nowhere.safetensors"), later(played)))
     assert played.policy.version == old
     assert played.run(ask(played)).spans[0].version == old.version
+
+
+def test_a_policy_whose_weights_are_its_own_rejects_others_and_stays_at_work(endpoint_policy: Played) -> None:
+    assert not endpoint_policy.policy.takes_weights
+    with pytest.raises(WeightsRejected, match="takes no weights"):
+        endpoint_policy.run(endpoint_policy.policy.apply(endpoint_policy.second, later(endpoint_policy)))
+    assert endpoint_policy.policy.version == PolicyVersion()
+    assert len(endpoint_policy.run(ask(endpoint_policy)).ids) == 16
 
 
 def test_a_cancelled_request_leaves_the_policy_at_work(played: Played) -> None:
@@ -132,8 +166,9 @@ def test_a_script_reads_and_writes_text() -> None:
     assert tokenizer.decode(answer.ids) == "you said look"
 
 
-def test_a_closed_policy_is_dead() -> None:
-    policy = ScriptedPolicy()
-    asyncio.run(policy.close())
+@pytest.mark.parametrize("name", ["scripted_policy", "endpoint_policy"])  # vLLM's is shared, and closed by its own test
+def test_a_closed_policy_is_dead(name: str, request: pytest.FixtureRequest) -> None:
+    played: Played = request.getfixturevalue(name)
+    played.run(played.policy.close())
     with pytest.raises(EngineDead, match="closed"):
-        asyncio.run(policy.generate(PROMPT, max_tokens=4, temperature=1.0, stop_ids=(), seed=None))
+        played.run(ask(played))

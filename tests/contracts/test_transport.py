@@ -1,18 +1,12 @@
-"""What every transport keeps to (broker/api.py)."""
+"""What every transport keeps to (broker/api.py): messages, readers, purges. Tickets and keys have their own files."""
 
 import asyncio
-import time
 
 import pytest
 
-from horizonrl.broker.api import Key, Message, QueueState, Stream, Transport
-from horizonrl.common.errors import LogGap, RecordTooLarge, StateConflict
-from tests.brokers import Broker
-
-
-async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:
-    for index in range(count):
-        await transport.publish(subject, b"%d" % index, message_id=f"{prefix}-{index}")
+from horizonrl.broker.api import Message, Role, Stream, Transport
+from horizonrl.common.errors import LogGap, RecordTooLarge
+from tests.brokers import Broker, fill
 
 
 async def read_all(transport: Transport, after: int, count: int, subject: str | None = None) -> list[Message]:
@@ -41,19 +35,23 @@ def test_messages_without_an_id_are_all_stored(broker: Broker) -> None:
         async with broker.open() as transport:
             stored = [await transport.publish("dead.groups", b"x") for _ in range(2)]
             assert [word.sequence for word in stored] == [1, 2]
+            last = await transport.last(Stream.DEAD, "dead.groups")
+            assert last is not None
+            assert (last.message_id, last.headers) == (None, {})
 
     asyncio.run(scenario())
 
 
-def test_a_reader_sees_subject_data_headers_and_sequence_in_order(broker: Broker) -> None:
+def test_a_reader_sees_subject_data_id_headers_and_sequence_in_order(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             await transport.publish("groups.train", b"\x00\xff", message_id="a", headers={"Horizon-Offset": "7"})
             await transport.publish("groups.void", b"", message_id="b")
             first, second = await read_all(transport, 0, 2)
             assert (first.subject, first.data, first.sequence) == ("groups.train", b"\x00\xff", 1)
-            assert first.headers == {"Nats-Msg-Id": "a", "Horizon-Offset": "7"}
+            assert (first.message_id, first.headers) == ("a", {"Horizon-Offset": "7"})
             assert (second.subject, second.data, second.sequence) == ("groups.void", b"", 2)
+            assert (second.message_id, second.headers) == ("b", {})
 
     asyncio.run(scenario())
 
@@ -149,14 +147,14 @@ def test_a_purge_can_be_limited_to_one_subject(broker: Broker) -> None:
     asyncio.run(scenario())
 
 
-def test_the_last_message_of_a_subject_is_found_with_its_headers(broker: Broker) -> None:
+def test_the_last_message_of_a_subject_is_found_with_its_id(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             assert await transport.last(Stream.TICKETS, "tickets.train") is None
             await fill(transport, 2, "tickets.train")
             await fill(transport, 1, "tickets.eval", "e")
             last = await transport.last(Stream.TICKETS, "tickets.train")
-            assert last == Message("tickets.train", b"1", 2, {"Nats-Msg-Id": "m-1"})
+            assert last == Message("tickets.train", b"1", 2, message_id="m-1")
 
     asyncio.run(scenario())
 
@@ -207,197 +205,11 @@ def test_dead_letters_make_room_for_newer_ones_and_never_make_anyone_wait(broker
     asyncio.run(scenario())
 
 
-def test_a_lease_is_exclusive_until_it_runs_out(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open(ack_wait_s=0.5) as actor, broker.open(ack_wait_s=0.5) as rival:
-            await actor.publish("tickets.train", b"t")
-            held = await actor.lease(5.0)
-            assert held is not None
-            assert (held.message.data, held.deliveries) == (b"t", 1)
-            assert await rival.lease(0.2) is None
-            again = await rival.lease(5.0)
-            assert again is not None
-            assert again.deliveries == 2
-            assert rival.counters.redelivered == 1
-            await again.acknowledge()
-            assert await actor.lease(0.7) is None
-
-    asyncio.run(scenario())
-
-
-def test_an_extended_lease_outlives_its_ack_wait(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open(ack_wait_s=0.4) as actor, broker.open(ack_wait_s=0.4) as rival:
-            await actor.publish("tickets.train", b"t")
-            held = await actor.lease(5.0)
-            assert held is not None
-            async with asyncio.TaskGroup() as group:
-                other = group.create_task(rival.lease(1.0))
-                for _ in range(10):
-                    await held.extend()
-                    await asyncio.sleep(0.1)
-                await held.acknowledge()
-            assert other.result() is None
-
-    asyncio.run(scenario())
-
-
-def test_a_ticket_given_back_comes_again_after_its_delay(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            await transport.publish("tickets.train", b"t")
-            first = await transport.lease(5.0)
-            assert first is not None
-            await first.give_back(0.3)
-            assert await transport.lease(0.1) is None
-            second = await transport.lease(5.0)
-            assert second is not None
-            await second.give_back()
-            third = await transport.lease(5.0)
-            assert third is not None
-            assert third.deliveries == 3
-
-    asyncio.run(scenario())
-
-
-def test_concurrent_leases_of_one_actor_get_different_tickets(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            async with asyncio.TaskGroup() as group:
-                leases = [group.create_task(transport.lease(5.0)) for _ in range(4)]
-                await asyncio.sleep(0.05)
-                await fill(transport, 4, "tickets.train")
-            got = sorted(delivery.message.data for task in leases if (delivery := task.result()) is not None)
-            assert got == [b"0", b"1", b"2", b"3"]
-            queue = await transport.queue()
-            assert (queue.waiting, queue.leased) == (0, 4)
-
-    asyncio.run(scenario())
-
-
-def test_the_queue_counts_tickets_that_wait_and_tickets_that_are_leased(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            await fill(transport, 3, "tickets.train")
-            assert await transport.queue() == QueueState(waiting=3, leased=0, floor=0)
-            delivery = await transport.lease(5.0)
-            assert delivery is not None
-            assert await transport.queue() == QueueState(waiting=2, leased=1, floor=0)
-            await delivery.acknowledge()
-            assert await transport.queue() == QueueState(waiting=2, leased=0, floor=1)
-
-    asyncio.run(scenario())
-
-
-def test_the_queue_counts_who_waits_for_a_ticket(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport, broker.open() as other:
-            waiting = [asyncio.create_task(of.lease(30.0)) for of in (transport, other)]
-            async with asyncio.timeout(30.0):
-                while (await transport.queue()).idle != 2:
-                    await asyncio.sleep(0.05)
-            await fill(transport, 2, "tickets.train")
-            assert all([await task for task in waiting])
-            assert (await transport.queue()).idle == 0
-
-    asyncio.run(scenario())
-
-
 def test_only_the_group_log_has_a_limit(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open(max_log_bytes=1 << 20) as transport:
             assert (await transport.extent(Stream.GROUPS)).limit_bytes == 1 << 20
             assert (await transport.extent(Stream.WEIGHTS)).limit_bytes is None
-
-    asyncio.run(scenario())
-
-
-def test_a_key_tells_when_it_was_last_set(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            assert await transport.set_at(Key.PROGRESS) is None
-            await transport.put(Key.PROGRESS, b"1")
-            told = await transport.set_at(Key.PROGRESS)
-            assert told is not None
-            assert abs(told - time.time()) < 5.0
-
-    asyncio.run(scenario())
-
-
-def test_the_queues_floor_waits_for_the_earliest_lease(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            await fill(transport, 4, "tickets.train")
-            held = [await transport.lease(5.0) for _ in range(3)]
-            first, second, third = (delivery for delivery in held if delivery is not None)
-            await second.acknowledge()
-            assert (await transport.queue()).floor == 0
-            await first.acknowledge()
-            assert (await transport.queue()).floor == 2
-            await third.give_back(delay_s=60.0)
-            assert await transport.queue() == QueueState(waiting=1, leased=1, floor=2)
-
-    asyncio.run(scenario())
-
-
-def test_a_key_holds_its_last_value(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            assert await transport.get(Key.POLICY) is None
-            first = await transport.put(Key.POLICY, b"1")
-            second = await transport.put(Key.POLICY, b"2")
-            await transport.put(Key.HORIZON, b"h")
-            assert second > first
-            assert await transport.get(Key.POLICY) == b"2"
-
-    asyncio.run(scenario())
-
-
-def test_a_key_set_after_a_revision_tells_when_somebody_else_came_first(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport:
-            assert await transport.revision(Key.PROGRESS) == 0
-            first = await transport.put(Key.PROGRESS, b"mine", 0)
-            with pytest.raises(StateConflict, match="since revision 0"):
-                await transport.put(Key.PROGRESS, b"the first", 0)
-            assert await transport.revision(Key.PROGRESS) == first
-            second = await transport.put(Key.PROGRESS, b"mine too", first)
-            await transport.put(Key.POLICY, b"another key")
-            third = await transport.put(Key.PROGRESS, b"once more", second)
-            theirs = await transport.put(Key.PROGRESS, b"theirs")
-            with pytest.raises(StateConflict, match=f"since revision {third}"):
-                await transport.put(Key.PROGRESS, b"mine again", third)
-            assert await transport.get(Key.PROGRESS) == b"theirs"
-            assert await transport.put(Key.PROGRESS, b"taken over", theirs) > theirs
-
-    asyncio.run(scenario())
-
-
-def test_a_watch_yields_the_present_value_and_then_the_later_ones(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as writer, broker.open() as reader, asyncio.timeout(10.0):
-            await writer.put(Key.PROGRESS, b"present")
-            watch = reader.watch(Key.PROGRESS)
-            assert await anext(watch) == b"present"
-            async with asyncio.TaskGroup() as group:
-                later = group.create_task(anext(watch))  # type: ignore[arg-type]
-                await asyncio.sleep(0.05)
-                await writer.put(Key.HORIZON, b"another key")
-                await writer.put(Key.PROGRESS, b"later")
-            assert later.result() == b"later"
-
-    asyncio.run(scenario())
-
-
-def test_a_watch_of_an_empty_key_waits_for_the_first_value(broker: Broker) -> None:
-    async def scenario() -> None:
-        async with broker.open() as transport, asyncio.timeout(10.0):
-            watch = transport.watch(Key.POLICY)
-            async with asyncio.TaskGroup() as group:
-                first = group.create_task(anext(watch))  # type: ignore[arg-type]
-                await asyncio.sleep(0.05)
-                await transport.put(Key.POLICY, b"v0")
-            assert first.result() == b"v0"
 
     asyncio.run(scenario())
 
@@ -414,5 +226,23 @@ def test_a_cancelled_publisher_and_a_cancelled_lease_leave_the_transport_usable(
                     await transport.lease(5.0)
             await transport.purge(Stream.GROUPS, below=2)
             assert (await transport.publish("groups.train", b"x")).sequence == 2
+
+    asyncio.run(scenario())
+
+
+def test_the_other_roles_use_what_the_controller_has_created(broker: Broker) -> None:
+    async def scenario() -> None:
+        async with (
+            broker.open(ack_wait_s=7.0, max_log_bytes=9_000) as controller,
+            broker.open(role=Role.LEARNER) as learner,
+            broker.open(role=Role.ACTOR) as actor,
+            broker.open(role=Role.MONITOR) as monitor,
+        ):
+            assert {role.run for role in (learner, actor, monitor)} == {controller.run}
+            assert {role.ack_wait_s for role in (learner, actor, monitor)} == {7.0}
+            await actor.publish("groups.train", b"x", message_id="a")
+            (message,) = await read_all(learner, 0, 1)
+            assert message.message_id == "a"
+            assert (await monitor.extent(Stream.GROUPS)).limit_bytes == 9_000
 
     asyncio.run(scenario())

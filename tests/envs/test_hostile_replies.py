@@ -1,7 +1,7 @@
-"""Whatever an agent writes is an action, readable or not: in every environment, in every format, and at once.
+"""Every text is a legal reply, in every environment and every format, and is answered quickly.
 
-A reply that raises would break its own episode and so leave the baseline (invariant 5); one that takes long would hold
-every other episode of its event loop.
+A reply that raises would break its own episode and drop out of the baseline (docs/invariants.md, "Broken is not zero").
+A reply that takes long would block every other episode of its event loop.
 """
 
 import asyncio

@@ -56,8 +56,9 @@ class Deserter:
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective
-    from horizonrl.learner.engine.deepspeed import DeepSpeedEngine, EngineSettings
+    from horizonrl.learner.engine.api import EngineSettings
     from horizonrl.learner.engine.ranks import Leader, follow
+    from horizonrl.learner.engine.registry import make_engine
 
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
@@ -66,7 +67,7 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         advantage=AdvantageSection(kind="gae" if "u" in given else "grpo"),
         loss=LossSection(minibatches=given.get("u", 1)),
     )
-    engine = DeepSpeedEngine(
+    engine = make_engine(
         EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, objective=objective, **layout)
     )
     if engine.rank != 0:

@@ -14,7 +14,8 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointMismatch, Fenced, HorizonError, StateConflict
 from horizonrl.common.service import _leaves
-from horizonrl.common.types import PolicyVersion, Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.ops.run.directory import read_lines
@@ -64,12 +65,12 @@ def test_of_two_learners_one_goes_on_and_the_other_is_not_started_again(tmp_path
         await first.run()
         shutil.copytree(tmp_path / "a", tmp_path / "b")
         longer = ("--rl.steps=40",)
-        one, two = (World(tmp_path / of, server=first.server, overrides=longer) for of in "ab")
+        one, two = (World(tmp_path / name, server=first.server, overrides=longer) for name in "ab")
         lives: Counter[str] = Counter()
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             controller = group.create_task(one._relive("controller", one._control))
             actor = group.create_task(one._relive("actor", one._act))
-            learners = [group.create_task(supervise(*of, lives)) for of in (("one", one), ("two", two))]
+            learners = [group.create_task(supervise(name, world, lives)) for name, world in (("a", one), ("b", two))]
             await asyncio.wait({controller, *learners})
             actor.cancel()
         assert sorted(learner.result() for learner in learners) == [False, True]

@@ -169,15 +169,14 @@ def test_the_weights_are_the_same_with_and_without_hostile_messages(tmp_path: Pa
         await world.run()
         await world.check()
         honest = list(world.server.runs["run"].streams[Stream.GROUPS].messages.values())
-        log = [(of.subject, of.data, of.headers["Nats-Msg-Id"], {}) for of in honest]
+        log = [(message.subject, message.data, message.headers["Nats-Msg-Id"], {}) for message in honest]
         evil = list(attacks(honest))
         mixed: list[Any] = [*log]
         dice = random.Random(seed)
         for attack in evil:
             first = 1 if attack.name == "a replay" else 0
             place = dice.randint(first, len(log) - 4)  # before the end: what comes after the last step is not read
-            at = mixed.index(log[place])
-            mixed.insert(at, (attack.subject, attack.data, attack.message_id, attack.headers))
+            mixed.insert(mixed.index(log[place]), (attack.subject, attack.data, attack.message_id, attack.headers))
         alone, beside = await learn(tmp_path / "a", log, key), await learn(tmp_path / "b", mixed, key)
         assert settled(alone.ledger) == settled(beside.ledger) == settled(world.ledger())
         assert [line["weights_digest"] for line in alone.ledger] == [line["weights_digest"] for line in beside.ledger]

@@ -38,8 +38,8 @@ def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides:
 
 def test_the_growth_of_a_horizon_is_counted(tmp_path: Path) -> None:
     world = survive(World(tmp_path, overrides=ADAPTIVE))
-    told = sum(len(line["growths"]) for line in read_lines(world.config.run_dir / METRICS))
-    assert world.metrics.value("horizon_growths_total", env="textcraft") == told > 0
+    grown = sum(len(line["growths"]) for line in read_lines(world.config.run_dir / METRICS))
+    assert world.metrics.value("horizon_growths_total", env="textcraft") == grown > 0
 
 
 def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:

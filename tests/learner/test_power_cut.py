@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Stream
+from horizonrl.broker.continuity import resume_position
 from horizonrl.broker.groups import Entry, GroupLog
-from horizonrl.broker.marks import place_of
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
-from horizonrl.common.types import Kind, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
@@ -63,7 +64,8 @@ async def regrow(world: World, beyond: int) -> None:
     """Let the controller find what is lost, and an actor play it again, while the learner is away."""
     asyncio.get_running_loop().set_default_executor(InlineExecutor())
     log = world.server.runs["run"].streams[Stream.GROUPS]
-    alive = [asyncio.create_task(world._relive(*of)) for of in (("actor", world._act), ("controller", world._control))]
+    programs = {"actor": world._act, "controller": world._control}
+    alive = [asyncio.create_task(world._relive(role, program)) for role, program in programs.items()]
     async with asyncio.timeout(10):
         while log.last_sequence <= beyond:
             await asyncio.sleep(0.01)
@@ -150,23 +152,23 @@ def test_a_place_is_the_cursor_as_long_as_the_log_is_the_one_that_was_read(broke
     async def scenario() -> None:
         async with broker.open() as transport:
             log = GroupLog(transport)
-            assert await place_of(transport, 0, "") == 0
+            assert await resume_position(transport, 0, "") == 0
             for number in range(6):
                 await log.publish(make_group(number))
             reader = await log.read(0)
-            marks = [(await reader.next(5.0)).mark for _ in range(6)]  # type: ignore[union-attr]
+            marks = [(await reader.next(5.0)).digest for _ in range(6)]  # type: ignore[union-attr]
             await reader.close()
             assert len(set(marks)) == 6
-            assert await place_of(transport, 4, marks[3]) == 4
-            assert await place_of(transport, 4, "") == 4  # of an older release
-            assert await place_of(transport, 4, marks[4]) == 0  # another entry is there
-            assert await place_of(transport, 9, "x") == 0  # it ends before
+            assert await resume_position(transport, 4, marks[3]) == 4
+            assert await resume_position(transport, 4, "") == 4  # of an older release
+            assert await resume_position(transport, 4, marks[4]) == 0  # another entry is there
+            assert await resume_position(transport, 9, "x") == 0  # it ends before
             await log.purge_below(4)
-            assert await place_of(transport, 4, marks[3]) == 4
-            assert await place_of(transport, 3, marks[2]) == 3  # its entry is purged, and nothing after it
-            assert await place_of(transport, 9, "x") == 3
+            assert await resume_position(transport, 4, marks[3]) == 4
+            assert await resume_position(transport, 3, marks[2]) == 3  # its entry is purged, and nothing after it
+            assert await resume_position(transport, 9, "x") == 3
             with pytest.raises(LogGap, match="has been purged"):
-                await place_of(transport, 2, marks[1])
+                await resume_position(transport, 2, marks[1])
 
     asyncio.run(scenario())
 

@@ -9,7 +9,8 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, RunFailed
-from horizonrl.common.types import Kind, PolicyVersion, Progress, WeightsManifest
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.records.journal import only_learner
 from horizonrl.ops.run.directory import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played

@@ -28,7 +28,7 @@ def make_trace(rng: np.random.Generator, tokens: int, version: int = 0, group: i
 def make_batch(seed: int = 0, traces: int = 6, longest: int = 60, version: int = 1) -> Batch:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(8, longest, traces)
-    made = (make_trace(rng, int(length), version, group=at // 2) for at, length in enumerate(lengths))
+    made = (make_trace(rng, int(length), version, group=index // 2) for index, length in enumerate(lengths))
     return Batch(tuple(made), version)
 
 

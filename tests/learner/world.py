@@ -1,11 +1,9 @@
 """A whole run in one process: controller, actor and learner on the in-memory broker, each of which may die.
 
-The learner's engine has no model: its weights are a hash of all that it was trained on, in order. So a group that is
-lost, doubled or moved changes the digest of every later version.
+The learner's engine is `HashEngine`: a group that is lost, doubled or moved changes the digest of every later version.
 """
 
 import asyncio
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
@@ -13,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import xxhash
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
@@ -26,23 +22,12 @@ from horizonrl.broker.weights import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import METRICS
-from horizonrl.common.types import (
-    Group,
-    Kind,
-    PolicyVersion,
-    Progress,
-    Provenance,
-    StopReason,
-    Task,
-    Ticket,
-    Void,
-    WeightsManifest,
-)
+from horizonrl.common.state import Progress, WeightsManifest
+from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopReason, Task, Ticket, Void
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.engine.hash import HashEngine
 from horizonrl.learner.engine_thread import EngineThread
-from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
@@ -51,43 +36,12 @@ from horizonrl.ops.run.directory import read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")
-NAN = math.nan
 SOURCES = [TaskSource("textcraft", tuple(f"task{n}" for n in range(7)), 1.0)]
 EVAL_TASKS = tuple(EvalTask(Task(env_id="textcraft", task_id=f"held{n}"), "ab"[n % 2]) for n in range(3))
 EVALUATING = ("--eval.every=2", "--eval.samples=2")
 IDENTITY = {"model": "m"}
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
 DEADLINE_S = 60.0
-
-
-class HashEngine:
-    """An Engine whose weights are a hash of the batches and rates that it was trained on, in order."""
-
-    def __init__(self) -> None:
-        self.weights = "0" * 32
-
-    def train_step(self, batch: Batch, lr: float) -> StepStats:
-        told = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
-        self.weights = xxhash.xxh3_128_hexdigest(told.encode())
-        return StepStats(0.0, 0.0, lr, 0.0, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN, batch.trained_tokens, 1e-3)
-
-    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        return 0.0
-
-    def write_weights(self, path: Path) -> str:
-        beside = path.with_suffix(".incoming")
-        beside.write_text(self.weights)
-        beside.rename(path)
-        return digest_file(path)
-
-    def save(self, directory: Path, state: dict[str, Any]) -> None:
-        (directory / "hash").write_text(self.weights)
-
-    def load(self, directory: Path) -> dict[str, Any]:
-        self.weights = (directory / "hash").read_text()
-        return {}
-
-    def close(self) -> None: ...
 
 
 class InlineExecutor(ThreadPoolExecutor):
@@ -171,10 +125,18 @@ class World:
         self.config = RunConfig.load(
             [],
             [
-                *("--run.name=run", f"--run.root={self.run_root}", "--learner.keep_log=true"),
-                *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=5", "--rl.groups_per_step=2"),
-                *("--rollout.group_size=2", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=2"),
-                *("--learner.checkpoint_every=2", "--learner.keep_checkpoints=2"),
+                "--run.name=run",
+                f"--run.root={self.run_root}",
+                "--learner.keep_log=true",
+                "--learner.checkpoint_every=2",
+                "--learner.keep_checkpoints=2",
+                "--imitation.steps=2",
+                "--imitation.groups_per_step=2",
+                "--rl.steps=5",
+                "--rl.groups_per_step=2",
+                "--rollout.group_size=2",
+                "--horizon.horizons=[4,6]",
+                "--horizon.steps_per_stage=2",
                 *self.overrides,
             ],
         )
@@ -223,7 +185,13 @@ class World:
     def learner(self, transport: MortalTransport, identity: Mapping[str, str] = IDENTITY) -> LearnerLoop:
         engine = EngineThread(self.make_engine(), InlineExecutor())
         return LearnerLoop(
-            *(self.config, transport, engine, self.rules, dict(identity), self.stopping, self.metrics),
+            config=self.config,
+            transport=transport,
+            engine=engine,
+            rules=self.rules,
+            model_identity=identity,
+            stopping=self.stopping,
+            metrics=self.metrics,
             eval_tasks=self.eval_tasks,
         )
 
@@ -309,7 +277,7 @@ class World:
         assert sorted(rounds) == [[number] * 3 for number in range(self.config.eval_rounds)]
         for line in self.evals():
             played = [groups[sequence] for sequence, _, how in line["ends"] if how == "evaluated"]
-            assert {group.ticket.task.task_id for group in played} <= {of.task.task_id for of in EVAL_TASKS}
+            assert {group.ticket.task.task_id for group in played} <= {planned.task.task_id for planned in EVAL_TASKS}
             assert line["successes"] == sum(episode.success for group in played for episode in group.episodes)
             assert line["episodes"] == sum(len(group.episodes) for group in played)
             assert all(line["oldest_version"] <= group.newest_version <= line["newest_version"] for group in played)

@@ -7,7 +7,8 @@ from typing import Any
 
 from horizonrl.broker.api import Extent, QueueState
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import Kind, Progress
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind
 from horizonrl.ops.observe.broker_status import BrokerStatus
 
 LINE: dict[str, Any] = {

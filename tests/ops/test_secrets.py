@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import structlog
 
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connect
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connect
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.signing import TicketSigner
+from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs, get_logger
@@ -30,22 +31,35 @@ PROGRAM = [sys.executable, "-m", "horizonrl.ops.cli.main"]
 
 @pytest.fixture
 def password(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("HORIZONRL_BROKER__PASSWORD", SECRET)
+    monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", SECRET)
     return SECRET
 
 
 @pytest.mark.parametrize("value", [SECRET, "12345678", '"12345678"'])
 def test_a_secret_on_the_command_line_is_refused_and_not_repeated(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"broker\.password stands in the command line.*HORIZONRL_BROKER") as raised:
-        RunConfig.load([], [f"--broker.password={value}"])
+    with pytest.raises(ConfigError, match=r"nats\.password stands in the command line.*HORIZONRL_BROKER") as raised:
+        RunConfig.load([], [f"--broker.nats.password={value}"])
     assert value.strip('"') not in str(raised.value)
 
 
 def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(f'[broker]\npassword = "{SECRET}"')
-    with pytest.raises(ConfigError, match=r"broker\.password stands in a recipe") as raised:
+    recipe.write_text(f'[broker.nats]\npassword = "{SECRET}"')
+    with pytest.raises(ConfigError, match=r"broker\.nats\.password stands in a recipe") as raised:
         RunConfig.load([recipe])
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("variable", ["BROKER__PASSWORD", "BROKER__NATS__PASSWORD"])
+def test_the_former_variable_of_the_password_names_the_present_one(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"HORIZONRL_{variable}", SECRET)
+    if "NATS" in variable:
+        assert RunConfig.load().broker.nats.password is not None
+        return
+    with pytest.raises(ConfigError, match=r"is now broker\.nats\.password: set HORIZONRL_BROKER__NATS__P") as raised:
+        RunConfig.load()
     assert SECRET not in str(raised.value)
 
 
@@ -58,8 +72,8 @@ def test_a_secret_in_the_url_is_refused_and_not_repeated(monkeypatch: pytest.Mon
 
 def test_a_secret_of_the_environment_shows_in_no_dump(password: str, capsys: pytest.CaptureFixture[str]) -> None:
     config = RunConfig.load()
-    assert config.broker.password is not None
-    assert config.broker.password.get_secret_value() == password
+    assert config.broker.nats.password is not None
+    assert config.broker.nats.password.get_secret_value() == password
     assert main(["config"]) == 0
     shown = [repr(config), str(config), to_toml(config), config.model_dump_json(), capsys.readouterr().out]
     assert [text for text in shown if password in text] == []
@@ -85,19 +99,19 @@ def test_a_traceback_in_the_log_shows_no_local_variables(terminal: bool, monkeyp
     assert SECRET not in stream.getvalue()
 
 
-@pytest.mark.parametrize("name", ["nkey_seed", "ticket_key"])
+@pytest.mark.parametrize("name", ["nats.nkey_seed", "ticket_key"])
 def test_a_file_without_a_key_is_named_and_not_shown(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text(SECRET)
-    broker = BrokerSection(url="nats://127.0.0.1:9", **{name: tmp_path / "file"})
+    broker = BrokerSection(url="nats://127.0.0.1:9", nats=NatsSection(nkey_seed=tmp_path / "file"))
     with pytest.raises(ConfigError, match=rf"broker\.{name} is .*file") as raised:
-        asyncio.run(connect("r", broker)) if name == "nkey_seed" else TicketSigner.load("r", broker.ticket_key)
+        asyncio.run(connect("r", broker)) if "nkey" in name else TicketSigner.load("r", tmp_path / "file")
     assert SECRET not in str(raised.value)
 
 
 def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["broker", "keys", "--out", str(tmp_path), "--run", "one", "--host", "nats.example", "--actors", "2"]
     assert main(command) == 0
-    keys, printed = Keys(tmp_path), capsys.readouterr().out
+    keys, printed = KeyFolder(tmp_path), capsys.readouterr().out
     hidden = [*tmp_path.rglob("*.nk"), *tmp_path.rglob("*.key")]
     assert len(hidden) == 8
     for path in hidden:
@@ -122,11 +136,12 @@ def test_a_run_that_is_a_pattern_is_refused(tmp_path: Path) -> None:
 def test_a_role_shows_its_secrets_in_no_process_list_log_or_run_directory(tmp_path: Path) -> None:
     """A controller that waits for its broker, and then fails, with every kind of secret at hand."""
     make_keys(tmp_path / "keys", ["run"], ["localhost"])
-    keys = Keys(tmp_path / "keys")
-    given = {"user": "me", "nkey_seed": keys.seed("run", Role.CONTROLLER), "ticket_key": keys.ticket_key("run")}
+    keys = KeyFolder(tmp_path / "keys")
+    seed = keys.seed("run", Role.CONTROLLER)
+    given = {"nats.user": "me", "nats.nkey_seed": seed, "ticket_key": keys.ticket_key("run")}
     options = [f"--broker.{name}={value}" for name, value in given.items()]
     options += ["--run.name=run", f"--run.root={tmp_path}", "--broker.url=nats://127.0.0.1:9", "--metrics.port=0"]
-    environment = os.environ | {"HORIZONRL_BROKER__PASSWORD": SECRET}
+    environment = os.environ | {"HORIZONRL_BROKER__NATS__PASSWORD": SECRET}
     secrets = [SECRET, *(path.read_text() for path in tmp_path.glob("keys/run/**/*") if path.is_file())]
     with subprocess.Popen(
         [*PROGRAM, "controller", *options, "--broker.connect_timeout_s=2"],

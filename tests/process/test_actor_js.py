@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.api import Message, Role, Stream, Transport
+from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import PART, DeadLetter, GroupLog
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.reading import read_stored
+from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights import digest_file
@@ -93,7 +92,12 @@ class Run:
             source = TaskSource("parity", tuple(f"round-{number:02d}" for number in range(8)), 1.0)
             controller = Controller(config, controlling, [source], eval_tasks=eval_tasks(config))
             learner = LearnerLoop(
-                *(config, learning, EngineThread(HeavyEngine(), InlineExecutor()), rules, {}, asyncio.Event()),
+                config=config,
+                transport=learning,
+                engine=EngineThread(HeavyEngine(), InlineExecutor()),
+                rules=rules,
+                model_identity={},
+                stopping=asyncio.Event(),
                 eval_tasks=eval_tasks(config),
             )
             tasks = [group.create_task(controller.run()), group.create_task(learner.run())]
@@ -143,8 +147,8 @@ async def stored(transport: Transport, key: Path) -> tuple[list[Group | Void | D
         entries.append(entry.record)
         if entry.sequence == end:
             break
-    parts = [message async for message in read_stored(transport, Stream.GROUPS, 0, PART)]
-    dead = [message async for message in read_stored(transport, Stream.DEAD, 0, "dead.>")]
+    parts = [message async for message in scan(transport, Stream.GROUPS, 0, PART)]
+    dead = [message async for message in scan(transport, Stream.DEAD, 0, "dead.>")]
     return entries, len(parts), dead
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.nats.access import Role
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.api import Role
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.ops.cli.main import main
 from tests.broker.nats.test_connect import free_port
 from tests.process.conftest import Workplace
@@ -16,14 +16,14 @@ from tests.process.conftest import Workplace
 @pytest.mark.process
 def test_a_secured_run_reaches_its_end(workplace: Workplace, tmp_path: Path) -> None:
     assert main(["broker", "keys", "--out", str(tmp_path / "keys"), "--run", "tiny", "--host", "nats.example"]) == 0
-    keys, url = Keys(tmp_path / "keys"), f"tls://127.0.0.1:{free_port()}"
+    keys, url = KeyFolder(tmp_path / "keys"), f"tls://127.0.0.1:{free_port()}"
 
     def start(role: str) -> subprocess.Popen[bytes]:
-        own = [f"--broker.nkey_seed={keys.seed('tiny', Role(role))}", f"--broker.ca_file={keys.authority}"]
+        own = [f"--broker.nats.nkey_seed={keys.seed('tiny', Role(role))}", f"--broker.nats.ca_file={keys.authority}"]
         sealing = [f"--broker.ticket_key={keys.ticket_key('tiny')}"] if role != "actor" else []
         return workplace.start(role, "--broker.url", url, "--metrics.port=0", "--actor.engine=scripted", *own, *sealing)
 
-    workplace.start("broker", "--broker.url", url, f"--broker.keys={keys.folder}")
+    workplace.start("broker", "--broker.url", url, f"--broker.nats.keys={keys.folder}")
     roles = {role: start(role) for role in ("actor", "learner", "controller")}
     for role in ("learner", "controller", "actor"):
         assert roles[role].wait(200) == 0, workplace.logs()

@@ -1,12 +1,8 @@
-"""The real AgentGym against ours, both ways.
-
-    python -m horizonrl.ops.bench.agentgym ours --agentgym DIR        its package plays on our servers
-    python -m horizonrl.ops.bench.agentgym theirs --agentgym DIR      our client plays on its servers, 32 at a time
-    python -m horizonrl.ops.bench.agentgym games --agentgym DIR --lmrl DIR    Maze and Wordle, turn by turn
+"""Compare AgentGym with HorizonRL, both ways.
 
 DIR is a checkout of https://github.com/WooooDyy/AgentGym or https://github.com/abdulhaim/LMRL-Gym. `--python` is a
-Python that has what AgentGym needs: for `ours` what its `agentenv` imports (torch, transformers, requests, openai), for
-`theirs` what its servers need (docs/environments/agentgym.md).
+Python with AgentGym's dependencies: for `ours` those of its `agentenv` package (torch, transformers, requests, openai),
+for `theirs` those of its servers (docs/environments/agentgym.md).
 """
 
 import argparse
@@ -25,16 +21,20 @@ from horizonrl.ops.cli.terminal import plain_console
 
 
 def main() -> int:
-    """Run one comparison, print its table; return 0 when all is the same."""
+    """Run one comparison and print its table."""
     parser = argparse.ArgumentParser(prog="python -m horizonrl.ops.bench.agentgym", description=__doc__)
-    parser.add_argument("what", choices=("ours", "theirs", "games"))
-    parser.add_argument("ids", nargs="*", metavar="ID", help="environments of ours; all that there are by default")
-    parser.add_argument("--agentgym", type=Path, metavar="DIR", required=True)
-    parser.add_argument("--lmrl", type=Path, metavar="DIR", help="for games")
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--episodes", type=int, default=0, help="of each environment; 5 for ours, 64 for theirs")
-    parser.add_argument("--parallel", type=int, default=32)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("what", choices=("ours", "theirs", "games"), help="whose servers are played on, or which games")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="our environments to compare; default: all")
+    parser.add_argument("--agentgym", type=Path, metavar="DIR", required=True, help="checkout of AgentGym")
+    parser.add_argument("--lmrl", type=Path, metavar="DIR", help="checkout of LMRL-Gym; required by games")
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python with AgentGym's dependencies; default: this one"
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=0, help="episodes per environment; default: 5 for ours, 64 for theirs"
+    )
+    parser.add_argument("--parallel", type=int, default=32, help="episodes at a time, for theirs; default: 32")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     options = parser.parse_args()
     if options.what == "games" and options.lmrl is None:
         parser.error("games needs --lmrl DIR")

@@ -1,7 +1,8 @@
-"""AgentGym's SQLGym server with questions of ours, written as BIRD has them: BIRD itself is not needed to try it.
+"""AgentGym's SQLGym server with our questions in BIRD's file format, so that the server can be tried without BIRD.
 
-Its server has eight environments and hands them out in turn, so that more episodes than eight at a time would share
-them. Every second episode answers its own question, the others answer another's: a reward that is not theirs shows.
+The server has eight environments and hands them out in turn, so more than eight concurrent episodes share them. Every
+second episode answers its own question and the others answer the next one's, which exposes a reward that belongs to
+another episode.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from horizonrl.ops.bench.agentgym.comparison import GameComparison
 
 
 def write_bird(folder: Path, count: int) -> list[Problem]:
-    """Write our first `count` questions as BIRD's train set; AgentGym's item ids are their places."""
+    """Write our first `count` questions as BIRD's train set. AgentGym's item ids are the positions in it."""
     tasks = registry.tasks("sql")
     numbers = numbers_of("sql", tasks)
     problems = [make_problem(task)[0] for task in sorted(tasks, key=lambda task: numbers[task.task_id])[:count]]
@@ -55,7 +56,7 @@ def _write_database(file: Path, problem: Problem) -> None:
 
 
 async def play_all(url: str, problems: Sequence[Problem], parallel: int) -> GameComparison:
-    """Play every question by our client; every second one is answered by the query of the next."""
+    """Play every question with our client. Odd-numbered questions get the next question's query as the answer."""
     found, slots = GameComparison("sql"), asyncio.Semaphore(parallel)
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What a comparison of AgentGym's servers with ours counts."""
+"""The counts of a comparison between AgentGym's servers and our environments."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ class GameComparison:
     turns: int = 0
     same_goal: int = 0
     same_first: int = 0
-    """Episodes with the same first observation; its parts may stand in another order."""
+    """Episodes with the same first observation, in whatever order its parts are."""
     same_text: int = 0
-    """Turns with the same text."""
+    """Turns with exactly the same text."""
     same_words: int = 0
-    """Turns with the same text but for its order."""
+    """Turns with the same text, in whatever order its parts are."""
     same_score: int = 0
     same_end: int = 0
     solved: int = 0

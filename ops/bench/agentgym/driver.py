@@ -1,8 +1,8 @@
-"""Plays with the real AgentGym: run by a Python that can import `agentenv`, and nothing of HorizonRL.
+"""Plays with the real AgentGym. It runs in a Python that can import `agentenv`, so it imports nothing of HorizonRL.
 
 Standard input: {"endpoint": URL, "jobs": [{"env": ID, "task": "TextCraftTask", "url": URL, "numbers": [3],
-"max_rounds": 30}]}. Standard output, a line for each episode: {"env", "number", "seconds"} with {"conversation",
-"reward"} or {"error"}. The endpoint is told which episode it is by the model's name, ENV/NUMBER.
+"max_rounds": 30}]}. Standard output has one line per episode: {"env", "number", "seconds"} with {"conversation",
+"reward"} or {"error"}. The model's name, ENV/NUMBER, tells the endpoint which episode it is.
 """
 
 import contextlib

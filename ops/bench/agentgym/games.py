@@ -1,6 +1,4 @@
-"""Whole episodes for AgentGym's clients: what an expert replies, in the form that each of its prompts asks for, and
-what our environment answers.
-"""
+"""Whole episodes of our experts, with replies in the form that AgentGym's prompts ask for."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +17,7 @@ _CALL = re.compile(r"Action: (\w+) (\{.*\})")
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """An episode of an expert, as it was answered here."""
+    """One episode of an expert: its replies, and our environment's answers."""
 
     number: int
     first: str
@@ -45,7 +43,10 @@ def make(env_id: str) -> Environment:
 
 
 async def play(env_id: str, number: int) -> Game | None:
-    """Let the expert play the task of a number. None where it knows no way: AgentGym's rules are not always ours."""
+    """Let the expert play the task with this number; return None if it finds no way.
+
+    That happens where AgentGym's rules differ from the rules that our expert was written for.
+    """
     entrance = door(env_id)
     named = task_named(env_id, registry.tasks(env_id, entrance.options))(number)
     if named is None:
@@ -69,7 +70,7 @@ async def play(env_id: str, number: int) -> Game | None:
 
 
 async def answer(environment: Environment, dialect: Dialect, reply: str) -> Step:
-    """Return what the environment answers to what AgentGym's client sends of a reply."""
+    """Return the environment's answer to the part of a reply that AgentGym's client sends."""
     action = dialect.read(reply)
     if isinstance(action, Unreadable):
         return Step(action.reason, reward=0.0, terminated=False)
@@ -77,7 +78,7 @@ async def answer(environment: Environment, dialect: Dialect, reply: str) -> Step
 
 
 def reply_of(dialect: Dialect, action: str) -> str:
-    """Return an expert's action as a reply to AgentGym's prompt."""
+    """Return the reply to AgentGym's prompt that takes an expert's action."""
     return _FORMS.get(dialect.name, _react)(action)
 
 

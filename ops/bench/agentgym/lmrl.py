@@ -1,7 +1,7 @@
-"""Maze and Wordle in AgentGym's style against the games that its server plays: LMRL-Gym's, turn by turn.
+"""Our Maze and Wordle in AgentGym's style against LMRL-Gym's, which AgentGym's server plays, turn by turn.
 
-LMRL-Gym's learner (jax) is not needed: its imports are answered by empty modules. What AgentGym's server does to Wordle
-is done here too: it adds 1 to a reward that is not above 0, and says `invalid word` where LMRL-Gym says nothing.
+LMRL-Gym's learner (jax) is not needed: empty modules replace its imports. For Wordle, AgentGym's server adds 1 to every
+reward that is not above 0 and says `invalid word` where LMRL-Gym says nothing; the comparison does the same.
 """
 
 import sys
@@ -32,14 +32,14 @@ class LmrlComparison:
 
 
 async def compare(agentgym: Path, lmrl: Path) -> list[LmrlComparison]:
-    """Play both games on both sides; half of the moves are an expert's."""
+    """Play both games on both sides. An expert makes about half of the moves, the others are random."""
     _answer_imports()
     sys.path[:0] = [str(lmrl), str(agentgym / "agentenv-lmrlgym" / "agentenv_lmrlgym" / "maze")]
     return [await _maze(), await _wordle(lmrl)]
 
 
 def _answer_imports() -> None:
-    """Put modules in the place of what LMRL-Gym imports and its games do not use."""
+    """Install empty modules for the packages that LMRL-Gym imports but its games do not use."""
     names = ("termcolor", "IPython", "skimage", "skimage.draw", "LLM_RL", "LLM_RL.environment")
     modules = {name: ModuleType(name) for name in names}
     vars(modules["termcolor"])["colored"] = lambda text, colour: text

@@ -1,6 +1,7 @@
-"""AgentGym's own package plays on our servers: its Evaluator, its tasks, its clients and its agent, whole episodes.
+"""AgentGym's own package plays whole episodes on our servers, with its Evaluator, tasks, clients and agent.
 
-The agent asks an endpoint that knows an expert's replies. What its client reads must be what our environment answers.
+The agent's endpoint replies as our expert does. The texts that AgentGym's client reads must equal our environment's
+answers.
 """
 
 import asyncio
@@ -27,22 +28,22 @@ TASKS: Mapping[str, str] = {
     "maze": "MazeTask", "wordle": "WordleTask", "weather": "WeatherTask", "movie": "MovieTask",
     "academia": "AcademiaTask", "sheet": "SheetTask", "todo": "TodoTask",
 }  # fmt: skip
-"""AgentGym's task class for each environment of ours."""
+"""AgentGym's task class for each of our environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """What AgentGym's client made of one environment."""
+    """The result of AgentGym's client in one environment."""
 
     env: str
     agentgym: str
     episodes: int
     turns: int
     whole: int
-    """Episodes whose every text, reward and end is what our environment answers."""
+    """Episodes in which every text, the reward and the end equal our environment's answers."""
     solved: int
     seconds: float
-    """In AgentGym's package: clients, requests and agent."""
+    """Time in AgentGym's package: clients, requests and agent."""
     first_difference: str = ""
 
 
@@ -65,7 +66,7 @@ async def drive(agentgym: Path, python: str, env_ids: Sequence[str], episodes: i
 
 
 async def _games(env_id: str, episodes: int) -> list[Game]:
-    """Return games of the expert on test tasks, of those that it solves."""
+    """Return the expert's games on the first test tasks that it solves."""
     tasks = registry.tasks(env_id, door(env_id).options)
     numbers = numbers_of(env_id, tasks)
     games: list[Game] = []
@@ -94,7 +95,7 @@ def _compare(env_id: str, games: Sequence[Game], found: Sequence[Any]) -> Driven
 
 
 def _difference(env_id: str, game: Game, entry: Mapping[str, Any]) -> str:
-    """Return where an episode differs from ours; nothing where it does not."""
+    """Return the first difference between an episode and ours; an empty text if there is none."""
     if "error" in entry:
         return f"task {game.number}: {entry['error']}"
     dialect = door(env_id).dialect
@@ -104,7 +105,7 @@ def _difference(env_id: str, game: Game, entry: Mapping[str, Any]) -> str:
         total += step.reward
         expected += [reply, dialect.observed(step.observation)]
     if env_id == "wordle" or (env_id == "maze" and texts[0].endswith(f"\n{game.first}")):
-        expected[0] = texts[0]  # their clients put the rules before it, or in its place
+        expected[0] = texts[0]  # AgentGym's clients put the rules before the first observation, or in its place
     for turn, (there, here) in enumerate(zip(texts, expected, strict=False)):
         if there != here:
             return f"task {game.number}, text {turn}: {there[-200:]!r} and not {here[-200:]!r}"
@@ -128,7 +129,7 @@ async def _run_driver(agentgym: Path, python: str, job: Mapping[str, Any]) -> li
 
 @asynccontextmanager
 async def _server(env_ids: Sequence[str]) -> AsyncIterator[str]:
-    """Run `horizonrl envs serve` in a process of its own; yield its address."""
+    """Run `horizonrl envs serve` as a child process and yield its address."""
     command = (sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", *env_ids, "--port", "0")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -144,7 +145,7 @@ async def _server(env_ids: Sequence[str]) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _endpoint(games: Mapping[str, Sequence[Game]]) -> AsyncIterator[str]:
-    """Serve the expert's replies as chat completions; the model's name tells the episode."""
+    """Serve the expert's replies as chat completions. The model's name identifies the episode."""
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()

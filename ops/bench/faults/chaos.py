@@ -1,8 +1,8 @@
-"""`horizonrl bench chaos`: kill, stop, delay and repeat at random, then prove that nothing was lost or done twice.
+"""`horizonrl bench chaos`: kill, stop, delay and repeat at random, then check that nothing was lost or done twice.
 
-A real run of every role is disturbed by a seeded plan (`plan.py`, `storm.py`), finishes by itself, and is judged by
-what it left behind (`verdict.py`). The last witness is `horizonrl replay`: the same log, trained once more without any
-disturbance, has to give the same weights in every step.
+A seeded plan (`plan.py`, `storm.py`) disturbs a real run of every role. The run then finishes by itself and is judged
+by what it left behind (`verdict.py`). Last, `horizonrl replay` trains the same log once more without any disturbance
+and has to get the same weights in every step.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from horizonrl.ops.run.directory import read_lines
 from horizonrl.ops.run.logfiles import last_lines
 
 LAST_STEPS = 10
-"""RL steps that the run takes undisturbed, to its end."""
+"""RL steps at the end of the run, without disturbance."""
 FINISH_S = 300.0
 REPLAY_S = 1_800.0
 
@@ -39,7 +39,7 @@ REPLAY_S = 1_800.0
 def run(
     kills: int, seed: int, json_file: Path | None = None, directory: Path | None = None, overrides: Sequence[str] = ()
 ) -> int:
-    """Fire `kills` events at a run and return 0 when it came through; otherwise keep its files and say where."""
+    """Fire `kills` events at a run. Return 0 if it passes; otherwise print where its files are and return 1."""
     console = plain_console()
     with workplace("chaos", directory) as place:
         console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
@@ -92,9 +92,9 @@ async def _chaos(
 
 
 async def finish(whole: Cluster, settings: Sequence[str]) -> None:
-    """Let the run go LAST_STEPS further, undisturbed, until every role has ended by itself with code 0.
+    """Let the run take LAST_STEPS more steps undisturbed, until every role has ended by itself with code 0.
 
-    Raises RunFailed when it does not end, or when a role fails on the way.
+    Raises RunFailed if the run does not end in time, or if a role fails before.
     """
     step = whole.last_step
     await whole.until("a step after the last event", lambda: whole.last_step > step and whole.serving, FINISH_S)
@@ -107,18 +107,17 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
         whole.start(name, *settings, f"--rl.steps={rl_steps}")
     await whole.ended(*whole.roles, timeout_s=FINISH_S)
     if whole.crashes > crashes:
-        raise RunFailed(
-            f"{whole.crashes - crashes} roles failed in the undisturbed end; see {whole.directory / 'logs'}"
-        )
+        raise RunFailed(f"{whole.crashes - crashes} roles failed after the last event; see {whole.directory / 'logs'}")
 
 
 async def replayed(whole: Cluster) -> dict[str, Any]:
-    """Train the log once more with `horizonrl replay`; return its answer."""
+    """Train the log once more with `horizonrl replay` and return its report."""
     answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir)]
+    command += ["--from", "0", "--json", str(answer), f"--broker.url={whole.server.url}"]
     with log_file.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir), "--from", "0"),
-            *("--json", str(answer), f"--broker.url={whole.server.url}"),
+            *command,
             stdout=sink,
             stderr=sink,
             preexec_fn=bound(),

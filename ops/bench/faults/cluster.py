@@ -1,7 +1,7 @@
-"""A whole run on this machine as the processes of a cluster: a nats-server, a controller, a learner, scripted actors.
+"""A whole run on this machine, one process per role: a nats-server, a controller, a learner and two scripted actors.
 
-Place in the flow: what `bench chaos` disturbs and `bench soak` watches. Every role is started again whenever it ends,
-as an orchestrator would do it.
+Place in the flow: `bench chaos` disturbs this cluster and `bench soak` watches it. A role that ends is started again,
+as an orchestrator would do.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horizonrl.broker.nats.connect import connect
+from horizonrl.broker.api import Transport
+from horizonrl.broker.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
@@ -71,33 +71,34 @@ kv_cache_mib = 64
 ack_wait_s = 1.5
 """
 HORIZONS = range(2, 258)
-"""A stage boundary every few steps, and not at a checkpoint: many deaths roll the run back over one."""
+"""The horizon grows every `steps_per_stage` (7) steps, and a checkpoint comes every 2: many deaths of the learner roll
+the run back over the growth of a horizon."""
 CRASH_PAUSE_S = 0.5
 POLL_S = 0.1
 LEDGER_TAIL_BYTES = 1 << 16
-"""Holds the last line of any ledger here."""
+"""Enough to hold the last line of any ledger of this recipe."""
 
 
 @dataclass
 class RoleProcess:
-    """One role as a process, started again whenever it ends with an error or is told to end."""
+    """One role as a process. It is started again if it fails or if `end` has ended it."""
 
     name: str
     command: Sequence[str]
     log_file: Path
     restarts: int = 0
     crashes: list[int] = field(default_factory=list)
-    """Exit codes that nobody had asked for."""
+    """The exit codes of ends that `end` did not cause."""
     process: asyncio.subprocess.Process | None = None
     _running: asyncio.Event = field(default_factory=asyncio.Event)
     _dead_s: float | None = None
-    """How long to stay dead after the end that was asked for."""
+    """How long the role stays dead after a requested end; None if no end was requested."""
     _requested_code: int = 0
-    """The exit code of that end."""
+    """The exit code of the last requested end."""
     _log_start: int = 0
 
     async def run(self) -> None:
-        """Keep the process running; return when it has ended well by itself. Cancelling this kills the process."""
+        """Keep the process running; return when it ends by itself with code 0. Cancelling this kills the process."""
         try:
             while (code := await self.run_once()) != 0 or self._dead_s is not None:
                 if self._dead_s is None:
@@ -115,7 +116,10 @@ class RoleProcess:
         with self.log_file.open("ab") as sink:
             self._log_start = sink.tell()
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "horizonrl.ops.cli.main", *self.command),
+                sys.executable,
+                "-m",
+                "horizonrl.ops.cli.main",
+                *self.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -131,13 +135,13 @@ class RoleProcess:
 
     @property
     def serving(self) -> bool:
-        """Whether the present process has got so far as to answer signals."""
+        """Whether the present process has opened its service, from when on it handles signals."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             return self._running.is_set() and b"service_opened" in log.read()
 
     async def end(self, number: signal.Signals, dead_s: float) -> int:
-        """End the process by a signal; return its exit code once another one has been started, `dead_s` later."""
+        """End the process with a signal and start it again `dead_s` later; then return the exit code of the first."""
         await self._running.wait()
         self._dead_s = dead_s
         self._running.clear()
@@ -157,11 +161,11 @@ class Cluster:
     config: RunConfig
     recipe: Path
     url: str
-    """Where the roles find the broker."""
+    """The broker's address for the roles."""
     server: EmbeddedServer
     proxy: Proxy
-    transport: NatsTransport
-    """A connection of our own, past the proxy."""
+    transport: Transport
+    """The bench's own connection, which bypasses the proxy."""
     roles: dict[str, RoleProcess] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -170,7 +174,7 @@ class Cluster:
         return [role for name, role in self.roles.items() if name.startswith("actor")]
 
     def start(self, name: str, *overrides: str) -> None:
-        """Start a role, `learner` or `actor-1`, and keep it running."""
+        """Start a role, such as `learner` or `actor-1`, and keep it running."""
         command = [name.partition("-")[0], str(self.recipe), f"--broker.url={self.url}", *overrides]
         role = RoleProcess(name, command, self.directory / "logs" / f"{name}.log")
         if name in self.roles:
@@ -179,7 +183,7 @@ class Cluster:
         self._tasks[name] = asyncio.create_task(role.run())
 
     async def ended(self, *names: str, timeout_s: float) -> None:
-        """Wait until roles have ended with code 0. Raises RunFailed when they have not in time."""
+        """Wait until the roles have ended with code 0. Raises RunFailed if they do not in time."""
         done, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
         for task in done:
             task.result()
@@ -191,12 +195,12 @@ class Cluster:
             )
 
     async def until(self, what: str, holds: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for something that has no event. Raises RunFailed when it does not come in time."""
+        """Wait for a condition that has no event. Raises RunFailed if it does not come true in time."""
         if not await self.within(timeout_s, holds):
             raise RunFailed(f"{what} did not happen within {timeout_s} s; see {self.directory / 'logs'}")
 
     async def within(self, timeout_s: float, holds: Callable[[], bool]) -> bool:
-        """Return whether something came true in time. Raises RunFailed when a role ends meanwhile."""
+        """Return whether a condition came true in time. Raises RunFailed if a role ends meanwhile."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             self.check()
@@ -206,7 +210,7 @@ class Cluster:
         return True
 
     def check(self) -> None:
-        """Raise RunFailed when a role has ended: while the run lasts, none should."""
+        """Raise RunFailed if a role has ended. None should while the run lasts."""
         for name, task in self._tasks.items():
             if task.done():
                 task.result()
@@ -214,14 +218,14 @@ class Cluster:
 
     @property
     def last_step(self) -> int:
-        """The run's last step by its ledger."""
+        """The last step in the run's ledger."""
         return _last_step(self.config.run_dir)
 
     @property
     def furthest_step(self) -> int:
-        """The last step of any learner, those included that spoke for the run from a copy of its directory.
+        """The last step of any learner, including those that ran on a copy of the run directory.
 
-        Tickets were issued up to there. A run that ended before would leave them without an end.
+        Tickets were issued up to that step. A run that ended earlier would leave some of them without an end.
         """
         copies = self.directory.glob(f"second-*/{self.config.run.name}")
         return max(map(_last_step, [self.config.run_dir, *copies]))
@@ -239,7 +243,7 @@ class Cluster:
         return sum(len(role.crashes) for role in self.roles.values())
 
     async def close(self) -> None:
-        """End every process, the stopped ones too."""
+        """End every process, including those that a SIGSTOP has stopped."""
         for role in self.roles.values():
             role.signal(signal.SIGCONT)
         for task in self._tasks.values():
@@ -249,9 +253,9 @@ class Cluster:
 
 @contextlib.contextmanager
 def workplace(name: str, directory: Path | None) -> Iterator[Path]:
-    """Hold a new directory, a temporary one by default, in which this process logs too.
+    """Make the bench's directory, by default a temporary one, and log to it.
 
-    Raises ConfigError for a directory with something in it: the run there would be resumed.
+    Raises ConfigError if the directory is not empty, since a run in it would be resumed.
     """
     place = (directory or Path(tempfile.mkdtemp(prefix=f"horizonrl-{name}-"))).resolve()
     if place.exists() and any(place.iterdir()):
@@ -263,10 +267,11 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
 
 
 async def _make_model(directory: Path) -> None:
-    """Make the tiny model in a process of its own: this one stays without torch."""
+    """Make the tiny model in a child process, so that this process does not import torch."""
+    command = [sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")]
     with (directory / "logs" / "model.log").open("wb") as sink:
         maker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")),
+            *command,
             stdout=sink,
             stderr=sink,
             preexec_fn=bound(),
@@ -279,7 +284,7 @@ async def _make_model(directory: Path) -> None:
 async def cluster(
     name: str, directory: Path, seed: int, overrides: Sequence[str], through_proxy: bool = True
 ) -> AsyncIterator[Cluster]:
-    """Make the model and the recipe in `directory`, start everything, and end everything after the body."""
+    """Make the model and the recipe in `directory`, start every process, and end them all after the body."""
     await _make_model(directory)
     recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
@@ -299,7 +304,7 @@ async def cluster(
 
 
 def _last_step(run_dir: Path) -> int:
-    """Return the step of a ledger's last line; read from the file's end, for it is asked ten times a second."""
+    """Return the step of the ledger's last line. It reads only the file's end, because it is polled every POLL_S."""
     path = run_dir / "ledger.jsonl"
     if not path.exists():
         return 0

@@ -1,8 +1,8 @@
-"""`horizonrl bench fuzz`: payloads that no writer would write, through the decoder and the collector behind it.
+"""`horizonrl bench fuzz`: sends malformed payloads through the decoder and the collector behind it.
 
-A payload is one mutation of a valid record's bytes. It may come out as a valid record or as a RecordError, in bounded
-memory; what decodes to a group or a void is then settled by a collector and laid out as a batch. The same seed makes
-the same payloads.
+A payload is one mutation of a valid record's bytes. It must decode to a valid record or raise a RecordError, in bounded
+memory. A payload that decodes to a group or a void is then settled by a collector and laid out as a batch. The same
+seed makes the same payloads.
 """
 
 import json
@@ -27,27 +27,29 @@ from rich.table import Table
 from horizonrl.broker.codec import TYPES, decode, encode
 from horizonrl.broker.groups import Entry
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
-from horizonrl.common.types import (
-    DropReason,
+from horizonrl.common.state import (
     EnvironmentSettings,
-    Episode,
-    Group,
     HorizonGrowth,
     HorizonState,
-    Kind,
     Outcomes,
-    Phase,
     Progress,
+    RunSettings,
+    WeightsManifest,
+)
+from horizonrl.common.types import (
+    DropReason,
+    Episode,
+    Group,
+    Kind,
+    Phase,
     Provenance,
     Record,
-    RunSettings,
     StopReason,
     Task,
     Ticket,
     Turn,
     VersionSpan,
     Void,
-    WeightsManifest,
 )
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
@@ -55,50 +57,50 @@ from horizonrl.ops.cli.terminal import plain_console
 
 OUTCOMES = ("decoded", *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)), "other")
 SAMPLE_EVERY = 100
-"""Payloads between two whose memory is traced: tracing makes a decoding five times slower."""
+"""Memory is traced for one payload in this many, because tracing makes decoding five times slower."""
 MAX_PEAK_BYTES = 32 << 20
-"""Most memory for one payload of at most MAX_PAYLOAD_BYTES; a million took 5 MB at most."""
+"""Memory limit for one payload of at most MAX_PAYLOAD_BYTES. Of a million payloads none took more than 5 MB."""
 MAX_GROWN_BYTES = 128 << 20
-"""Most that the process may grow by, whatever the number of payloads: 19 MB after a million."""
+"""Limit on the growth of the process, whatever the number of payloads. A million payloads took 19 MB."""
 MAX_PAYLOAD_BYTES = 1 << 18
 MAX_KEPT = 20
-"""Failures whose payload is kept."""
+"""Number of failures whose payload is kept."""
 RULES = Rules(max_staleness=2, vocabulary=1 << 16, max_context_tokens=4096)
 HEADERS = [header + b"\xff" * width for header, width in {b"\xdc": 2, b"\xdd": 4, b"\xde": 2, b"\xdf": 4}.items()]
 HEADERS += [header + b"\xff" * width for header, width in {b"\xc5": 2, b"\xc6": 4, b"\xda": 2, b"\xdb": 4}.items()]
 HEADERS += [header + b"\x00\x0f\xff\xff" for header in (b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")]
-"""Arrays, maps, binaries, texts and extensions that claim far more than there is."""
+"""Headers of arrays, maps, binaries, texts and extensions that claim far more bytes than follow."""
 ODD: Sequence[Any] = (
-    *(None, True, False, 0, -1, 1, 1 << 31, 1 << 53, (1 << 64) - 1, -(1 << 63)),
-    *(0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf")),
-    *("", "1", "-1", "nan", "1e400", "9" * 5000, "\x00", "a.b", "→" * 300, "x" * 3000, "train", "group"),
-    *(b"", b"\x00", b"abc", b"\xff" * 8, struct.pack("<2f", -1e38, float("-inf")), struct.pack("<3i", 1, -2, 3)),
-    *([], {}, [[]], [{}], {"": ""}, [0] * 4096, [None] * 1025, {str(number): number for number in range(300)}),
-    *(msgpack.Timestamp(1, 1), msgpack.ExtType(5, b"x")),
-)
-"""What takes the place of a value: every type, the ends of every range, and things that look like other things."""
+    None, True, False, 0, -1, 1, 1 << 31, 1 << 53, (1 << 64) - 1, -(1 << 63),
+    0.0, -0.0, 1.5, 1e308, -1e308, 5e-324, float("nan"), float("inf"), float("-inf"),
+    "", "1", "-1", "nan", "1e400", "9" * 5000, "\x00", "a.b", "→" * 300, "x" * 3000, "train", "group",
+    b"", b"\x00", b"abc", b"\xff" * 8, struct.pack("<2f", -1e38, float("-inf")), struct.pack("<3i", 1, -2, 3),
+    [], {}, [[]], [{}], {"": ""}, [0] * 4096, [None] * 1025, {str(number): number for number in range(300)},
+    msgpack.Timestamp(1, 1), msgpack.ExtType(5, b"x"),
+)  # fmt: skip
+"""Replacements for a value: every type, the ends of every range, and values that look like another type."""
 PACKABLE = [struct.pack("<i", number) for number in (0, 1, 65_535, (1 << 31) - 1, -1)]
 PACKABLE += [struct.pack("<f", number) for number in (-0.1, -3.4e38, 0.0, -1e-45)]
 
 Mutation = Callable[[random.Random, bytes, bytes], bytes]
-"""From a valid record's bytes, and another's, to a payload."""
+"""Makes a payload from the bytes of a valid record and those of another one."""
 
 
 @dataclass
 class Report:
-    """What became of the payloads. `failed`: the mutation, the error and the hex of the first few that broke a rule."""
+    """What became of the payloads. `failed` has the mutation, error and hex of the first MAX_KEPT that broke a rule."""
 
     payloads: int
     seed: int
     outcomes: Counter[str] = field(default_factory=Counter)
     settled: Counter[str] = field(default_factory=Counter)
-    """How the collector took the groups and voids that decoded."""
+    """How the collector settled the groups and voids that decoded."""
     failed: list[tuple[str, str, str]] = field(default_factory=list)
     seconds: float = 0.0
     peak_bytes: int = 0
-    """Most memory that one of the sampled payloads took."""
+    """The most memory that one of the sampled payloads took."""
     grown_bytes: int = 0
-    """How much the process grew."""
+    """Growth of the process."""
 
     @property
     def holds(self) -> bool:
@@ -106,7 +108,7 @@ class Report:
 
 
 def run(payloads: int, seed: int, json_file: Path | None) -> int:
-    """Fuzz, print the report, and return 1 when anything else than a record or a RecordError came out."""
+    """Fuzz and print the report. Return 1 if anything but a record or a RecordError came out, or memory ran over."""
     report = fuzz(payloads, seed)
     plain_console().print(_table(report))
     for mutation, error, payload in report.failed:
@@ -117,12 +119,12 @@ def run(payloads: int, seed: int, json_file: Path | None) -> int:
 
 
 def fuzz(payloads: int, seed: int) -> Report:
-    """Send `payloads` mutated records through the decoder, each for its own type and for another."""
+    """Send `payloads` mutated records through the decoder, each as its own type and as another one."""
     report, chance = Report(payloads, seed), random.Random(seed)
     valid = [(type(record), encode(record)) for record in records()]
     started, before = time.perf_counter(), _resident_bytes()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # NumPy warns of a number that does not fit: here it must not come to that
+        warnings.simplefilter("error")  # NumPy only warns about a number that overflows; here that is a failure
         for index in range(payloads):
             (own, data), (_, other) = chance.choice(valid), chance.choice(valid)
             mutation = chance.choice(list(MUTATIONS))
@@ -147,16 +149,16 @@ def _traced(report: Report) -> Iterator[None]:
 
 
 def _attempt(payload: bytes, record_type: type[Record], report: Report) -> str | None:
-    """Decode a payload and use what comes out; count how that ended and return what is wrong with it."""
+    """Decode a payload and settle the record. Count the outcome and return what is wrong, or None."""
     try:
         record = decode(payload, record_type)
         if decode(encode(record), record_type) != record:
-            raise ValueError("the record is another one once encoded and decoded")
+            raise ValueError("the record changes when it is encoded and decoded again")
         if isinstance(record, Group | Void):
             report.settled.update(_settle(record))
     except RecordError as error:
         report.outcomes[type(error).__name__] += 1
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception as error:  # noqa: BLE001 - any other exception is the finding
         report.outcomes["other"] += 1
         return f"{type(error).__name__}: {error!s:.200}"
     else:
@@ -165,20 +167,20 @@ def _attempt(payload: bytes, record_type: type[Record], report: Report) -> str |
 
 
 def _settle(record: Group | Void) -> Iterator[str]:
-    """Let a collector settle a record twice, in each phase; yield how. What it admits must be a finite batch."""
+    """Let a collector settle a record twice in each phase; yield the outcomes. An admitted batch must be finite."""
     for phase in Phase:
-        collector, standing = Collector(RULES, TicketAccounts()), LearnerPosition(version=3, phase=phase)
+        collector, position = Collector(RULES, TicketAccounts()), LearnerPosition(version=3, phase=phase)
         for sequence in (1, 2):
-            collector.consume(Entry(sequence, record), standing)
-        for trace in collector.batch(standing.version).traces:
+            collector.consume(Entry(sequence, record), position)
+        for trace in collector.batch(position.version).traces:
             if not all(map(_finite, (trace.logprobs_L, trace.rewards_L))):
                 raise ValueError("the batch is not finite")
-        draft = collector.commit()
-        if draft.repeats != 1:
-            raise ValueError(f"{draft.repeats} repeats of a record that was consumed twice")
-        yield from (drop.reason.value for drop in draft.dropped)
-        yield from ("void" for _ in draft.voids)
-        yield from ("trained" for _ in draft.admitted)
+        pending = collector.commit()
+        if pending.repeats != 1:
+            raise ValueError(f"{pending.repeats} repeats of a record that was consumed twice")
+        yield from (drop.reason.value for drop in pending.dropped)
+        yield from ("void" for _ in pending.voids)
+        yield from ("trained" for _ in pending.admitted)
 
 
 def _finite(numbers: Any) -> bool:
@@ -186,12 +188,12 @@ def _finite(numbers: Any) -> bool:
 
 
 def _resident_bytes() -> int:
-    """Return the most memory that this process has had."""
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def records() -> list[Record]:
-    """Return a few valid records of every type that travels."""
+    """Return a few valid records of every type that is sent between processes."""
     turn = Turn(
         output_ids=(5, 6, 7),
         logprobs=(-0.5, 0.0, -2.0),
@@ -236,7 +238,7 @@ def records() -> list[Record]:
 
 
 def _flip(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Turn up to eight bits over."""
+    """Flip up to eight bits."""
     damaged = bytearray(data)
     for _ in range(chance.randint(1, 8)):
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
@@ -244,7 +246,7 @@ def _flip(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _splice(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Go on with another record's bytes."""
+    """Continue with another record's bytes."""
     return data[: chance.randrange(len(data))] + other[chance.randrange(len(other)) :]
 
 
@@ -253,19 +255,19 @@ def _truncate(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _repeat(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Write some bytes twice or more often."""
+    """Repeat some bytes."""
     first, last = sorted(chance.randrange(len(data) + 1) for _ in range(2))
     return data[:last] + data[first:last] * chance.choice((1, 2, 50)) + data[last:]
 
 
 def _inflate(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Claim a huge length, in the place of some bytes or before them."""
+    """Insert a header that claims a huge length, before some bytes or over them."""
     place, header = chance.randrange(len(data)), chance.choice(HEADERS)
     return data[:place] + header * chance.choice((1, 1, 1, 100)) + data[place + chance.choice((0, 1, len(header))) :]
 
 
 def _nest(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Put a value that is deeper than anything needs, or the whole record, into nested arrays or maps."""
+    """Nest a value or the whole record in arrays or maps, deeper than any valid record."""
     depth, opening = chance.choice((2, 30, 500, 1100, 30_000)), chance.choice((b"\x91", b"\x81\xa1a", b"\x81\x91"))
     place = chance.choice((0, chance.randrange(len(data))))
     return data[:place] + opening * depth + data[place:]
@@ -280,16 +282,16 @@ def _schema(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _retype(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Put something odd in the place of a value or two."""
+    """Replace one or two values by odd ones."""
     record = msgpack.unpackb(data)
     for _ in range(chance.randint(1, 2)):
         holder, key = chance.choice(list(_places(record)))
-        holder[key] = deepcopy(chance.choice(ODD))  # it may itself be changed next
+        holder[key] = deepcopy(chance.choice(ODD))  # a copy, because the next round may change it
     return _packed(record)
 
 
 def _nudge(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Change numbers only: most of what comes out is a valid record that says something else."""
+    """Change numbers only. Most results are valid records with another content."""
     record = msgpack.unpackb(data)
     for _ in range(chance.randint(1, 3)):
         holder, key = chance.choice(list(_places(record["body"])))
@@ -302,7 +304,7 @@ def _nudge(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _unknown(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Add fields that no version knows, or leave one out."""
+    """Add an unknown field; half the time, also remove a field."""
     record = msgpack.unpackb(data)
     holders = [record, *(holder for holder, _ in _places(record) if isinstance(holder, dict))]
     holder = chance.choice(holders)
@@ -313,7 +315,7 @@ def _unknown(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _crowd(chance: random.Random, data: bytes, other: bytes) -> bytes:
-    """Fill an array or a map with as many wrong values as the wire allows: each may become an error message."""
+    """Fill an array or a map with as many wrong values as the wire allows, since each may become an error message."""
     record = msgpack.unpackb(data)
     holder, key = chance.choice([place for place in _places(record) if isinstance(place[0][place[1]], list | dict)])
     wrong, many = chance.choice(((None, 4096), ([None] * 200, 200), ({"turns": [None] * 1024}, 256), ({}, 4096)))
@@ -322,7 +324,7 @@ def _crowd(chance: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every place of a structure as its holder and the key or index."""
+    """Yield every place in a nested structure as (container, key or index)."""
     for key in list(value) if isinstance(value, dict) else range(len(value)):
         yield value, key
         if isinstance(value[key], dict | list):

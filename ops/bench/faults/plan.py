@@ -1,6 +1,6 @@
-"""The plan of a chaos run: what happens to whom, in which order, as a pure function of `(events, seed)`.
+"""The plan of a chaos run: what happens to which target in which order, a pure function of `(events, seed)`.
 
-When an event happens depends on the machine; the plan holds the pauses, not the times.
+The plan holds pauses, not times: when an event happens depends on the machine.
 """
 
 import random
@@ -11,26 +11,26 @@ from enum import StrEnum
 
 class Fault(StrEnum):
     KILL = "kill"
-    """SIGKILL; started again after `length_s`."""
+    """SIGKILL; the role starts again after `length_s`."""
     TERMINATE = "terminate"
-    """SIGTERM; started again after `length_s`."""
+    """SIGTERM; the role starts again after `length_s`."""
     STOP = "stop"
-    """SIGSTOP, and SIGCONT after `length_s`: a process that was away and comes back with old leases and beliefs."""
+    """SIGSTOP, and SIGCONT after `length_s`: the process comes back with expired leases and outdated state."""
     DELAY = "delay"
-    """Every byte between the roles and the broker is late for `length_s`."""
+    """For `length_s`, every byte between the roles and the broker is late."""
     BREAK = "break"
     """Every connection to the broker breaks."""
     REPEAT_GROUP = "repeat_group"
-    """A message of the group log is stored again under another message id."""
+    """A message of the group log is published again under another message id."""
     REPEAT_TICKET = "repeat_ticket"
     FULL_LOG = "full_log"
-    """The group log has room for a few groups only for `length_s`."""
+    """For `length_s`, the group log has room for only a few groups."""
     FULL_DISK = "full_disk"
-    """The broker can write nothing for `length_s`; once it says so and there is room, it is started again."""
+    """For `length_s`, the broker can write nothing. Once it has complained and there is room, it is started again."""
     FENCE = "fence"
-    """Somebody else speaks for the run; the learner that he replaces is started again."""
+    """Another process writes `progress`, so the learner gives up and is started again."""
     TWO_LEARNERS = "two_learners"
-    """A second learner begins on a copy of the run directory, and is itself replaced by the first, started again."""
+    """A second learner starts on a copy of the run directory, and one of the two gives up. Then the second dies."""
 
 
 class Target(StrEnum):
@@ -56,15 +56,15 @@ DISTURBANCES = (
 DEADLY = (Fault.KILL, Fault.TERMINATE, Fault.FENCE, Fault.TWO_LEARNERS)
 """Events that end a learner."""
 ROLE_SHARE = 6
-"""Each role gets at least one event in so many: kills, and one stop and one SIGTERM."""
+"""At least one event in this many hits each role: kills, one stop and one SIGTERM."""
 PAUSE_S = 2.0
 """Longest pause before an event."""
 STOP_S = (0.3, 6.0)
-"""Up to four times the lease of the chaos recipe, so that some leases are lost and some are kept."""
+"""From 0.2 to 4 times the lease of the chaos recipe (`ack_wait_s` 1.5), so that some leases expire and some do not."""
 LASTING = (Fault.STOP, Fault.FULL_LOG, Fault.FULL_DISK)
 RESTART_S = 2.0
 IMPATIENT_SHARE = 0.2
-"""How many of the learner's deaths may come before it has made progress: it then dies while it resumes."""
+"""Share of events that do not wait for progress, so that a learner also dies while it resumes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,20 @@ class Event:
     fault: Fault
     target: Target
     pause_s: float
-    """Between the event before it and this one."""
+    """Pause between the previous event and this one."""
     length_s: float
-    """How long the fault lasts; for what ends a role, how long it stays dead."""
+    """How long the fault lasts. If the fault ends a role: how long the role stays dead."""
     impatient: bool = False
-    """Does not wait for the run to have made progress since the learner's last death."""
+    """If true, the event does not wait for progress since the learner's last death."""
     choice: float = 0.0
-    """Which of several (actors, messages), from 0 to 1."""
+    """Chooses one of several actors or messages; from 0 to 1."""
 
 
 def make_plan(events: int, seed: int) -> tuple[Event, ...]:
-    """Return so many events in random order, of which at least a sixth hit each of the four roles.
+    """Return `events` events in random order, of which at least a sixth hit each of the four roles.
 
-    Each role is killed `events // 6 - 1` times, at least once, and while there is room ended once and stopped once;
-    then come the disturbances, and the rest is drawn from everything.
+    Each role is killed `events // 6 - 1` times, but at least once; if there is room, it is also terminated once and
+    stopped once. The disturbances fill the next places, and the rest is drawn from all kinds.
     """
     draw = random.Random(f"chaos/{seed}")
     once = [(fault, role) for fault in (Fault.KILL, Fault.TERMINATE, Fault.STOP) for role in ROLES]

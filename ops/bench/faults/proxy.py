@@ -1,4 +1,4 @@
-"""A TCP proxy between the roles and their broker: it can hold bytes back and break every connection."""
+"""A TCP proxy between the roles and their broker. It can delay bytes and break every connection."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ CHUNK_BYTES = 1 << 16
 
 
 class Proxy:
-    """`async with Proxy(broker_port) as proxy: proxy.url`; a broker that is down is a connection that ends at once."""
+    """Use as `async with Proxy(broker_port) as proxy: proxy.url`. If the broker is down, connections end at once."""
 
     def __init__(self, broker_port: int, host: str = "127.0.0.1") -> None:
         self.delay_s = 0.0
-        """How late each chunk of at most CHUNK_BYTES arrives; the next one waits behind it."""
+        """Delay of each chunk of at most CHUNK_BYTES. The next chunk waits behind it."""
         self._host, self._broker_port = host, broker_port
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
@@ -24,7 +24,7 @@ class Proxy:
         return f"nats://{self._host}:{self._server.sockets[0].getsockname()[1]}"
 
     def break_connections(self) -> int:
-        """Reset every connection, as a network that fails; return how many there were."""
+        """Reset every connection, as a failing network would; return how many there were."""
         broken = len(self._open) // 2
         for writer in self._open:
             writer.transport.abort()

@@ -1,7 +1,7 @@
-"""`horizonrl bench soak`: a run at full speed and undisturbed, to see what grows.
+"""`horizonrl bench soak`: an undisturbed run at full speed, to find out what grows.
 
-The same processes as in the chaos suite, for as long as you like; every SAMPLE_S the memory, descriptors and threads of
-each, the streams of the broker and the files of the run. What levels off is fine; a slope is a leak or a bill.
+It runs the processes of the chaos suite for as long as you like. Every SAMPLE_S it samples the memory, descriptors and
+threads of each process, the broker's streams and the run's files.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from rich.table import Table
 
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
-from horizonrl.common.types import Progress
+from horizonrl.common.state import Progress
 from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
 from horizonrl.ops.cli.terminal import plain_console
 
@@ -32,9 +32,9 @@ SAMPLE_S = 10.0
 START_S = 180.0
 STOP_S = 120.0
 CHECKPOINT_EVERY = 50
-"""Steps: at four steps a second a checkpoint every 12 s, so that the run is not all checkpoints."""
+"""Steps per checkpoint. At about four steps per second that is one every 12 s, so checkpoints do not dominate."""
 PARTS = ("episodes", "checkpoints", "weights", "metrics.jsonl", "ledger.jsonl")
-"""Of the run directory."""
+"""The parts of the run directory whose size is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Sample:
     at_s: float
     step: int
     groups: int
-    """Settled, of all kinds."""
+    """Settled tickets of all kinds."""
     rss_mb: dict[str, float]
     descriptors: dict[str, int]
     threads: dict[str, int]
@@ -58,7 +58,7 @@ def run(
     directory: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Let a run go on for `minutes`; return 0 when every role was still there and then ended with code 0."""
+    """Run for `minutes`. Return 0 if no role crashed and every role ended with code 0."""
     console = plain_console()
     with workplace("soak", directory) as place:
         console.print(f"soak: {minutes:g} minutes in {place}", soft_wrap=True)
@@ -116,7 +116,7 @@ async def _sample(whole: Cluster, at_s: float) -> Sample:
 
 
 def _processes(whole: Cluster) -> dict[str, psutil.Process]:
-    """Return the processes that run just now; one that has crashed is missing until it is started again."""
+    """Return the running processes. One that has crashed is missing until it is started again."""
     pids = {name: role.process.pid for name, role in whole.roles.items() if role.process is not None}
     found: dict[str, psutil.Process] = {}
     for name, pid in {**pids, "broker": whole.server.pid}.items():
@@ -126,7 +126,7 @@ def _processes(whole: Cluster) -> dict[str, psutil.Process]:
 
 
 def _bytes_of(place: Path) -> int:
-    """Return the bytes of a file, or of all files in a directory; those that go meanwhile count nothing."""
+    """Return the size of a file, or of all files in a directory. Files that disappear meanwhile count as 0."""
     total = 0
     for path in [place, *place.rglob("*")]:
         with suppress(FileNotFoundError):
@@ -140,7 +140,7 @@ def _progress_line(sample: Sample) -> str:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return speeds, and per process, stream and file the last value, the largest and the slope of the second half."""
+    """Return speeds and, per process, stream and file, the first, last and largest value and the slope per hour."""
     first, last = samples[0], samples[-1]
     seconds = max(last.at_s - first.at_s, SAMPLE_S)
     facts: dict[str, Any] = {
@@ -165,7 +165,10 @@ def _figures(points: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def per_hour(points: Sequence[tuple[float, float]]) -> float:
-    """Return the least-squares slope of the second half of `(seconds, value)` points, per hour."""
+    """Return the least-squares slope, per hour, of the second half of the `(seconds, value)` points.
+
+    The first half is left out because caches and buffers fill in it.
+    """
     times, values = np.array(points[len(points) // 2 :]).T
     return 3600 * float(np.polyfit(times, values, 1)[0]) if len(times) > 1 else 0.0
 

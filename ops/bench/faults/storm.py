@@ -1,6 +1,6 @@
-"""The storm: fires a plan's events at a cluster, and keeps account of what it did.
+"""The storm: fires the events of a plan at a cluster and records what it did.
 
-Events on one victim follow one another; events on different victims overlap.
+Events on the same victim happen one after another; events on different victims overlap.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.broker.api import Key, Message, Stream
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LogGap, RunFailed
 from horizonrl.learner.records.checkpoint import CheckpointStore
@@ -26,22 +26,22 @@ from horizonrl.ops.bench.faults.plan import DEADLY, PAUSE_S, ROLES, Event, Fault
 
 START_S = 180.0
 PROGRESS_S = 60.0
-"""After so long without progress the learner is killed all the same: one death must not wait for the last for ever."""
+"""After this long without progress the learner is killed anyway, so that no death waits for progress for ever."""
 MAX_DELAY_S = 0.3
 FETCH_S = 5.0
 LOG_ROOM_BYTES = 8 << 10
-"""What a full group log still takes: a few groups, which may come while its limit is lowered."""
+"""Room left in a full group log: a few groups may arrive while its limit is lowered."""
 AILS_S = 60.0
 FENCED_S = 120.0
 FENCED_CODE = 2
-"""Of a learner that another one has replaced: nobody should start it again, but a chaos run does."""
+"""The exit code of a learner that another one has replaced. Nobody should start it again, but a chaos run does."""
 
 
 class Storm:
     def __init__(self, whole: Cluster, plan: Sequence[Event], say: Callable[[str], None]) -> None:
         self.fired: list[Event] = []
         self.findings: list[str] = []
-        """What did not end as it should have."""
+        """Events that did not end as they should have."""
         self.starved = 0
         """How often the learner was killed although the run had made no progress since its last death."""
         self._whole = whole
@@ -49,11 +49,11 @@ class Storm:
         self._say = say
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._deadly_step = 0
-        """How far the run had come when the learner was last killed."""
+        """The run's last step when the learner was last killed."""
         self._started = time.monotonic()
 
     async def rage(self) -> None:
-        """Fire every event. Raises RunFailed when the run does not start, or when a role ends by itself."""
+        """Fire every event. Raises RunFailed if the run does not start, or if a role ends by itself."""
         await self._whole.until("the first RL step", lambda: self._whole.rl_step > 0, START_S)
         async with asyncio.TaskGroup() as group:
             for event in self._plan:
@@ -64,7 +64,7 @@ class Storm:
                 group.create_task(self._fire(event, victim))
 
     def counts(self) -> dict[str, Any]:
-        """Return how many events there were, in all, by role and by fault."""
+        """Return the number of events: in total, by role and by fault."""
         roles = {role.value: sum(event.target is role for event in self.fired) for role in ROLES}
         sigkills = Counter(event.target.value for event in self.fired if event.fault is Fault.KILL)
         return {
@@ -76,7 +76,7 @@ class Storm:
         }
 
     def _victim(self, event: Event) -> str:
-        """Return whose turn it is: one of the actors, or the target itself."""
+        """Return the name of the victim: one of the actors, or the target itself."""
         if event.target is not Target.ACTOR:
             return event.target.value
         return self._whole.actors[int(event.choice * len(self._whole.actors))].name
@@ -91,9 +91,9 @@ class Storm:
             self._busy[victim].release()
 
     async def _progress(self, event: Event) -> None:
-        """Wait until the run has come further than where the learner last died, and some random time more.
+        """Wait until the run has passed the step at which the learner last died, and then for a random time.
 
-        An impatient event does not: it hits a learner that is still resuming.
+        An impatient event does not wait, so it hits a learner that is still resuming.
         """
         if not event.impatient:
             further = await self._whole.within(PROGRESS_S, lambda: self._whole.last_step > self._deadly_step)
@@ -116,7 +116,7 @@ class Storm:
             await self._whole.server.start()
         else:
             code = await self._whole.roles[victim].end(signal.SIGTERM, event.length_s)
-            self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # the latter while it starts
+            self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # -15 if it was still starting
 
     async def _stop(self, event: Event, victim: str) -> None:
         def send(number: signal.Signals) -> None:
@@ -144,7 +144,10 @@ class Storm:
         await self._repeat(Stream.TICKETS, event.choice)
 
     async def _fill_log(self, event: Event, _: str) -> None:
-        """Lower the limit of the group log to what it holds and a little more; a controller that starts lifts it."""
+        """Lower the limit of the group log to its present size plus LOG_ROOM_BYTES, and raise it again later.
+
+        A controller that starts meanwhile raises it too.
+        """
         config = self._whole.config
         before = await self._whole.transport.extent(Stream.GROUPS)
         limit = before.stored_bytes + LOG_ROOM_BYTES
@@ -160,7 +163,7 @@ class Storm:
         server = self._whole.server
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         async with _within(AILS_S, "a write of the broker to its full disk"):
-            while await server.complaint() is None:  # noqa: ASYNC110 - it tells nobody by itself
+            while await server.complaint() is None:  # noqa: ASYNC110 - the server sends no event, so it is polled
                 await asyncio.sleep(POLL_S)
         await asyncio.sleep(event.length_s)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -169,11 +172,11 @@ class Storm:
         await server.start()
 
     async def _fence(self, event: Event, _: str) -> None:
-        """Say again what the learner said last: to the learner it is somebody else who speaks."""
+        """Write the learner's last `progress` again. To the learner it looks as if another process wrote it."""
         learner, transport = self._whole.roles["learner"], self._whole.transport
         restarts = learner.restarts
         async with _within(FENCED_S, "the end of a learner that was fenced"):
-            while learner.restarts == restarts:  # a learner that is only starting has not spoken yet
+            while learner.restarts == restarts:  # a learner that is still starting has not written progress yet
                 if (progress := await transport.get(Key.PROGRESS)) is not None:
                     await transport.put(Key.PROGRESS, progress)
                 await asyncio.sleep(1.0)
@@ -182,8 +185,8 @@ class Storm:
     async def _two_learners(self, event: Event, _: str) -> None:
         """Start a second learner on a copy of the run directory, as on another machine; one of the two has to end.
 
-        Which one is a race: it is the one that finds that the other has spoken since. Then the second one is killed,
-        and the run goes on from its own directory.
+        It is a race: the one that finds that the other has written `progress` since ends. Then the second learner is
+        killed, and the run goes on from its own directory.
         """
         learner, root = self._whole.roles["learner"], self._whole.directory / f"second-{len(self.fired)}"
         restarts = learner.restarts
@@ -202,7 +205,7 @@ class Storm:
             await ended
 
     async def _repeat(self, stream: Stream, choice: float) -> None:
-        """Store a message again that the stream holds, past the server's memory of message ids."""
+        """Publish a stored message again under a new id, so that the server does not recognise the repeat."""
         message: Message | None = None
         while message is None:
             extent = await self._whole.transport.extent(stream)
@@ -211,7 +214,7 @@ class Storm:
         await self._whole.transport.publish(message.subject, message.data, message_id=f"repeat-{time.time_ns()}")
 
     async def _read(self, stream: Stream, sequence: int) -> Message | None:
-        """Return the message at a sequence or the next one; None when it was purged just now."""
+        """Return the message at a sequence, or the next one; None if it has just been purged."""
         reader = await self._whole.transport.reader(stream, sequence - 1)
         try:
             messages = await reader.fetch(1, FETCH_S)
@@ -263,7 +266,7 @@ async def _within(limit_s: float, what: str) -> AsyncIterator[None]:
 
 
 def copy_run(run_dir: Path, copy: Path) -> None:
-    """Copy the journal and the newest checkpoint: what a learner on another machine would begin with."""
+    """Copy the journal and the newest checkpoint, which is what a learner on another machine would start from."""
     copy.mkdir(parents=True)
     for path in run_dir.glob("*.jsonl"):
         shutil.copy(path, copy)

@@ -1,7 +1,8 @@
-"""The verdict on a run: is every ticket accounted for, once, within the bounds? (design.md, invariants 1 to 3)
+"""The verdict on a run: does every ticket have exactly one end, and does training keep its bounds?
 
-Computed from the ledger, the evaluations, the group log and the ticket stream alone: no count that a role kept is taken
-on trust. The log must be whole (`learner.keep_log`).
+It checks three invariants of docs/invariants.md: "Conservation", "Bounded staleness" and "Exactly once". The evidence
+is the ledger, the evaluations, the group log and the ticket stream; no counter that a role kept is trusted. The log
+must be complete (`learner.keep_log`).
 """
 
 from collections import Counter, defaultdict
@@ -22,13 +23,13 @@ READ_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """One ticket's end, as a line of the ledger says, or the line of its evaluation."""
+    """One ticket's end, from a line of the ledger or of the evaluations."""
 
     step: int
     sequence: int
     ticket_id: str
     how: str
-    """`trained`, `evaluated`, `void`, or the reason of a drop."""
+    """`trained`, `evaluated`, `void`, or the drop reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,12 @@ class Evidence:
     config: RunConfig
     ledger: Sequence[Mapping[str, Any]]
     log: Mapping[int, Entry]
-    """By sequence."""
+    """The entries of the group log by sequence."""
     issued: Mapping[Kind, int]
     evaluations: Sequence[Mapping[str, Any]] = ()
 
     def ends(self) -> Iterator[LedgerEnd]:
-        """Yield every end in the ledger, in its order, then those of the evaluations."""
+        """Yield every end in the ledger's order, then the ends in the evaluations."""
         for line in self.ledger:
             for how in (TRAINED, "dropped", "voids"):
                 for sequence, ticket_id, *reason in line[how]:
@@ -53,7 +54,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Counts of what is right, and sentences on what is wrong."""
+    """The counts of the run, and one sentence per violation."""
 
     issued: dict[str, int]
     trained: int
@@ -64,13 +65,13 @@ class Verdict:
     steps: int
     lineages: int
     lost: list[str]
-    """Tickets without an end."""
+    """Tickets that have no end."""
     doubled: list[str]
-    """Tickets with two ends, and groups trained twice."""
+    """Tickets that have two ends, and groups that were trained twice."""
     staleness_violations: list[str]
     horizon_violations: list[str]
     ledger_violations: list[str]
-    """Where ledger and log contradict each other, or the ledger itself."""
+    """Contradictions within the ledger, or between the ledger and the log."""
 
     @property
     def findings(self) -> list[str]:
@@ -98,7 +99,7 @@ async def gather(
         entries[entry.sequence] = entry
     await reader.close()
     issued = dict.fromkeys(Kind, 0)
-    for ticket_id in await TicketQueue(transport).stored_tickets():  # the last one issued always stands
+    for ticket_id in await TicketQueue(transport).stored_tickets():  # the last ticket issued is never removed
         kind, number = parsed(ticket_id)
         issued[kind] = max(issued[kind], number + 1)
     return Evidence(config, ledger, entries, issued, evaluations)
@@ -126,7 +127,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def parsed(ticket_id: str) -> tuple[Kind, int]:
-    """Return kind and number of a ticket id."""
+    """Return the kind and the number in a ticket id."""
     kind, _, number = ticket_id.partition("-")
     return Kind(kind), int(number)
 
@@ -159,9 +160,9 @@ def _stale(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
 
 
 def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
-    """Each ticket carries the horizon of the step it was issued in, and none fewer turns than an earlier one.
+    """Each ticket carries the horizon that was due when it was issued, and horizons never shrink.
 
-    An adaptive horizon may be a later step's: of one that the learner had reached before it was rolled back.
+    An adaptive horizon may be that of a later step: the learner may have reached that step before it was rolled back.
     """
     config, before = evidence.config, Counter[str]()
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
@@ -180,7 +181,7 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
 
 
 def _adaptive_turns(evidence: Evidence) -> dict[str, list[int]]:
-    """Decide once more: each environment's adaptive horizon before the first RL step and after each one."""
+    """Recompute each environment's adaptive horizon before the first RL step and after each step."""
     rules, first = adaptive_rules(evidence.config), evidence.config.imitation.steps
     histories = Histories(rules)
     turns = {env_id: [histories.turns(env_id)] for env_id in rules}
@@ -201,7 +202,7 @@ def _train_groups(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[tup
 
 
 def _ledger(evidence: Evidence) -> Iterator[str]:
-    """The ledger by itself: one line a step, versions and lineages and cursors that only grow."""
+    """The ledger is consistent: it has one line per step, and versions, lineages and cursors never decrease."""
     before: Mapping[str, Any] = {"step": 0, "lineage": 0, "cursor": 0}
     for line in evidence.ledger:
         if line["step"] != before["step"] + 1 or line["version"] != line["step"]:
@@ -212,7 +213,7 @@ def _ledger(evidence: Evidence) -> Iterator[str]:
 
 
 def _held_out(ends: Sequence[LedgerEnd]) -> Iterator[str]:
-    """What was played to be judged is never trained on, and nothing else is judged."""
+    """Eval tickets are never trained on, and only eval tickets are evaluated."""
     for end in ends:
         evaluation = parsed(end.ticket_id)[0] is Kind.EVAL
         if end.how == TRAINED if evaluation else end.how == EVALUATED:
@@ -220,7 +221,7 @@ def _held_out(ends: Sequence[LedgerEnd]) -> Iterator[str]:
 
 
 def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
-    """Every end is an entry of the log with that ticket, every entry an end or the repeat of one."""
+    """Every end points to an entry of the log with the same ticket, and every entry is an end or a repeat of one."""
     ended_at: dict[str, int] = {}
     for end in ends:
         ended_at.setdefault(end.ticket_id, end.sequence)
@@ -243,5 +244,5 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
 
 
 def ticket_of(entry: Entry) -> str | None:
-    """Return the ticket that an entry ends."""
+    """Return the id of the ticket that an entry ends."""
     return entry.record.ticket_id if isinstance(entry.record, DeadLetter) else entry.record.ticket.ticket_id

@@ -1,1 +1,17 @@
-"""Studies: variants of a recipe, each trained under the same seeds, compared with intervals."""
+"""The learning bench: does a change of the algorithm make a model learn better at equal cost?
+
+`bench learning STUDY` trains every variant of a study (ops/recipes/studies) under every seed, one run after another,
+and compares the variants with each other and with the study's baseline on held-out tasks.
+
+    study       the study file, its variants and its runs
+    run         trains the runs as child processes; the directory remembers which have finished
+    outcome     reads a finished run: its success curve and its cost
+    statistics  bootstrap intervals over seeds and episodes
+    comparison  the rows, `results.json` and `report.md`
+    plots       the success curves
+
+How to read `report.md`: `start` and `end` are success before the first and after the last RL step, with 95 % intervals
+in brackets. `*` marks a difference whose interval excludes zero. The intervals are not corrected for the number of
+comparisons, and with one seed they cover the played episodes only. An ESS far below 1 says that the actors' policy and
+the trained one have drifted apart. `At equal cost` compares the variants at the largest budget that every run reached.
+"""

@@ -192,10 +192,14 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             row.variant,
-            *(_number(row.ess_mean), _number(row.ess_min)),
-            *(_number(row.staleness_mean), _number(row.staleness_max, 0)),
+            _number(row.ess_mean),
+            _number(row.ess_min),
+            _number(row.staleness_mean),
+            _number(row.staleness_max, 0),
             "-" if row.truncated_share is None else f"{row.truncated_share:.0%}",
-            *(f"{row.environment_steps:,.0f}", f"{row.generated_tokens:,.0f}", f"{row.wall_s / 60:.1f}"),
+            f"{row.environment_steps:,.0f}",
+            f"{row.generated_tokens:,.0f}",
+            f"{row.wall_s / 60:.1f}",
         ]
         for row in comparison.rows
     ]

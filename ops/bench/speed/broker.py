@@ -1,4 +1,4 @@
-"""`horizonrl bench broker`: what `broker.durability = "power"` costs, side by side in one run.
+"""`horizonrl bench broker`: what `broker.nats.durability = "power"` costs, side by side in one run.
 
 An acknowledged message survives a killed server in both; with "power" the server also fsyncs every write.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import uvloop
 from rich.table import Table
 
-from horizonrl.broker.nats.connect import connected
+from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.ops.cli.terminal import plain_console

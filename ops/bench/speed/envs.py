@@ -197,9 +197,10 @@ def _measured(
 @asynccontextmanager
 async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
     """Start `horizonrl envs serve` and yield its process and address; end it after."""
-    command = (sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id, "--port", "0")
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id]
+    command += ["--port", "0", "--workers", str(workers)]
     process = await asyncio.create_subprocess_exec(
-        *(*command, "--workers", str(workers)),
+        *command,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         preexec_fn=bound(),

@@ -1,191 +1,168 @@
+"""The policy on a server that samples: what it asks for, and what it takes for an answer."""
+
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
-from horizonrl.actors.engines.endpoint import ATTEMPTS, SEEDS, Conversation, Endpoint, EndpointSettings
-from horizonrl.actors.rollout import Rollout
-from horizonrl.common.errors import EngineDead, WeightsRejected
-from horizonrl.common.types import Episode, Kind, PolicyVersion, Sampling, StopReason, Task, Ticket
-from tests.actors.players import Breaking, Echo
-from tests.completions import Completions, Fault, refusal, serving
+from horizonrl.actors.engines.endpoint import UNSHAPED, start
+from horizonrl.actors.engines.vllm import EXTENSION
+from horizonrl.actors.policy import EngineSettings, Generation, Policy
+from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
+from tests.completions import Completions, serving
 
-KEY = "sk-very-secret"
+PROMPT = (11, 12, 13, 14)
 
 
 @pytest.fixture
 def server() -> Iterator[Completions]:
-    with serving(Completions(says="go on", tokens=3)) as completions:
+    with serving(Completions()) as completions:
         yield completions
 
 
-def play(
-    server: Completions, environment: Echo | None = None, system: str | None = None, timeout_s: float = 5.0
-) -> Episode:
-    settings = EndpointSettings(server.url, "big", SecretStr(KEY), timeout_s=timeout_s, first_wait_s=0.001)
-    ticket = Ticket(
-        number=0,
-        kind=Kind.EVAL,
-        task=Task(env_id="echo", task_id="say"),
-        group_size=1,
-        horizon_turns=5,
-        sampling=Sampling(temperature=0.5, max_turn_tokens=16, seed=1 << 39),
-    )
+@asynccontextmanager
+async def started(url: str | None, max_context_tokens: int = 256) -> AsyncIterator[Policy]:
+    policy = await start(EngineSettings(Path("nowhere"), max_context_tokens, endpoint=url))
+    try:
+        yield policy
+    finally:
+        await policy.close()
 
-    async def run() -> Episode:
-        async with Endpoint(settings) as endpoint:
-            both = Conversation(endpoint)
-            return await Rollout(both, both, system, step_timeout_s=5).episode(environment or Echo(), ticket, 0)
+
+def ask(url: str, prompt: tuple[int, ...] = PROMPT, **asked: int) -> Generation:
+    async def run() -> Generation:
+        async with started(url) as policy:
+            return await policy.generate(
+                prompt, max_tokens=16, temperature=0.5, stop_ids=(3,), seed=asked.get("seed", 7)
+            )
 
     return asyncio.run(run())
 
 
-def test_an_episode_is_a_conversation_that_only_grows(server: Completions) -> None:
-    episode = play(server, system="Be brief.")
-    assert (episode.stop, episode.success, episode.episode_return) == (StopReason.TERMINATED, True, 1.0)
-    assert [[message["role"] for message in body["messages"]] for body in server.bodies] == [
-        ["system", "user"],
-        ["system", "user", "assistant", "user"],
-        ["system", "user", "assistant", "user", "assistant", "user"],
-    ]
-    assert [m["content"] for m in server.bodies[1]["messages"]] == [
-        "Be brief.", "say something", "go on", "you said go on"
-    ]  # fmt: skip
-    assert [(turn.text, turn.observation) for turn in episode.turns] == [("go on", "you said go on")] * 3
-
-
-def test_tokens_are_what_the_endpoint_counts_and_at_least_one_a_turn(server: Completions) -> None:
-    assert play(server).generated_tokens == 3 * 3
-    for unsaid in (0, None):
-        server.tokens = unsaid
-        assert play(server).generated_tokens == 3
-
-
-def test_sampling_goes_along_and_each_turn_has_a_seed_of_its_own(server: Completions) -> None:
-    play(server)
-    assert {(body["model"], body["max_tokens"], body["temperature"]) for body in server.bodies} == {("big", 16, 0.5)}
-    seeds = [body["seed"] for body in server.bodies]
-    assert len(set(seeds)) == 3
-    assert all(0 <= seed < SEEDS for seed in seeds)
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_passes_is_tried_again_within_the_episode(server: Completions, status: int) -> None:
-    server.faults = [None, refusal(status), refusal(status)]
-    episode = play(server)
-    assert (episode.stop, len(server.bodies)) == (StopReason.TERMINATED, 5)
+def test_a_request_asks_for_ids_and_logprobs_of_the_unshaped_distribution(server: Completions) -> None:
+    ask(server.url, seed=1 << 40)
+    (body,) = server.bodies
+    assert body.pop("seed") < 1 << 31
+    assert body == {
+        "prompt": list(PROMPT),
+        "max_tokens": 16,
+        "temperature": 0.5,
+        "stop_token_ids": [3],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+        **UNSHAPED,
+    }
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "choice",
     [
-        refusal(500),
-        refusal(418),
-        refusal(400, "temperature must be 1"),
-        (302, {"Location": "/v2"}, ""),
-        (200, {}, "<html>"),
-        (200, {}, '{"choices": []}'),
-        (200, {}, '{"choices": [{"message": {"content": null}}]}'),
-        (200, {}, '{"error": "overloaded"}'),
-        (200, {}, json.dumps({"choices": [{"message": {"content": "x" * 300_000}}]})),
+        {"text": "a server that knows no ids"},
+        {"token_ids": [5], "logprobs": None, "finish_reason": "stop"},
+        {"token_ids": [5], "logprobs": {"token_logprobs": [-0.1, -0.2]}, "finish_reason": "stop"},
+        {"token_ids": [5], "logprobs": {"token_logprobs": [-0.1]}, "finish_reason": "abort"},
+        {"token_ids": [-5], "logprobs": {"token_logprobs": [-0.1]}, "finish_reason": "stop"},
+        {"token_ids": [], "logprobs": {"token_logprobs": []}, "finish_reason": "stop"},
     ],
-    ids=lambda fault: str(fault)[:60],
+    ids=str,
 )
-def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(server: Completions, fault: Fault) -> None:
-    server.faults = [None, *[fault] * ATTEMPTS]
-    episode = play(server)
-    assert (episode.stop, episode.valid, len(episode.turns)) == (StopReason.POLICY_ERROR, False, 1)
-    assert server.url in (episode.error or "")
+def test_an_answer_that_is_not_token_exact_is_a_failed_request(server: Completions, choice: dict[str, object]) -> None:
+    server.faults = [(200, {}, json.dumps({"choices": [choice]}))]
+    with pytest.raises(PolicyFailure, match=server.url):
+        ask(server.url)
 
 
-def test_an_endpoint_that_does_not_answer_in_time_breaks_the_episode(server: Completions) -> None:
-    server.delay_s = 30.0
-    episode = play(server, timeout_s=0.02)
-    assert episode.stop is StopReason.POLICY_ERROR
-    assert "no answer from" in (episode.error or "")
+def test_an_infinite_logprob_is_a_failed_request(server: Completions) -> None:
+    server.faults = [(200, {}, '{"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-1e999]}}]}')]
+    with pytest.raises(PolicyFailure):
+        ask(server.url)
 
 
-def test_a_port_that_nobody_listens_at_breaks_the_episode() -> None:
-    assert play(Completions(url="http://127.0.0.1:9/v1")).stop is StopReason.POLICY_ERROR
+def test_a_prompt_that_the_server_has_no_room_for_is_a_full_context(server: Completions) -> None:
+    with pytest.raises(ContextFull, match="maximum context length"):
+        ask(server.url, prompt=PROMPT * 100)
 
 
-async def reach(url: str) -> None:
-    async with Endpoint(EndpointSettings(url, "big", SecretStr(KEY))) as endpoint:
-        await endpoint.reach()
+def test_a_cancelled_request_is_freed_on_the_server(server: Completions) -> None:
+    async def run() -> None:
+        async with started(server.url) as policy:
+            request = policy.generate(PROMPT, max_tokens=200, temperature=1.0, stop_ids=(), seed=None)
+            running = asyncio.create_task(request)
+            await asyncio.sleep(0.1)
+            running.cancel()
+            async with asyncio.timeout(10):
+                while not server.cancelled:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
 
 
-def test_whoever_answers_is_there_unless_the_key_is_refused(server: Completions) -> None:
-    for status in (200, 404, 500):
-        server.listing = status
-        asyncio.run(reach(server.url))
-    server.listing = 403
-    with pytest.raises(EngineDead, match=r"answered 403: .*Check the key's environment variable"):
-        asyncio.run(reach(server.url))
+def test_a_server_that_is_not_there_is_named_before_the_first_episode() -> None:
+    with pytest.raises(EngineDead, match=r"no answer from http://127\.0\.0\.1:9/v1/models"):
+        ask("http://127.0.0.1:9/v1")
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://no.such.host.invalid/v1", "127.0.0.1:9", "nonsense"])
-def test_an_address_without_an_answer_is_told_at_once(url: str) -> None:
-    with pytest.raises(EngineDead, match=rf"no answer from {url}/models .* is the server up"):
-        asyncio.run(reach(url))
+def test_an_endpoint_without_a_url_is_a_mistake_in_the_config() -> None:
+    async def run() -> None:
+        async with started(None):
+            raise AssertionError("started")
+
+    with pytest.raises(ConfigError, match=r"actor\.endpoint is not set"):
+        asyncio.run(run())
 
 
-def test_retry_after_is_waited_for_in_seconds_and_as_a_date(server: Completions) -> None:
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
-    server.faults = [refusal(429, **{"Retry-After": "0.3"}), refusal(429, **{"Retry-After": later})]
-    started = time.monotonic()
-    assert play(server).stop is StopReason.TERMINATED
-    assert time.monotonic() - started > 1.0
+@pytest.fixture
+def vllm_server(tiny_models: tuple[Path, Path]) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={tiny_models[0]}"]
+    options = [f"--port={port}", "--host=127.0.0.1", "--dtype=bfloat16", "--max-model-len=256", "--enforce-eager"]
+    # What our own engine needs on CPU: permission for AMX, and no prompt that is split.
+    on_cpu = [f"--worker-extension-cls={EXTENSION}", "--no-enable-chunked-prefill", "--max-num-batched-tokens=2048"]
+    exact = ["--logprobs-mode=processed_logprobs", "--generation-config=vllm", "--kv-cache-memory-bytes=16777216"]
+    with subprocess.Popen(
+        [*command, *options, *on_cpu, *exact], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        yield f"http://127.0.0.1:{port}/v1"
+        server.terminate()
 
 
-def test_an_endpoint_that_asks_for_an_hour_is_not_waited_for(server: Completions) -> None:
-    server.faults = [refusal(429, **{"Retry-After": "3600"})]
-    episode = play(server)
-    assert (episode.stop, len(server.bodies)) == (StopReason.POLICY_ERROR, 1)
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_a_real_vllm_server_keeps_the_contract(vllm_server: str) -> None:
+    """What the small server of the other tests imitates: ids, logprobs, seeds, stop tokens and a full context."""
 
+    async def run() -> None:
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                policy = await start(EngineSettings(Path("nowhere"), 256, endpoint=vllm_server))
+                break
+            except EngineDead:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(1.0)
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_refused_key_or_model_ends_everything(server: Completions, status: int) -> None:
-    server.faults = [refusal(status, f"the key {KEY} is wrong")]
-    with pytest.raises(EngineDead, match="environment variable") as raised:
-        play(server)
-    assert KEY not in str(raised.value)
+        async def sample(seed: int | None = 7, stop: tuple[int, ...] = ()) -> Generation:
+            return await policy.generate(PROMPT, max_tokens=16, temperature=1.0, stop_ids=stop, seed=seed)
 
+        first, again, other = await sample(), await sample(), await sample(8)
+        assert len(first.ids) == len(first.logprobs) == 16
+        assert first == again
+        assert first.ids != other.ids
+        stopped = await sample(stop=(first.ids[5],))
+        assert stopped.ids == first.ids[: first.ids.index(first.ids[5]) + 1]
+        with pytest.raises(ContextFull, match=r"\d"):
+            await policy.generate([11] * 300, max_tokens=1, temperature=1.0, stop_ids=(), seed=None)
+        await policy.close()
 
-def test_the_key_is_sent_and_told_to_nobody(server: Completions, caplog: pytest.LogCaptureFixture) -> None:
-    server.faults = [refusal(503, f"key {KEY}"), refusal(400, f"key {KEY}")]
-    with caplog.at_level("DEBUG"):
-        episode = play(server)
-    assert server.keys == [f"Bearer {KEY}"] * 2
-    assert "key ***" in (episode.error or "")
-    assert KEY not in caplog.text + str(episode) + repr(EndpointSettings("u", "m", SecretStr(KEY)))
-
-
-def test_a_full_context_is_a_cut_after_the_first_turn_and_unfit_before_it(server: Completions) -> None:
-    full = refusal(400, "This model's maximum context length is 8192 tokens")
-    server.faults = [None, full]
-    episode = play(server)
-    assert (episode.stop, episode.valid, len(episode.turns)) == (StopReason.CONTEXT, True, 1)
-    server.faults = [full]
-    assert play(server).stop is StopReason.UNFIT
-
-
-def test_an_endpoint_that_wants_the_other_name_of_the_limit_gets_it(server: Completions) -> None:
-    server.faults = [refusal(400, "Unsupported parameter: use 'max_completion_tokens' instead")]
-    assert play(server).stop is StopReason.TERMINATED
-    assert ["max_tokens" in body for body in server.bodies] == [True, False, False, False]
-    assert server.bodies[1]["max_completion_tokens"] == 16
-
-
-def test_an_environment_that_breaks_is_told_as_such(server: Completions) -> None:
-    assert play(server, Breaking()).stop is StopReason.ENV_ERROR
-
-
-def test_weights_are_the_endpoints_own(server: Completions) -> None:
-    with pytest.raises(WeightsRejected, match="takes no weights"):
-        asyncio.run(Conversation(Endpoint(EndpointSettings(server.url, "big"))).apply(Path("w"), PolicyVersion()))
+    asyncio.run(run())

@@ -26,12 +26,13 @@ FRESH = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
 import psutil
-from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
+from horizonrl.actors.engines.vllm import VllmPolicy
+from horizonrl.actors.policy import EngineSettings
 from horizonrl.common.errors import EngineDead, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 
 async def main(model, other, prompt):
-    policy = await VllmPolicy.start(VllmSettings(Path(model), 256, 8, kv_cache_mib=16))
+    policy = await VllmPolicy.start(EngineSettings(Path(model), 256, 8, kv_cache_mib=16))
     ask = lambda tokens: policy.generate(prompt, max_tokens=tokens, temperature=1.0, stop_ids=(), seed=5)
     fresh = await ask(24)
 
@@ -61,12 +62,13 @@ LOST = """
 import asyncio, json, os, signal, sys, time
 from pathlib import Path
 import psutil
-from horizonrl.actors.engines.vllm import VllmPolicy, VllmSettings
+from horizonrl.actors.engines.vllm import VllmPolicy
+from horizonrl.actors.policy import EngineSettings
 from horizonrl.common.errors import EngineDead
 from horizonrl.common.types import PolicyVersion
 
 async def main(model, number):
-    policy = await VllmPolicy.start(VllmSettings(Path(model), 256, 8, kv_cache_mib=16, engine_timeout_s=3.0))
+    policy = await VllmPolicy.start(EngineSettings(Path(model), 256, 8, kv_cache_mib=16), engine_timeout_s=3.0)
     seconds = {}
     async def ask(name, request):
         try:

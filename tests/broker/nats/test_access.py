@@ -9,10 +9,10 @@ from pathlib import Path
 import nats.errors
 import pytest
 
-from horizonrl.broker.api import Key, Message, Stream
+from horizonrl.broker.api import Key, Message, Role, Stream
 from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.nats.access import Role, hears, inbox, publishes
+from horizonrl.broker.nats.access import hears, inbox, publishes
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -24,7 +24,8 @@ from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import run_role
-from horizonrl.common.types import HorizonState, Kind, PolicyVersion, Progress, Void, WeightsManifest
+from horizonrl.common.state import HorizonState, Progress, WeightsManifest
+from horizonrl.common.types import Kind, PolicyVersion, Void
 from tests.broker.secured import ACK_V2, OTHER, RUN, Secured, secured
 from tests.records import make_group, make_ticket
 
@@ -105,15 +106,15 @@ def attempts() -> Iterator[str]:
 
 async def refused(broker: Secured, role: Role) -> tuple[set[str], set[str]]:
     """Return the subjects that the server would not let a role publish and subscribe to."""
-    told: list[str] = []
-    async with broker.client(role, told=told) as client:
+    errors: list[str] = []
+    async with broker.client(role, errors=errors) as client:
         for subject in attempts():
             await client.publish(subject, b"")
             await client.flush()
         for subject in OVERHEARD:
             await client.subscribe(subject.format(run=RUN))
             await client.flush()
-    parts = [text.split('"')[:2] for text in told if "permissions violation" in text]
+    parts = [text.split('"')[:2] for text in errors if "permissions violation" in text]
     publishing = {name for what, name in parts if "publish" in what}
     return publishing, {name for what, name in parts if "subscription" in what}
 
@@ -142,7 +143,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
         ):
             for number in range(4):
                 assert await TicketQueue(controller).issue(make_ticket(number))
-            await TicketQueue(controller).issue_again(make_ticket(0), 1)
+            await TicketQueue(controller).reissue(make_ticket(0), 1)
             assert await StateStore(learner).put(Key.PROGRESS, Progress())
             assert await StateStore(controller).put(Key.HORIZON, HorizonState())
             await act(actor)
@@ -159,7 +160,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             assert await StateStore(monitor).get(Key.HORIZON) == HorizonState()
             assert (await monitor.queue()).leased == 0
             for transport in (controller, learner, actor, monitor):
-                transport._link.raise_refusal()
+                transport._connection.raise_refusal()
                 assert transport.counters.denied == 0
 
     async def act(actor: NatsTransport) -> None:
@@ -217,10 +218,14 @@ def test_a_refusal_is_counted_and_ends_the_role_with_a_clear_error(
 
     assert run_role(scenario) == 1
     assert metrics.value("broker_denied_total") == 1
-    told = capsys.readouterr().err
-    assert "error: nats://127.0.0.1" in told
-    assert f'permissions violation for publish to "{RUN}.tickets.train"' in told.lower()
-    assert "Traceback" not in told
+    errors = capsys.readouterr().err
+    assert "error: nats://127.0.0.1" in errors
+    assert f'permissions violation for publish to "{RUN}.tickets.train"' in errors.lower()
+    assert "Traceback" not in errors
+
+
+def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:
+    return settings.model_copy(update={"nats": settings.nats.model_copy(update=keys)})
 
 
 def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -228,12 +233,10 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Pa
         async with secured(tmp_path / "a") as broker, secured(tmp_path / "b") as stranger:
             settings = broker.settings(Role.ACTOR)
             for wrong in (stranger.keys.authority, None):
-                with pytest.raises(BrokerDenied, match=r"not trusted \(.*\): broker\.ca_file must"):
-                    await connect(RUN, settings.model_copy(update={"ca_file": wrong}), Role.ACTOR)
-            with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nkey_seed"):
-                await connect(
-                    RUN, settings.model_copy(update={"nkey_seed": stranger.keys.seed(RUN, Role.ACTOR)}), Role.ACTOR
-                )
+                with pytest.raises(BrokerDenied, match=r"not trusted \(.*\): broker\.nats\.ca_file must"):
+                    await connect(RUN, changed(settings, ca_file=wrong), Role.ACTOR)
+            with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"):
+                await connect(RUN, changed(settings, nkey_seed=stranger.keys.seed(RUN, Role.ACTOR)), Role.ACTOR)
 
     asyncio.run(scenario())
 
@@ -241,8 +244,8 @@ def test_a_server_that_cannot_be_trusted_is_refused_with_what_to_do(tmp_path: Pa
 def test_a_server_without_tls_is_refused_where_an_authority_is_given(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with secured(tmp_path) as broker, EmbeddedServer(tmp_path / "plain") as plain:
-            settings = broker.settings(Role.CONTROLLER).model_copy(update={"url": plain.url, "nkey_seed": None})
-            with pytest.raises(BrokerDenied, match=r"offers no TLS although broker\.ca_file is set"):
+            settings = changed(broker.settings(Role.CONTROLLER), nkey_seed=None).model_copy(update={"url": plain.url})
+            with pytest.raises(BrokerDenied, match=r"offers no TLS although broker\.nats\.ca_file is set"):
                 await connect(RUN, settings)
 
     asyncio.run(scenario())
@@ -260,7 +263,7 @@ def test_keys_are_rotated_and_actors_added_while_the_others_work(tmp_path: Path)
                 broker.keys.seed(RUN, Role.ACTOR).unlink()
                 make_keys(broker.keys.folder, [RUN], [], actors=3)
                 os.kill(broker.server.pid, signal.SIGHUP)
-                with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nkey_seed"):
+                with pytest.raises(BrokerDenied, match=r"refuses the credentials: check broker\.nats\.nkey_seed"):
                     async with asyncio.timeout(20.0):
                         await first.lease(30.0)
                 await TicketQueue(controller).issue(make_ticket(0))
@@ -279,16 +282,16 @@ def test_a_default_client_reads_the_state_and_makes_no_consumer(tmp_path: Path) 
     async def scenario() -> None:
         async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
             await learner.put(Key.POLICY, b"p")
-            told: list[str] = []
-            async with broker.client(Role.ACTOR, told=told) as client:
+            errors: list[str] = []
+            async with broker.client(Role.ACTOR, errors=errors) as client:
                 js = client.jetstream(timeout=1.0)
                 assert (await js.account_info()).streams == 5
                 state = await js.key_value(f"{RUN}_STATE")
                 assert (await state.get("policy")).value == b"p"
-                assert told == []
+                assert errors == []
                 with pytest.raises(nats.errors.TimeoutError):
                     await state.watch("policy")
-            assert "$js.api.consumer.create" in told[0]
+            assert "$js.api.consumer.create" in errors[0]
 
     asyncio.run(scenario())
 

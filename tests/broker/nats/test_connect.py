@@ -1,5 +1,4 @@
 import asyncio
-import json
 import socket
 import uuid
 from pathlib import Path
@@ -9,9 +8,10 @@ from pydantic import SecretStr
 
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.nats.connect import connect
-from horizonrl.broker.nats.link import Link
+from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.common.config.schema import BrokerSection, RunConfig
+from horizonrl.common.config.nats import NatsSection
+from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
 
 
@@ -28,22 +28,10 @@ def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
         asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
 
 
-def test_a_recipe_without_a_url_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"broker\.url is none"):
-        asyncio.run(connect("r", BrokerSection()))
-
-
-@pytest.mark.parametrize(
-    "url", ["", "127.0.0.1", "nats://127.0.0.1:notaport", "ftp://127.0.0.1:1", "nats://h, nats://"]
-)
-def test_a_url_that_is_none_is_refused_with_its_form(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"broker: url is .*: write it as nats://HOST:PORT"):
-        RunConfig.load([], ["--broker.url", json.dumps(url)])
-
-
 def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"broker\.nkey_seed is .*seed"):
-        asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nkey_seed=tmp_path / "seed")))
+    nats = NatsSection(nkey_seed=tmp_path / "seed")
+    with pytest.raises(ConfigError, match=r"broker\.nats\.nkey_seed is .*seed"):
+        asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nats=nats)))
 
 
 @pytest.mark.process
@@ -85,10 +73,11 @@ def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = EmbeddedServer(tmp_path, extra="authorization { user: me, password: secret }")
         async with server:
-            given = BrokerSection(url=server.url, user="me", password=SecretStr("wrong"), connect_timeout_s=5.0)
-            with pytest.raises(BrokerDenied, match=r"check broker\.nkey_seed, or broker\.user and the password"):
+            wrong, right = (NatsSection(user="me", password=SecretStr(word)) for word in ("wrong", "secret"))
+            given = BrokerSection(url=server.url, nats=wrong, connect_timeout_s=5.0)
+            with pytest.raises(BrokerDenied, match=r"check broker\.nats\.nkey_seed, or broker\.nats\.user and the p"):
                 await connect("r", given)
-            transport = await connect("r", given.model_copy(update={"password": SecretStr("secret")}))
+            transport = await connect("r", given.model_copy(update={"nats": right}))
             assert (await transport.publish("groups.train", b"x")).sequence == 1
             await transport.close()
 
@@ -97,11 +86,11 @@ def test_wrong_credentials_are_denied(tmp_path: Path) -> None:
 
 def test_a_refusal_is_raised_from_every_request_that_follows() -> None:
     async def scenario() -> None:
-        link = Link("nats://nowhere")
-        link.opened()
-        await link.on_error(Exception('nats: permissions violation for publish to "a.b"'))
+        connection = Connection("nats://nowhere")
+        connection.opened()
+        await connection.on_error(Exception('nats: permissions violation for publish to "a.b"'))
         for _ in range(2):
             with pytest.raises(BrokerDenied, match=r"a\.b"):
-                link.raise_refusal()
+                connection.raise_refusal()
 
     asyncio.run(scenario())

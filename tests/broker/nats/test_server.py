@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from horizonrl.broker.api import Stream
+from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.nats import server
-from horizonrl.broker.nats.access import Role
 from horizonrl.broker.nats.connect import connect
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer, find_server
 from horizonrl.broker.nats.transport import NatsTransport
+from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, MissingDependency, RunFailed
 
@@ -90,7 +90,7 @@ def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("mounts a small disk: that takes root")
-    monkeypatch.setattr("horizonrl.broker.nats.link.TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("horizonrl.broker.nats.connection.TELL_AFTER_S", 0.0)
     try:
         with capture_logs() as logs:
             asyncio.run(scenario())
@@ -104,11 +104,11 @@ def test_a_server_whose_disk_was_full_is_told_of_and_does_its_work_once_started_
 def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_certificate(tmp_path: Path) -> None:
     async def scenario() -> None:
         make_keys(tmp_path / "keys", ["r"], ["nats.example"])
-        keys = Keys(tmp_path / "keys")
+        keys = KeyFolder(tmp_path / "keys")
         nats = tmp_path / "nats"
         async with EmbeddedServer(nats, host="0.0.0.0", extra=keys.included(nats)) as started:
-            own = {"nkey_seed": keys.seed("r", Role.CONTROLLER), "ca_file": keys.authority}
-            transport = await connect("r", BrokerSection(url=started.url, **own))
+            own = NatsSection(nkey_seed=keys.seed("r", Role.CONTROLLER), ca_file=keys.authority)
+            transport = await connect("r", BrokerSection(url=started.url, nats=own))
             await transport.close()
 
     asyncio.run(scenario())
@@ -118,14 +118,14 @@ def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_ce
 def test_a_reload_takes_up_the_keys_of_another_run(tmp_path: Path) -> None:
     async def scenario() -> None:
         make_keys(tmp_path / "keys", ["r"], ["nats.example"])
-        keys, nats = Keys(tmp_path / "keys"), tmp_path / "nats"
+        keys, nats = KeyFolder(tmp_path / "keys"), tmp_path / "nats"
         async with EmbeddedServer(nats, extra=keys.included(nats)) as started, asyncio.timeout(20.0):
 
             async def opened(run: str, role: Role) -> NatsTransport:
-                own = {"nkey_seed": keys.seed(run, role), "ca_file": keys.authority}
+                own = NatsSection(nkey_seed=keys.seed(run, role), ca_file=keys.authority)
                 while True:
                     with contextlib.suppress(BrokerDenied):
-                        return await connect(run, BrokerSection(url=started.url, **own), role)
+                        return await connect(run, BrokerSection(url=started.url, nats=own), role)
                     await asyncio.sleep(0.1)
 
             first = await opened("r", Role.CONTROLLER)

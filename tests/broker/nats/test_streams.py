@@ -6,10 +6,10 @@ import pytest
 from nats.js import api
 from structlog.testing import capture_logs
 
-from horizonrl.broker.api import Key, QueueState, Stream
+from horizonrl.broker.api import Key, QueueState, Stream, stream_of
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name, stream_of
+from horizonrl.broker.nats.streams import ACTORS, STREAMS, bucket_name, spec_of, stream_name
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
 
@@ -109,10 +109,10 @@ def test_consumers_that_are_not_the_runs_are_removed_and_reported(nats_server: E
             await transport._js.add_consumer(name, durable_name="spy", ack_policy=api.AckPolicy.NONE)
         with capture_logs() as logs:
             again = await connect(run, BrokerSection(url=nats_server.url))
-        told = [
+        logged = [
             log["stream"] for log in logs if log["event"] == "foreign_consumer_removed" and log["consumer"] == "spy"
         ]
-        assert told == names
+        assert logged == names
         left = [consumer.name for name in names for consumer in await again._js.consumers_info(name)]
         assert left == [ACTORS]
         await transport.close()

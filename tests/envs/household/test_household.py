@@ -16,7 +16,9 @@ def house() -> House:
     return House(
         [
             Place("table 1", True, ["apple 1", "desklamp 1"]),
-            *(Place("fridge 1", False, ["mug 1"]), Place("sinkbasin 1", True), Place("microwave 1", False)),
+            Place("fridge 1", False, ["mug 1"]),
+            Place("sinkbasin 1", True),
+            Place("microwave 1", False),
         ]
     )
 

@@ -8,7 +8,7 @@ from horizonrl.envs.webnav.env import WebNav
 from horizonrl.envs.webnav.page import Style
 from horizonrl.envs.webnav.task import Answer
 from horizonrl.envs.webnav.tasks import TASKS, draw_task, load_tasks
-from horizonrl.envs.webnav.templates import TEMPLATES
+from horizonrl.envs.webnav.templates.table import TEMPLATES
 
 
 def test_the_splits_hold_372_and_50_tasks_of_every_category() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horizonrl.common.types import Group, HorizonGrowth, Kind, Provenance, StopReason, Task
+from horizonrl.common.state import HorizonGrowth
+from horizonrl.common.types import Group, Kind, Provenance, StopReason, Task
 from horizonrl.learner.controller.horizon import (
     AdaptiveRule,
     Histories,

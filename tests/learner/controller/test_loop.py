@@ -11,25 +11,22 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EvalSection
-from horizonrl.common.types import (
-    HorizonGrowth,
-    HorizonState,
-    Kind,
-    Outcomes,
-    Phase,
-    PolicyVersion,
-    Progress,
-    Task,
-    Ticket,
-)
+from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress
+from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from tests.learner.world import MortalTransport
 from tests.records import make_group, make_ticket
 
 SETTINGS = (
-    *("--imitation.steps=2", "--imitation.groups_per_step=2", "--rl.steps=6", "--rl.groups_per_step=2"),
-    *("--rl.max_staleness=1", "--horizon.horizons=[4,6]", "--horizon.steps_per_stage=3", "--rollout.group_size=2"),
+    "--imitation.steps=2",
+    "--imitation.groups_per_step=2",
+    "--rl.steps=6",
+    "--rl.groups_per_step=2",
+    "--rl.max_staleness=1",
+    "--horizon.horizons=[4,6]",
+    "--horizon.steps_per_stage=3",
+    "--rollout.group_size=2",
 )
 CONFIG = RunConfig.load([], SETTINGS)
 ADAPTIVE = RunConfig.load([], [*SETTINGS, "--horizon.kind=adaptive"])
@@ -235,7 +232,7 @@ def test_a_round_is_issued_before_what_is_trained_with_the_longest_horizon_and_i
             await issued_after(transport, Progress(), Kind.DEMO)
             made = await tickets(transport, 4)
             assert [ticket.kind for ticket in made] == [Kind.EVAL] * 3 + [Kind.DEMO]
-            assert [ticket.task for ticket in made[:3]] == [of.task for of in EVAL_TASKS]
+            assert [ticket.task for ticket in made[:3]] == [planned.task for planned in EVAL_TASKS]
             assert {(ticket.group_size, ticket.horizon_turns) for ticket in made[:3]} == {(2, 6)}
             assert {ticket.sampling.temperature for ticket in made[:3]} == {0.5}
             assert made[3].sampling.temperature == 1.0
@@ -328,6 +325,6 @@ def test_a_controller_that_died_within_a_round_completes_it_and_begins_no_other(
             async with controller_on(server, EVALUATING) as (transport, _):
                 assert await issued_after(transport, Progress(), Kind.EVAL) == 3
         again = await tickets(MemoryTransport(server, "run"), 3)
-        assert [ticket.task for ticket in again] == [of.task for of in EVAL_TASKS]
+        assert [ticket.task for ticket in again] == [planned.task for planned in EVAL_TASKS]
 
     run(scenario)

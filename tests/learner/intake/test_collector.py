@@ -147,7 +147,7 @@ def test_an_entry_of_a_ticket_that_was_never_issued_is_passed_over_and_its_ticke
     record: Group | Void | DeadLetter,
 ) -> None:
     collector = Collector(RULES, TicketAccounts())
-    entry = Entry(7, record, mark="m")
+    entry = Entry(7, record, digest="m")
     collector.pass_over(entry)
     assert (collector.cursor, collector.mark) == (7, "m")
     assert collector.pending == PendingBatch(unissued=[7])
@@ -191,7 +191,7 @@ def test_each_trace_knows_its_group() -> None:
     assert [trace.group for trace in collector.batch(5).traces] == [0, 0, 1, 1]
 
 
-# The collector is a function of the log: the property behind exact resume (invariant 3).
+# The collector is a function of the log: the property behind exact resume (docs/invariants.md: order decides).
 
 entries = st.lists(
     st.one_of(

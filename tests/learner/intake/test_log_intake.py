@@ -15,7 +15,8 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import NothingToLearn
-from horizonrl.common.types import Kind, PolicyVersion, Progress, Void
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, PolicyVersion, Void
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 
@@ -82,9 +83,9 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     except* NothingToLearn:
         given_up = True
     assert given_up == (refused == 10_000)
-    told = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]
-    assert [each["dropped"] for each in told] == [{"zero_variance": 20 << doubling} for doubling in range(warnings)]
-    assert all(each["success_rate"] == 0 for each in told)
+    warned = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]
+    assert [each["dropped"] for each in warned] == [{"zero_variance": 20 << doubling} for doubling in range(warnings)]
+    assert all(each["success_rate"] == 0 for each in warned)
 
 
 def test_a_ticket_is_not_ended_before_it_was_issued(tmp_path: Path) -> None:

@@ -70,8 +70,8 @@ def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp
     overrides = (*FREED, "--rl.groups_per_step=6")
     with pytest.raises(ExceptionGroup) as ended:
         asyncio.run(finish(small(tmp_path, 5.5, overrides)))
-    told = r"full \(\d,\d+ of 4,647 bytes\) with [1-5] of 6 groups .* broker\.max_log_bytes to [\d,]+ or more"
-    assert ended.group_contains(LogFull, match=told)
+    message = r"full \(\d,\d+ of 4,647 bytes\) with [1-5] of 6 groups .* broker\.max_log_bytes to [\d,]+ or more"
+    assert ended.group_contains(LogFull, match=message)
     assert LogFull.exit_code == ConfigError.exit_code
 
 

@@ -171,25 +171,25 @@ print(calls)
 """
 
 
-def crash(root: Path, at: int) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", CRASH, str(root), str(at)]
+def crash(root: Path, operation: int) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", CRASH, str(root), str(operation)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.process
 def test_a_kill_at_any_file_operation_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     CheckpointStore(tmp_path / "whole", keep=1).write(1, files("a"), {"step": 1})
-    operations = int(crash(tmp_path / "whole", at=-1).stdout)
+    operations = int(crash(tmp_path / "whole", operation=-1).stdout)
     assert operations > 40
-    for at in range(1, operations + 1, 3):
-        root = tmp_path / str(at)
+    for operation in range(1, operations + 1, 3):
+        root = tmp_path / str(operation)
         store = CheckpointStore(root, keep=1)
         store.write(1, files("a"), {"step": 1})
-        assert crash(root, at).returncode == -signal.SIGKILL
+        assert crash(root, operation).returncode == -signal.SIGKILL
         newest = store.newest()
         assert newest is not None and newest.state == {"step": newest.step}
         store.write(newest.step + 1, files("b"), {"step": newest.step + 1})
-        assert names(root) == [f"step-{newest.step + 1:06d}"], f"leftovers of a kill at operation {at} remain"
+        assert names(root) == [f"step-{newest.step + 1:06d}"], f"leftovers of a kill at operation {operation} remain"
 
 
 @pytest.mark.parametrize("error", [OSError(28, os.strerror(28)), RuntimeError("unexpected pos 576 vs 534")], ids=type)

@@ -52,8 +52,8 @@ def test_the_tasks_are_held_out_and_spread_over_the_categories_whatever_the_seed
     config = RunConfig.load([], ["--eval.every=5", "--eval.tasks=30"])
     tasks = eval_tasks(config)
     specs = {spec.task_id: spec for spec in registry.select("textcraft")}
-    assert {specs[of.task.task_id].split for of in tasks} == {"test"}
-    assert all(specs[of.task.task_id].category == of.category for of in tasks)
+    assert {specs[planned.task.task_id].split for planned in tasks} == {"test"}
+    assert all(specs[planned.task.task_id].category == planned.category for planned in tasks)
     assert eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=30", "--run.seed=7"])) == tasks
     assert eval_tasks(RunConfig.load([], ["--eval.every=5", "--eval.tasks=10"])) == tasks[:10]
     assert eval_tasks(RunConfig.load([], ["--eval.tasks=30"])) == ()
@@ -64,9 +64,9 @@ def test_no_category_has_two_more_than_another_that_holds_more(categories: list[
     specs = [TaskSpec(f"t{n}", "test", category) for n, category in enumerate(categories)]
     chosen = spread(specs, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(specs))
-    taken = {of: sum(spec.category == of for spec in chosen) for of in set(categories)}
-    unused = [of for of, number in taken.items() if number < categories.count(of)]
-    assert all(max(taken.values()) <= taken[of] + 1 for of in unused)
+    taken = {name: sum(spec.category == name for spec in chosen) for name in set(categories)}
+    unused = [name for name, number in taken.items() if number < categories.count(name)]
+    assert all(max(taken.values()) <= taken[name] + 1 for name in unused)
 
 
 def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,8 @@ def test_an_environment_is_evaluated_as_it_is_trained_or_not_at_all(tmp_path: Pa
     transcripts = {"id": "transcripts", "split": "train", "kinds": ["demo"], "options": {"path": str(recorded)}}
     textcraft = {"id": "textcraft", "categories": ["depth1"]}
     both, alone = ([*envs] for envs in ([transcripts, textcraft], [textcraft]))
-    of = [eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", json.dumps(envs)])) for envs in (both, alone)]
-    assert of[0] == of[1] != ()
+    planned = [eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", json.dumps(envs)])) for envs in (both, alone)]
+    assert planned[0] == planned[1] != ()
     playable = json.dumps([transcripts | {"kinds": ["demo", "eval"]}, textcraft])
     with pytest.raises(ConfigError, match="'transcripts' holds out no task"):
         eval_tasks(RunConfig.load([], ["--eval.every=5", "--envs", playable]))
@@ -110,7 +110,7 @@ def test_a_round_is_complete_with_its_last_end_in_whatever_order_they_come() -> 
     assert rounds.add(solved(0, 1.0)) is None
     results = rounds.add(solved(1, 0.0))
     assert results is not None
-    assert [(of.task.task_id, result.number) for of, result in results] == [("a1", 0), ("a2", 1), ("b1", 2)]
+    assert [(planned.task.task_id, result.number) for planned, result in results] == [("a1", 0), ("a2", 1), ("b1", 2)]
     assert [result["number"] for result in rounds.dump()] == [4]
 
 
@@ -228,7 +228,11 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
     assert not unfinished.exists()
     publisher.tidy()
     assert [publisher.find(PolicyVersion(version=version)) is not None for version in range(8)] == [
-        *(False, True, False, True, False),
+        False,
+        True,
+        False,
+        True,
+        False,
         *[True] * FILES_KEPT,
     ]
 

@@ -18,10 +18,10 @@ import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor
 
-from horizonrl.broker.api import Stream
-from horizonrl.broker.nats.access import Role, account
+from horizonrl.broker.api import Role, Stream
+from horizonrl.broker.nats.access import account
 from horizonrl.broker.nats.connect import STREAMS_WAIT_S
-from horizonrl.broker.nats.folder import Keys
+from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import find_server
 from horizonrl.broker.nats.streams import ACTORS, stream_name
@@ -148,7 +148,7 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
     config, mounted = config_of(overlay, role), volumes(overlay, role)
     assert config.run.name == one(overlay, "Namespace")["metadata"]["labels"][INSTANCE]
     assert config.broker.url.startswith("tls://")
-    files = {config.broker.ca_file, config.broker.nkey_seed, config.broker.ticket_key} - {None}
+    files = {config.broker.nats.ca_file, config.broker.nats.nkey_seed, config.broker.ticket_key} - {None}
     _, secrets = sources(overlay, role)
     own_key = {Path(place) for place, volume in mounted.items() if "secret" in volume}
     assert {Path("/etc/horizonrl") / path for path in secrets[f"horizonrl-{role}"]} | own_key == files
@@ -199,7 +199,7 @@ def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: An
 
 @each_overlay
 def test_a_pod_of_an_actor_sees_the_key_of_its_number_alone(overlay: str) -> None:
-    container, keys = container_of(overlay, "actor"), Keys(Path("keys"))
+    container, keys = container_of(overlay, "actor"), KeyFolder(Path("keys"))
     (mount,) = [each for each in container["volumeMounts"] if each["name"] == "keys"]
     assert {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} in container["env"]
     for number in (0, 11):
@@ -327,7 +327,7 @@ def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
     (first, *_) = [words for words in OURS if "--host" in words]
     make_keys(tmp_path / "keys", ["laptop"], ["n"], actors=int(first[first.index("--actors") + 1]))
-    keys = Keys(tmp_path / "keys")
+    keys = KeyFolder(tmp_path / "keys")
     made = {}
     for words in SECRETS:
         dry = [*words, "--dry-run=client", "--output=yaml"]

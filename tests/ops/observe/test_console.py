@@ -10,7 +10,8 @@ import pytest
 import rich.console
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.types import DropReason, Kind, Outcomes, Phase, Progress
+from horizonrl.common.state import Outcomes, Progress
+from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.observe.broker_status import waits
 from horizonrl.ops.observe.console import COLUMNS, Console, fitting, row, waiting_for

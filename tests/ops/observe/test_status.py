@@ -11,24 +11,15 @@ import pytest
 from rich.console import Console
 
 from horizonrl.broker.api import Extent, Key, QueueState, Transport
+from horizonrl.broker.connect import connect
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import BrokerSection, RunConfig
-from horizonrl.common.types import (
-    DropReason,
-    HorizonGrowth,
-    HorizonState,
-    Kind,
-    Outcomes,
-    Phase,
-    PolicyVersion,
-    Progress,
-    WeightsManifest,
-)
+from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress, WeightsManifest
+from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.ops.cli.main import main

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,10 +29,18 @@ def test_the_page_of_the_configuration_is_current() -> None:
 
 def test_the_page_of_the_configuration_has_every_key() -> None:
     sections = RunConfig.model_construct().model_dump(mode="json")
-    shown = re.findall(r"^## `\[+(\w+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
-    keys = {name: (section[0] if isinstance(section, list) else section) for name, section in sections.items()}
-    expected = [each for name, section in keys.items() for each in (name, *section)]
-    assert [section or key for section, key in shown] == expected
+    named = re.findall(r"^## `\[+([\w.]+)\]+`$|^\| `(\w+)` \|", config_page.page(), re.MULTILINE)
+    assert [section or key for section, key in named] == list(keys_of(sections))
+
+
+def keys_of(sections: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield each section and then its keys, with the sections in it at its end."""
+    for name, values in sections.items():
+        keys = values[0] if isinstance(values, list) else values
+        inner = {key: value for key, value in keys.items() if isinstance(value, dict) and value}
+        yield prefix + name
+        yield from (key for key in keys if key not in inner)
+        yield from keys_of(inner, f"{prefix}{name}.")
 
 
 def test_the_dashboards_are_current() -> None:

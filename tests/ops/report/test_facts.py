@@ -142,9 +142,9 @@ def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files:
 
 
 def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HORIZONRL_BROKER__PASSWORD", "hunter2")
-    config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.user=me")
-    assert config.broker.password is not None
+    monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
+    config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.nats.user=me")
+    assert config.broker.nats.password is not None
     shown = facts(config, files)["config"]
     assert "hunter2" not in shown
     assert "host:4222" in shown

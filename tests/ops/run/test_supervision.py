@@ -8,7 +8,8 @@ from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import RunFailed
-from horizonrl.common.types import Kind, Outcomes, Progress
+from horizonrl.common.state import Outcomes, Progress
+from horizonrl.common.types import Kind
 from horizonrl.ops.run import supervision
 from horizonrl.ops.run.supervision import MAX_RESTARTS, Restarts, RunProgress, SupervisedProcess
 

@@ -195,7 +195,11 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
 
     out = place / "out"
     assert sorted(path.name for path in (out / "low-seed0").iterdir()) == [
-        *("ending.json", "episodes", "logs", "metrics.jsonl", "recipe.toml")
+        "ending.json",
+        "episodes",
+        "logs",
+        "metrics.jsonl",
+        "recipe.toml",
     ]
     results = json.loads((out / "results.json").read_text())
     low, high = results["variants"]

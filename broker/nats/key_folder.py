@@ -6,14 +6,14 @@ from pathlib import Path
 
 import nkeys
 
-from horizonrl.broker.nats.access import Role
+from horizonrl.broker.api import Role
 
 TICKET_KEY = "ticket.key"
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """Where things are: `{run}/{role}.nk`, `{run}/actors/actor-{number}.nk`, `{run}/ticket.key`, `ca.pem`,
+class KeyFolder:
+    """The folder's layout: `{run}/{role}.nk`, `{run}/actors/actor-{number}.nk`, `{run}/ticket.key`, `ca.pem`,
     `server.pem`, `nats-server.conf`."""
 
     folder: Path
@@ -27,17 +27,18 @@ class Keys:
         return self.folder / "nats-server.conf"
 
     def included(self, folder: Path) -> str:
-        """Return the line that includes the configuration in that of a server in `folder`, which must be relative."""
+        """Return the line that includes this configuration in that of a server in `folder`: nats-server wants a
+        relative path."""
         return f'include "{os.path.relpath(self.configuration.resolve(), folder.resolve())}"'
 
     def seed(self, run: str, role: Role, number: int = 0) -> Path:
-        """Return the file of a role's key; `number` tells the actors apart, each of which has its own."""
+        """Return the file of a role's key. Each actor has its own, by `number`."""
         if role is Role.ACTOR:
             return self.folder / run / "actors" / f"actor-{number}.nk"
         return self.folder / run / f"{role.value}.nk"
 
     def seeds(self, run: str, role: Role) -> list[Path]:
-        """Return the files of a role's keys that there are."""
+        """Return the files of a role's keys that exist."""
         pattern = "actors/actor-*.nk" if role is Role.ACTOR else f"{role.value}.nk"
         return sorted((self.folder / run).glob(pattern))
 
@@ -49,7 +50,7 @@ class Keys:
 
 
 def public_key(seed: Path) -> str:
-    """Return the public nkey of a file's seed. Raises ValueError, without what the file holds, when it holds none."""
+    """Return the public nkey of a file's seed. Raises ValueError if the file has none, without the file's content."""
     try:
         pair = nkeys.from_seed(bytearray(seed.read_bytes().strip()))
     except (nkeys.NkeysError, ValueError):

@@ -1,11 +1,11 @@
 """The live NATS connection under a transport: it reconnects for ever, remembers refusals, and repeats requests.
 
-A NATS server does not answer a request that it refuses: the refusal arrives beside it, and the request times out. The
-link keeps the refusal, interrupts whoever waits and raises it from every attempt from then on: a role that is refused
-something ends, and says why.
+A NATS server does not answer a request that it refuses. The refusal arrives separately, and the request times out. So
+the connection keeps the refusal, interrupts everyone who waits, and raises it from every later attempt: a role that is
+refused something ends, and says why.
 
-A server may also do nothing at all, for ever: one whose disk was full for a moment answers no publish until it is
-started again. So a request that is repeated for long is told of, whatever the cause.
+A server may also stop answering for ever: after its disk was full for a moment, it answers no publish until it is
+restarted. So a request that is repeated for long is logged, whatever the cause.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ log = get_logger()
 T = TypeVar("T")
 
 CALL_DEADLINE_S = 600.0
-"""How long a request is repeated before its caller hears that the broker is unreachable: a restart, an upgrade or a
-failed node is waited out, a broker that is gone ends the role with an error."""
+"""How long a request is repeated before the broker counts as unreachable. That outlasts a restart, an upgrade or a
+failed node; a broker that is gone ends the role with an error."""
 TELL_AFTER_S = 10.0
-"""A request that is repeated so long is told of, and again each time that the wait has doubled."""
+"""A request that is repeated for this long is logged, and again each time that the wait has doubled."""
 CLOSE_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
-"""JetStream's err_code for a stream, the account's storage and the server's storage that hold no more."""
+"""JetStream's err_codes for a full stream, a full account and a full server."""
 PASSING = (
     TimeoutError,
     nats.errors.NoRespondersError,
@@ -46,7 +46,7 @@ PASSING = (
     nats.js.errors.ServiceUnavailableError,
     nats.js.errors.ServerError,
 )
-"""What passes by itself: the server is restarting, electing, or full."""
+"""Errors that pass by themselves: the server is restarting, electing a leader, or full."""
 
 
 _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
@@ -56,13 +56,13 @@ _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=
 
 @dataclass(eq=False)
 class Stall:
-    """A request that has not been done at the first attempt."""
+    """A request whose first attempt failed."""
 
     what: str
     cause: Exception
     since: float = field(default_factory=time.monotonic)
     told_s: float = 0.0
-    """How long it had lasted when it was last told of."""
+    """How long it had lasted when it was last logged."""
 
     @property
     def lasts_s(self) -> float:
@@ -73,23 +73,23 @@ class Stall:
         lasts_s = self.lasts_s
         if lasts_s >= max(TELL_AFTER_S, 2 * self.told_s):
             self.told_s = lasts_s
-            told = {"what": self.what, "error": repr(self.cause), "for_s": round(lasts_s, 1), "url": url}
+            fields = {"what": self.what, "error": repr(self.cause), "for_s": round(lasts_s, 1), "url": url}
             if is_full(self.cause):
-                log.warning("stream_full", **told)
+                log.warning("stream_full", **fields)
             else:
-                log.warning("broker_stalled", **told)
+                log.warning("broker_stalled", **fields)
 
 
 def is_full(error: Exception) -> bool:
-    """Say whether the server refuses a message because stream, account or server hold no more."""
+    """Return whether the server refuses a message because the stream, the account or the server is full."""
     return isinstance(error, nats.js.errors.APIError) and error.err_code in STREAM_IS_FULL
 
 
-class Link:
+class Connection:
     def __init__(self, url: str, *, encrypted: bool = False) -> None:
         self.url = url
         self.encrypted = encrypted
-        """Refuse a server that does not offer TLS: somebody may stand between."""
+        """Refuse a server that does not offer TLS: somebody may be in between."""
         self.client = Client()
         self.counters = TransportCounters()
         self._up = asyncio.Event()
@@ -97,7 +97,7 @@ class Link:
         """The requests in flight."""
         self._stalls: set[Stall] = set()
         self._opened = False
-        """There has been a connection: whatever fails now, it is tried again."""
+        """Whether there has ever been a connection. From then on, whatever fails is tried again."""
         self._refusal: str | None = None
 
     async def ask(
@@ -107,10 +107,10 @@ class Link:
         *,
         what: str = "a request",
     ) -> T:
-        """Make a request again and again until the server has answered it; it must be safe to repeat.
+        """Repeat a request until the server answers it; the request must be safe to repeat.
 
-        `what` names it to people. Raises BrokerUnreachable after `deadline_s`, BrokerDenied when the server refuses it;
-        None waits for ever.
+        `what` names it in the log. Raises BrokerUnreachable after `deadline_s` (None waits for ever), and BrokerDenied
+        if the server refuses it.
         """
         try:
             async with asyncio.timeout(deadline_s):
@@ -152,11 +152,11 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:
-        """Wait for the connection, then run the body; raise TimeoutError in it when the connection is lost.
+        """Wait for the connection, then run the body; raise TimeoutError in it if the connection is lost.
 
-        No answer comes over a connection that is lost, so that whoever waits for one should ask again on the next.
-        A cancellation that the client swallowed in the body is raised after it: nats-py waits with `wait_for`, which in
-        Python 3.11 lets an answer that comes at the same moment win.
+        No answer comes over a lost connection, so that its request has to be made again on the next one. If the client
+        swallowed a cancellation in the body, it is raised afterwards: nats-py waits with `wait_for`, and in Python 3.11
+        an answer that comes at the same moment wins over the cancellation.
         """
         await self._up.wait()
         self.raise_refusal()
@@ -172,12 +172,12 @@ class Link:
             raise asyncio.CancelledError
 
     def raise_refusal(self) -> None:
-        """Raise BrokerDenied if the server has ever refused something: this role cannot do its work any more."""
+        """Raise BrokerDenied if the server has ever refused something: this role can no longer do its work."""
         if self._refusal is not None:
             raise BrokerDenied(self._refusal)
 
     def opened(self) -> None:
-        """Take up the first connection. Raises BrokerDenied when it should be encrypted and is not."""
+        """Start using the first connection. Raises BrokerDenied if it should be encrypted and is not."""
         self._check_encryption()
         self.raise_refusal()
         self._opened = True
@@ -185,12 +185,14 @@ class Link:
 
     def _check_encryption(self) -> None:
         if self.encrypted and not self.client._server_info.get("tls_required"):
-            self._refuse(f"{self.url} offers no TLS although broker.ca_file is set: check the address, or unset it")
+            self._refuse(
+                f"{self.url} offers no TLS although broker.nats.ca_file is set: check the address, or unset it"
+            )
 
     async def close(self) -> None:
-        """Close the connection; whoever waits for it learns that it will not come back."""
+        """Close the connection, and end every wait for it."""
         # The client writes what is pending to a socket that may be gone, and asserts that it was ever connected.
-        # After a failed TLS handshake it waits for a farewell that does not come.
+        # After a failed TLS handshake it waits for an answer to its close that never comes.
         with contextlib.suppress(OSError, AssertionError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.client.close()
@@ -214,16 +216,18 @@ class Link:
         self._up.set()
 
     async def on_error(self, error: Exception) -> None:
-        """Tell a refusal from the noise of a lost connection; one that stands before any connection is raised here."""
+        """Tell a refusal from the noise of a lost connection; raise one that comes before the first connection."""
         text = str(error).removeprefix("nats: ").strip("'")
         if "permissions violation" in text.lower():
             self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
         elif "authorization violation" in text.lower():
-            self._refuse(f"{self.url} refuses the credentials: check broker.nkey_seed, or broker.user and the password")
+            self._refuse(
+                f"{self.url} refuses the credentials: check broker.nats.nkey_seed, or broker.nats.user and the password"
+            )
         elif isinstance(error, ssl.SSLCertVerificationError):
             self._refuse(
                 f"{self.url} has a certificate that is not trusted ({error.verify_message}): "
-                "broker.ca_file must hold the authority that signed it, and broker.url a name that stands in it"
+                "broker.nats.ca_file must hold the authority that signed it, and broker.url a name that it contains"
             )
         else:
             log.debug("broker_error", url=self.url, error=repr(error))
@@ -232,7 +236,7 @@ class Link:
             self.raise_refusal()
 
     def _refuse(self, refusal: str) -> None:
-        """Remember a refusal and end every wait: a server does not answer what it refuses."""
+        """Remember a refusal and end every wait: a server does not answer requests that it refuses."""
         self.counters.denied += 1
         self._refusal = refusal
         log.error("broker_denied", url=self.url, refusal=refusal)

@@ -8,7 +8,7 @@ import nats.js.errors
 import pytest
 from structlog.testing import capture_logs
 
-from horizonrl.broker.nats.link import Link, Stall
+from horizonrl.broker.nats.connection import Connection, Stall
 from horizonrl.common.errors import BrokerUnreachable
 
 
@@ -23,9 +23,9 @@ async def deaf() -> str:
 
 def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> None:
     async def scenario() -> None:
-        link = Link("nats://nowhere")
-        link.opened()
-        asking = asyncio.create_task(link.ask(deaf))
+        connection = Connection("nats://nowhere")
+        connection.opened()
+        asking = asyncio.create_task(connection.ask(deaf))
         await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.wait([asking], timeout=5)
@@ -36,10 +36,10 @@ def test_a_cancellation_that_the_client_swallows_still_ends_the_request() -> Non
 
 def test_a_deadline_that_the_client_swallows_does_not_cancel_what_comes_next() -> None:
     async def scenario() -> None:
-        link = Link("nats://nowhere")
-        link.opened()
+        connection = Connection("nats://nowhere")
+        connection.opened()
         with pytest.raises(BrokerUnreachable, match=r"has not answered for 0.01 s \(look\)"):
-            await link.ask(deaf, deadline_s=0.01, what="look")
+            await connection.ask(deaf, deadline_s=0.01, what="look")
         await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
@@ -75,23 +75,23 @@ def test_a_request_that_waits_long_is_told_of_once_and_whenever_the_wait_has_dou
 
 def test_a_link_tells_of_what_is_left_undone_and_that_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        link, stalled, answers = Link("nats://there"), [], iter([TimeoutError(), FULL, "answer"])
-        link.opened()
+        connection, stalled, answers = Connection("nats://there"), [], iter([TimeoutError(), FULL, "answer"])
+        connection.opened()
 
         async def request() -> str:
-            stalled.append(link.stalled_s > 0)
+            stalled.append(connection.stalled_s > 0)
             answer = next(answers)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-        assert await link.ask(request, what="look") == "answer"
+        assert await connection.ask(request, what="look") == "answer"
         assert stalled == [False, True, True]
-        assert link.stalled_s == 0
+        assert connection.stalled_s == 0
         with pytest.raises(BrokerUnreachable):
-            await link.ask(deaf, deadline_s=0.01)
+            await connection.ask(deaf, deadline_s=0.01)
 
-    monkeypatch.setattr("horizonrl.broker.nats.link.TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("horizonrl.broker.nats.connection.TELL_AFTER_S", 0.0)
     with capture_logs() as logs:
         asyncio.run(scenario())
     events = [line["event"] for line in logs if not line["event"].startswith("stamina.")]

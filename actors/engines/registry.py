@@ -1,0 +1,61 @@
+"""The inference engines by name. An engine is imported when it is started: none needs what another one needs.
+
+To add one, write a file with `async def start(settings: EngineSettings) -> Policy`, name it here, and add it to the
+fixtures of `tests/contracts/test_policy.py`. An engine of another package needs no entry: name it `module:function`.
+"""
+
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pathlib import Path
+
+from horizonrl.actors.policy import EngineSettings, Policy
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
+
+ENGINES = {
+    "vllm": "horizonrl.actors.engines.vllm:start",
+    "endpoint": "horizonrl.actors.engines.endpoint:start",
+    "scripted": "horizonrl.actors.engines.scripted:start",
+}
+
+
+async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
+    """Start the engine that the config names; return once it can generate.
+
+    Raises ConfigError for an unknown name, MissingDependency for an engine that is not installed, EngineDead for one
+    that does not start.
+    """
+    start = factory(config.actor.engine)
+    return await start(
+        EngineSettings(
+            model_dir=model_dir,
+            max_context_tokens=config.model.max_context_tokens,
+            slots=config.actor.slots,
+            threads=config.actor.threads,
+            kv_cache_mib=config.actor.kv_cache_mib,
+            gpu_memory_share=config.actor.gpu_memory_share,
+            seed=config.run.seed,
+            endpoint=config.actor.endpoint,
+        )
+    )
+
+
+def factory(name: str) -> Callable[[EngineSettings], Awaitable[Policy]]:
+    """Import an engine's module and return what starts it."""
+    module, colon, function = ENGINES.get(name, name).partition(":")
+    if not colon:
+        raise ConfigError(
+            f"actor.engine is {name!r}, which is not an engine{did_you_mean(name, ENGINES)} Known: "
+            f"{', '.join(ENGINES)}, or MODULE:FUNCTION of an installed package"
+        )
+    try:
+        start: Callable[[EngineSettings], Awaitable[Policy]] = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "horizonrl":
+            raise  # ours, and not there: a defect, not something to install
+        raise MissingDependency(
+            f"actor.engine {name!r} needs the package {error.name!r}, which is not installed"
+        ) from error
+    except AttributeError:
+        raise ConfigError(f"actor.engine is {name!r}, but {module} has no {function}") from None
+    return start

@@ -1,0 +1,136 @@
+"""The records of a run's state, one per key of the broker's key-value store, and the small ones inside them.
+
+`broker/state.py` says which key holds which record. Each has one writer: the learner (`progress`, `policy`) or the
+controller (`horizon`, `run`).
+"""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from horizonrl.common.types import (
+    MAX_ENVIRONMENTS,
+    MAX_LONG_TEXT,
+    MAX_TOKENS,
+    Count,
+    Digest,
+    DropReason,
+    Few,
+    HorizonTurns,
+    Kind,
+    Name,
+    Phase,
+    PolicyVersion,
+    Ranges,
+    Record,
+    ShortText,
+)
+
+
+class Outcomes(Record):
+    """How many tickets of one kind were settled, by end."""
+
+    trained: Count = 0
+    evaluated: Count = 0
+    dropped: Annotated[dict[DropReason, Count], Few] = {}
+    void: Count = 0
+
+    @property
+    def settled(self) -> int:
+        return self.trained + self.evaluated + sum(self.dropped.values()) + self.void
+
+
+class HorizonGrowth(Record):
+    """An adaptive horizon's decision to grow."""
+
+    env_id: Name
+    phase_step: Count
+    """RL steps taken when it was decided."""
+    from_turns: HorizonTurns
+    to_turns: HorizonTurns
+    reason: ShortText
+    """What was measured."""
+
+
+class Progress(Record):
+    """The learner's word on where the run stands (key `progress`)."""
+
+    step: Count = 0
+    """Optimizer steps taken in all phases; equals `policy.version`."""
+    phase: Phase = Phase.IMITATION
+    phase_step: Count = 0
+    """Optimizer steps taken in this phase: what horizon schedules count."""
+    policy: PolicyVersion = PolicyVersion()
+    cursor: Count = 0
+    outcomes: Annotated[dict[Kind, Outcomes], Few] = {}
+    lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
+    """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
+    ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
+    """Per kind, the ranges (first, last) of numbers from `lowest_unsettled` on whose ends stand up to `cursor`."""
+    growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
+    """The last growth of each environment's adaptive horizon; one that has not grown is left out."""
+    finished: bool = False
+
+    def settled(self, kind: Kind) -> int:
+        return self.outcomes[kind].settled if kind in self.outcomes else 0
+
+    def ended(self, kind: Kind, number: int) -> bool:
+        """Say whether the learner has met the end of a ticket."""
+        return number < self.lowest_unsettled.get(kind, 0) or any(
+            first <= number <= last for first, last in self.ended_ranges.get(kind, ())
+        )
+
+    def reached(self, kind: Kind) -> int:
+        """Return the number after the highest one of a kind whose end is known."""
+        return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.ended_ranges.get(kind, ())), 0)
+
+
+class WeightsManifest(Record):
+    """A published key frame (key `policy`): where its bytes are and how to know them.
+
+    `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open; else
+    the frame is `chunks` messages of the weights stream, from `first_sequence` to `last_sequence`.
+    """
+
+    policy: PolicyVersion
+    weights_bytes: Count
+    digest: Digest
+    path: Annotated[str, Field(max_length=4096)] | None = None
+    chunks: Count = 0
+    first_sequence: Count = 0
+    last_sequence: Count = 0
+
+
+class HorizonState(Record):
+    """The controller's word on the horizons in force (key `horizon`)."""
+
+    phase_step: Count = 0
+    horizons: dict[Name, HorizonTurns] = {}
+    """Per environment, the horizon of the tickets now issued; recorded before the first of them is."""
+    tickets_issued: Annotated[dict[Kind, Count], Few] = {}
+
+
+class EnvironmentSettings(Record):
+    """How the run's actors make an environment."""
+
+    model_config = ConfigDict(allow_inf_nan=False)  # a NaN would differ from itself
+
+    env_id: Name
+    options: dict[str, JsonValue] = {}
+    """Keyword arguments of the environment."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """A reset or step that takes longer breaks the episode."""
+
+
+class RunSettings(Record):
+    """What an actor has to know of the run's recipe (key `run`): the controller's word, set before its first ticket."""
+
+    total_steps: Count
+    """Optimizer steps of the run: it is over when `progress` is finished at this step or a later one."""
+    max_deliver: Annotated[int, Field(ge=1)]
+    """Deliveries of a ticket after which an actor ends it as void."""
+    max_context_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    """Longest sequence of an episode; the learner settles a longer one as malformed."""
+    system_prompt: Annotated[str, Field(max_length=MAX_LONG_TEXT)] | None = None
+    """The chat's system message; None leaves the template's default."""
+    environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]

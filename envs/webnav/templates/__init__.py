@@ -1,0 +1,1 @@
+"""The task templates, by the sites that they are about. `table.py` lists them by category."""

@@ -1,0 +1,354 @@
+"""The policy-gradient step on any backend: scores, reference, micro-batches, updates and their statistics.
+
+Place in the flow: Batch → **Version**. `PolicyGradientEngine` decides what is computed; a `Backend` holds the model and
+the optimizer and knows how they are spread over ranks. Every rank holds one engine and makes the same calls in the same
+order; `ranks.py` sees to that. Parameters, activations and logits are bfloat16, as in the actors' engine;
+log-probabilities, gradient sums, master weights and AdamW's moments are float32.
+"""
+
+import json
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
+from functools import reduce
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from horizonrl.broker.weights import digest_file
+from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
+from horizonrl.common.logs import get_logger
+from horizonrl.learner.algorithm.advantage import Scores
+from horizonrl.learner.algorithm.objective import (
+    LossStats,
+    TrainingSample,
+    build_updates,
+    loss_inputs,
+    loss_stats,
+    mean,
+    token_loss,
+)
+from horizonrl.learner.engine.api import EngineSettings, StepStats
+from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
+from horizonrl.learner.engine.packing import MicroBatch, pack
+from horizonrl.learner.engine.shards import open_shards, write_shards
+from horizonrl.learner.engine.weights_file import write_weights_file
+from horizonrl.learner.intake.batch import Batch, Trace
+
+log = get_logger()
+
+ENGINE_FILE = "engine.json"
+REFERENCE_FILE = "reference.safetensors"
+_RNG = "torch_rng"
+
+
+class Backend(Protocol):
+    """The model in training and its AdamW on this rank. All ranks make the same calls in the same order."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+    scorer: TokenScorer
+    """The model; called through `forward` only, and its parameters are whole only in what `gather` returns."""
+    same_pass_on_all_ranks: bool
+    """Whether every rank must use the same parameters equally often and in the same order (ZeRO stages 2 and 3)."""
+
+    def forward(self, *asked: Tensor) -> ScorerOutput:
+        """Call the scorer."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's share of the objective, which is the sum over ranks."""
+
+    def step(self, rates: Sequence[float]) -> float:
+        """Clip, step with one rate per parameter group, forget the gradient; return its norm before clipping."""
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order."""
+
+    def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return parameters of the scorer, whole, on every rank."""
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shapes of what `state` yields, by name."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that AdamW has taken; its bias correction needs it."""
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the masters and AdamW's moments by parameter name, each whole on rank 0 when it is asked for."""
+
+    def load(self, read: Callable[[str], Tensor], steps: int) -> None:
+        """Restore the state from `read(name)`, and the model's parameters, which are the rounded masters."""
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
+class PolicyGradientEngine:
+    """`api.RankEngine` on a backend; one per process."""
+
+    def __init__(self, settings: EngineSettings, backend: Backend) -> None:
+        self._settings = settings
+        self._backend = backend
+        self.rank, self.ranks = backend.rank, backend.ranks
+        lm: Any = backend.scorer.lm
+        self.vocabulary: int = lm.get_input_embeddings().num_embeddings
+        self._base: dict[str, str] = {}
+        """Digests of the frozen model's files. Adapters mean nothing on top of another model."""
+        if settings.lora_rank:
+            self._base = {file.name: digest_file(file) for file in sorted(settings.model_dir.glob("*.safetensors"))}
+        self._earlier: TokenScorer | None = None
+        self._reference: TokenScorer | None = None
+        self._reference_version = 0
+        self._shares_prompts = self._may_share()
+
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        """Make the next version from the batch; raise RunFailed if a gradient is not finite."""
+        started = time.perf_counter()
+        if batch.trained_tokens == 0:
+            raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
+        objective = self._settings.objective
+        scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
+        scores = self._scored(batch) if scored else None
+        updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
+        all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
+        return _step_stats(
+            stats,
+            grad_norm=max(norms),
+            lr=mean(sum(rates), len(rates)),
+            compute_s=time.perf_counter() - started,
+            has_reference=objective.needs_reference,
+        )
+
+    @torch.no_grad()
+    def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
+        """Score one trace with an earlier version's weights, in a second model that is loaded at the first call."""
+        if self._earlier is None:
+            self._earlier = self._frozen_model()
+        self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
+        (micro_batch,) = pack([trace], 1, len(trace.ids_L), share=False)[0]
+        logprobs_N = self._earlier(*self._asked(micro_batch)).logprobs_N
+        gaps_N = (logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
+        return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
+
+    def write_weights(self, path: Path) -> str:
+        """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self._weights():  # every rank takes part in gathering them
+            if self.rank == 0:
+                tensors[name] = tensor.cpu()
+        return write_weights_file(tensors, path) if self.rank == 0 else ""
+
+    def save(self, directory: Path, state: dict[str, Any]) -> None:
+        """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = chain([(_RNG, torch.get_rng_state())], self._backend.state())
+        if self.rank == 0:
+            files = write_shards(tensors, directory)
+            written = {"state": state, "optimizer_steps": self._backend.steps, "files": files, "base": self._base}
+            if self._reference is not None:
+                written["reference_version"] = self._reference_version
+                write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
+            (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
+        else:
+            deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
+        # No rank may look for the files before rank 0 has written them.
+        self._backend.all_gather(torch.zeros(1, device=self._backend.device))
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Restore what `save` wrote, on any backend and any number of ranks, and return its `state`.
+
+        All ranks read `directory`. Raises CheckpointError if it is incomplete or of another model.
+        """
+        try:
+            written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+            state, steps, files = dict(written["state"]), int(written["optimizer_steps"]), list(written["files"])
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
+        rng = {_RNG: list(torch.get_rng_state().shape)}
+        with open_shards(directory, files) as shards:
+            _check_same_model(shards.shapes, rng | self._backend.shapes, directory)
+            if (base := written.get("base", {})) != self._base:
+                raise CheckpointMismatch(
+                    f"the adapters in {directory} stand beside other weights ({base}) than those of "
+                    f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
+                )
+            self._backend.load(shards.read, steps)
+            torch.set_rng_state(shards.read(_RNG))
+        self._reference = None
+        if (directory / REFERENCE_FILE).is_file() and self._settings.objective.needs_reference:
+            self._reference, self._reference_version = self._frozen_model(), int(written["reference_version"])
+            self._reference.lm.load_state_dict(load_file(directory / REFERENCE_FILE), strict=False)
+        return state
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _may_share(self) -> bool:
+        """Return whether a group's prompt is read once for all its episodes; log it when only the model forbids it.
+
+        A shared prompt goes through the model's cache, which layers that are computed twice would fill twice. It also
+        changes how often and in which order a rank uses the parameters.
+        """
+        scorer = self._backend.scorer
+        allowed = not (self._backend.same_pass_on_all_ranks or self._settings.gradient_checkpointing)
+        if allowed and not scorer.shares_prompts and self.rank == 0:
+            log.warning(
+                "prompts_not_shared",
+                model=type(scorer.lm).__name__,
+                why="its layers keep more than keys and values, so that each episode's prompt is read anew",
+            )
+        return allowed and scorer.shares_prompts
+
+    def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
+        """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
+        objective, own_stats = self._settings.objective, LossStats()
+        for micro_batch in self._packed([sample.trace for sample in samples]):
+            output = self._output(micro_batch)
+            inputs = loss_inputs(samples, micro_batch, version, self._backend.device)
+            loss_N = token_loss(output, inputs, objective)
+            # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
+            self._backend.backward((loss_N + 0.0 * output.values_N).sum())
+            own_stats += loss_stats(loss_N, output, inputs, objective)
+        stats = self._total(own_stats)
+        if objective.correction.ess_lr and stats.episodes:
+            lr *= math.sqrt(stats.ess_of_episodes)
+        grad_norm = self._backend.step([lr, objective.critic.lr] if objective.advantage.needs_critic else [lr])
+        if not math.isfinite(grad_norm):
+            raise RunFailed(
+                f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
+                "checkpoint with a lower learning rate"
+            )
+        return stats, grad_norm, lr
+
+    @torch.no_grad()
+    def _scored(self, batch: Batch) -> list[Scores]:
+        """Return what policy, reference and critic say about the whole batch before the step, on every rank."""
+        self._move_reference(batch.version)
+        tokens = [trace.trained_tokens for trace in batch.traces]
+        starts = np.cumsum([0, *tokens])
+        table = torch.zeros(3, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
+        for micro_batch in self._packed(batch.traces):
+            output = self._output(micro_batch)
+            reference_N = torch.zeros_like(output.logprobs_N)
+            if self._reference is not None:
+                reference_N = self._reference(*self._asked(micro_batch)).logprobs_N
+            rows = torch.stack([output.logprobs_N, reference_N, output.values_N]).double()
+            ends = np.cumsum([0, *(tokens[place] for place in micro_batch.indices_B)])
+            for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
+                table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
+        # Each rank has scored its own traces and left 0 for the others: the sum is exact.
+        whole = reduce(torch.add, self._backend.all_gather(table)).cpu().numpy()
+        return [Scores(*whole[:, start:end]) for start, end in pairwise(starts)]
+
+    def _move_reference(self, version: int) -> None:
+        """Make the present policy the reference when RL begins, and every `refresh_every` versions."""
+        objective = self._settings.objective
+        if not objective.needs_reference:
+            return
+        every = objective.reference.refresh_every
+        if self._reference is None:
+            self._reference = self._frozen_model()
+        elif every is None or version < self._reference_version + every:
+            return
+        self._reference_version = version
+        own = dict(self._reference.lm.named_parameters())
+        for name, tensor in self._weights():
+            own[name].data.copy_(tensor)
+
+    def _frozen_model(self) -> TokenScorer:
+        lm: Any = load_language_model(self._settings.model_dir)
+        return TokenScorer(lm.to(self._backend.device).requires_grad_(False))
+
+    def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
+        """Return this rank's micro-batches."""
+        return pack(traces, self.ranks, self._settings.micro_batch_tokens, share=self._shares_prompts)[self.rank]
+
+    def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
+        """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
+        temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
+        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N, temperatures_N)
+        return list(map(self._tensor, asked))
+
+    def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
+        return self._backend.forward(*self._asked(micro_batch))
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._backend.device)
+
+    def _total(self, own_stats: LossStats) -> LossStats:
+        """Add up the statistics of all ranks, in rank order, so that every rank gets the same bits."""
+        row = torch.tensor(astuple(own_stats), dtype=torch.float64, device=self._backend.device)
+        return sum((LossStats(*other.tolist()) for other in self._backend.all_gather(row)), LossStats())
+
+    def _weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's weights under their Hugging Face names; adapters are merged into theirs."""
+        for name, parts in policy_weights(self._backend.scorer.lm):
+            yield name, merged(*self._backend.gather(parts)).detach()
+
+
+def prepare_process(settings: EngineSettings) -> torch.device:
+    """Seed torch, and take this rank's GPU or its share of the CPU; return the device to train on."""
+    # oneDNN keeps a compiled kernel for each of the last 1024 shapes, and each batch brings new ones: 0.4 GB in vain.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    torch.manual_seed(settings.seed)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", torch.cuda.current_device())
+    torch.set_num_threads(settings.threads)
+    return torch.device("cpu")
+
+
+def build_scorer(settings: EngineSettings) -> TokenScorer:
+    """Load the model that is to be trained, with its adapters and its critic if the settings ask for them."""
+    lm: Any = load_language_model(settings.model_dir)
+    if settings.lora_rank:
+        add_adapters(lm, settings.lora_rank)
+    lm.eval()  # no dropout: the policy in training is the one that actors sample with
+    if settings.gradient_checkpointing:
+        checkpoint_layers(lm)
+    return TokenScorer(lm, critic=settings.objective.advantage.needs_critic)
+
+
+def _check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]], directory: Path) -> None:
+    differing = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
+    if differing:
+        name = differing[0]
+        raise CheckpointMismatch(
+            f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
+            f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} here; "
+            "resume with the model and the rank that the run began with"
+        )
+
+
+def _step_stats(stats: LossStats, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:
+    return StepStats(
+        loss=stats.loss,
+        grad_norm=grad_norm,
+        lr=lr,
+        entropy=mean(stats.entropy, stats.tokens),
+        kl=mean(stats.kl, stats.compared),
+        logprob_gap=mean(stats.gap, stats.compared),
+        logprob_gap_fresh=mean(stats.gap_fresh, stats.fresh),
+        clip_share=mean(stats.clipped, stats.compared),
+        importance_mean=mean(stats.importance, stats.compared),
+        importance_max=mean(stats.importance_max, 1 if stats.compared else 0),
+        ess=stats.ess,
+        reference_kl=mean(stats.reference_kl, stats.compared) if has_reference else math.nan,
+        value_error=math.sqrt(mean(stats.value_squared, stats.valued)),
+        trained_tokens=int(stats.tokens),
+        compute_s=compute_s,
+    )
