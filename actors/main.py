@@ -19,7 +19,7 @@ from horizonrl.common.types import Provenance
 from horizonrl.envs import registry
 
 
-async def run(
+async def run_actor(
     config: RunConfig, model_dir: Path, identity: dict[str, str], scratch_dir: Path, service: Service
 ) -> None:
     """Run one actor until SIGTERM or the end of the run. The engine starts first: it forks before any thread exists."""

@@ -1,4 +1,4 @@
-"""`horizonrl doctor`: what is installed, what is missing, and the command that mends it."""
+"""`horizonrl doctor`: what is installed, what is missing, and how to install it."""
 
 import importlib.metadata
 import importlib.util
@@ -27,27 +27,27 @@ class Finding:
     what: str
     found: str
     cure: str | None = None
-    """The command that mends it; None when nothing is wrong."""
+    """The command that installs or fixes it; None if nothing is wrong."""
     needed: bool = True
-    """A run on this machine cannot do without it."""
+    """Whether a run on this machine fails without it."""
 
 
 def examine() -> int:
     """Print a table of findings; return 0 when nothing that is needed is missing."""
     findings = [finding for look in LOOKS for finding in look()]
-    table = Table("", "found", "cure")
+    table = Table("", "found", "install with")
     for finding in findings:
         mark = "ok" if finding.cure is None else "MISSING" if finding.needed else "optional"
         table.add_row(f"{mark:8} {finding.what}", finding.found, finding.cure or "")
     plain_console().print(table)
     cures = dict.fromkeys(finding.cure for finding in findings if finding.cure and finding.needed)
     if cures:
-        print("\n    ".join(["What is missing for a run on this machine comes with:", *filter(None, cures)]))
+        print("\n    ".join(["To install what a run on this machine needs:", *filter(None, cures)]))
     return 1 if cures else 0
 
 
 def require_engines(config: RunConfig) -> None:
-    """Raise MissingDependency, once for all, for what the learner and the actors of `train` would die of."""
+    """Raise MissingDependency for every package without which the learner or the actors of `train` would fail."""
     spared = {"vllm"} if config.actor.engine == "scripted" or config.actor.count == 0 else set()
     if config.learner.backend != "deepspeed":
         spared.add("deepspeed")
@@ -98,17 +98,17 @@ PACKAGES = (
 
 
 def _packages() -> Iterator[Finding]:
-    """The packages of the extras; a CUDA build beside a CPU torch, with which transformers cannot be imported."""
+    """The packages of the extras, and a CUDA torchvision with a CPU torch, which breaks the import of transformers."""
     for what, names, extra, needed in PACKAGES:
         version = next((found for name in names if (found := _version(name))), None)
         yield Finding(what, version or "-", None if version else _cure(extra), needed)
     torch, vision = _version("torch"), _version("torchvision")
     if torch and torch.endswith("+cpu") and vision and not vision.endswith("+cpu"):
-        yield Finding("torchvision", f"{vision} is a CUDA build beside torch {torch}", "pip uninstall -y torchvision")
+        yield Finding("torchvision", f"{vision} is a CUDA build, but torch is {torch}", "pip uninstall -y torchvision")
 
 
 def _cure(extra: str) -> str:
-    """Return the command that installs an extra: pinned in a clone of the repository, by name anywhere else."""
+    """Return the command that installs an extra: with pinned versions in a clone of the repository, else by name."""
     if not (CLONE / "Makefile").is_file():
         return f"pip install 'horizonrl[{extra}]'"
     return "make setup" if Path.cwd() == CLONE else f"make -C {CLONE} setup"

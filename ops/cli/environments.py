@@ -1,4 +1,4 @@
-"""`horizonrl envs`: what can be trained on, whether an environment keeps its contract, and serving it to others."""
+"""`horizonrl envs`: list environments, check that one keeps its contract, serve them over HTTP."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ from horizonrl.envs.check import check
 from horizonrl.ops.cli.terminal import plain_console
 
 MOST_CATEGORIES = 8
-"""A longer list is shown where its environment is asked for."""
+"""A longer list is shown only if its environment is named."""
 
 
 def list_environments(env_ids: Sequence[str] = ()) -> int:
@@ -71,7 +71,7 @@ def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) 
     if len(env_ids) == 1 and "options" in given:
         given = {env_ids[0]: given["options"]}
     if unknown := [key for key in given if key not in env_ids]:
-        raise ConfigError(f"--{unknown[0]} is of no environment served here: {', '.join(env_ids)}")
+        raise ConfigError(f"--{unknown[0]} names no environment that is served here: {', '.join(env_ids)}")
     serving = Serving(
         environments={env_id: given.get(env_id, {}) for env_id in env_ids},
         host=arguments.host,

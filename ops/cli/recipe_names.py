@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def recipes() -> dict[str, Path]:
-    """Return the files of the recipes, those of single runs first, then those of the scenarios."""
+    """Return the files of the recipes by name: those of single runs first, then those of the scenarios."""
     files = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("scenarios/*.toml"))]
     return {file.stem: file for file in files}
 
@@ -26,13 +26,13 @@ def find_recipe(given: Path) -> Path:
     if given.name not in known:
         raise ConfigError(
             f"no recipe {given.name!r}: neither a file nor one of {', '.join(known)}"
-            f"{did_you_mean(given.name, known)} `horizonrl recipes` says what each is for"
+            f"{did_you_mean(given.name, known)} `horizonrl recipes` describes them"
         )
     return known[given.name]
 
 
 def show_recipes(names: Sequence[Path]) -> int:
-    """Print the text of the named recipes, or what all of them are for."""
+    """Print the text of the named recipes, or what each recipe trains."""
     for name in names:
         print(find_recipe(name).read_text(encoding="utf-8"), end="")
     if not names:
@@ -40,8 +40,8 @@ def show_recipes(names: Sequence[Path]) -> int:
         for known, file in recipes().items():
             table.add_row(known, purpose(file))
         plain_console().print(table)
-        print("Train with one, or with several over one another: horizonrl train laptop lora")
-        print("Begin your own with one: horizonrl recipes laptop > mine.toml")
+        print("Train with one recipe, or combine several: horizonrl train laptop lora")
+        print("Start your own from one: horizonrl recipes laptop > mine.toml")
     return 0
 
 

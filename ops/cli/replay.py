@@ -32,7 +32,7 @@ COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", 
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What is to be replayed: the steps after `first`, up to and with `last`."""
+    """What to replay: the steps after `first`, up to and including `last`."""
 
     run_dir: Path
     first: int
@@ -42,7 +42,7 @@ class ReplayRequest:
 
 
 def replay_run(request: ReplayRequest) -> int:
-    """Replay, print a line a step, and return 0 when every digest is the ledger's, or when the config was changed."""
+    """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
     from horizonrl.learner.launch import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
@@ -52,7 +52,7 @@ def replay_run(request: ReplayRequest) -> int:
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
     code = run_role(lambda: _replay(request, config, start, ledger, rows))
-    if code == 0 and rows:  # the ranks beside rank 0 have none
+    if code == 0 and rows:  # only rank 0 has rows
         _report(request, rows)
         compared = any(not override.startswith("--broker.") for override in request.overrides)
         return 0 if compared or all(row["equal"] for row in rows) else 1
@@ -97,7 +97,7 @@ async def _replay(
 
 @asynccontextmanager
 async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
-    """Open the broker that holds the run's log: the one of its config if it answers, else its own, from its files."""
+    """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
     try:
         probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
         transport = await connect(config.run.name, probe, Role.LEARNER)
@@ -116,7 +116,7 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
 
 
 def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | None:
-    """Return the checkpoint of a step; None for step 0, where the model itself is the start."""
+    """Return the checkpoint of a step; None for step 0, which starts from the model itself."""
     if step == 0:
         return None
     store = CheckpointStore(run_dir / "checkpoints", config.keep_checkpoints)
@@ -124,7 +124,7 @@ def _start(run_dir: Path, step: int, config: LearnerSection) -> Checkpoint | Non
     if step not in kept:
         there = sorted({*kept, *([0] if config.keep_log else [])})
         cure = f"choose --from among {', '.join(map(str, there))}" if there else "train with learner.keep_log = true"
-        raise CheckpointError(f"{run_dir} keeps no checkpoint of step {step} with the log after it: {cure}")
+        raise CheckpointError(f"{run_dir} has no checkpoint of step {step} with the log after it: {cure}")
     return kept[step]
 
 
@@ -134,7 +134,7 @@ def _ledger(request: ReplayRequest) -> list[dict[str, Any]]:
     wanted = [line for line in lines if request.first < line["step"] <= last]
     if len(wanted) != max(last - request.first, 1):
         raise ConfigError(
-            f"the ledger of {request.run_dir} holds steps 1 to {len(lines)}: there is nothing to replay from "
+            f"the ledger of {request.run_dir} holds steps 1 to {len(lines)}, so nothing can be replayed from "
             f"{request.first} to {last}"
         )
     return wanted
@@ -155,7 +155,7 @@ def _report(request: ReplayRequest, rows: Sequence[Mapping[str, Any]]) -> None:
         )
     plain_console().print(table)
     equal = sum(row["equal"] for row in rows)
-    print(f"{equal} of {len(rows)} steps have the digests of the ledger")
+    print(f"{equal} of {len(rows)} steps match the digests of the ledger")
     if request.json_file is not None:
         report = {"equal": equal == len(rows), "steps": list(rows)}
         request.json_file.write_text(json.dumps(report, indent=2) + "\n")

@@ -1,7 +1,7 @@
-"""Where a run stands by its broker's own account: what `horizonrl status` and the console of `train` know beside files.
+"""Where a run stands according to its broker: what `horizonrl status` and the console of `train` know besides files.
 
-Everything here is of the state bucket, of the ticket queue and of the streams' extents, which the user `monitor` may
-read. Rewards and success are not: the broker holds them inside of groups, and nobody but the learner reads those.
+Everything here comes from the state bucket, the ticket queue and the extents of the streams, which the user `monitor`
+may read. Rewards do not: they are inside groups, which only the learner reads.
 """
 
 import time
@@ -18,7 +18,7 @@ from horizonrl.common.types import Kind
 from horizonrl.ops.observe.figures import duration
 
 LONG_S = 30.0
-"""A learner that has been silent for so long in a step may be gone; nobody but its own machine knows."""
+"""Seconds of silence in a step after which a learner may be gone. Only its own machine knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BrokerStatus:
     progress: Progress | None
     """None: no learner has been here yet."""
     spoken_at: float | None
-    """When the learner last said where it stands."""
+    """When the learner last reported its progress."""
     weights: WeightsManifest | None
     horizons: dict[str, int]
     issued: dict[Kind, int]
@@ -44,7 +44,7 @@ class BrokerStatus:
 
     @property
     def batch(self) -> int:
-        """Groups that have been read and admitted for the step in the making."""
+        """Groups that were admitted for the step in the making."""
         if self.progress is None:
             return 0
         kind = self.progress.phase.kind
@@ -58,7 +58,7 @@ class BrokerStatus:
 
     @property
     def silent_s(self) -> float:
-        """How long the learner had said nothing."""
+        """Seconds since the learner's last report."""
         return self.looked_at - self.spoken_at if self.spoken_at is not None else 0.0
 
     def outstanding(self, kind: Kind) -> int:
@@ -66,7 +66,7 @@ class BrokerStatus:
 
 
 class Observer:
-    """Looks at a run's broker, and changes nothing there."""
+    """Reads a run's broker and changes nothing in it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -91,26 +91,26 @@ class Observer:
 def waits(
     broker: BrokerStatus | None, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None = None
 ) -> list[str]:
-    """Say who waits for what; `config`, where it is known, tells how many groups a step takes.
+    """Say who waits for what. `config`, if known, has the number of groups per step.
 
-    `steps` are the journal's lines: what was dropped beyond theirs is of the step in the making.
+    `steps` are the journal's lines: groups dropped beyond theirs belong to the step in the making.
     """
     if broker is None or broker.progress is None or longer(broker.progress, config):
-        return ["no learner has spoken: it loads its model, or none was started"]
+        return ["no learner has reported yet: it is loading its model, or none was started"]
     if broker.progress.finished:
         return []
     return [_learner(broker, broker.progress, config, steps), *_tickets(broker), *_actors(broker)]
 
 
 def longer(progress: Progress, config: RunConfig | None) -> bool:
-    """Whether a finished run has been given more steps, which no learner has begun."""
+    """Return whether a finished run has been given more steps, which no learner has started."""
     return progress.finished and config is not None and progress.step < config.total_steps
 
 
 def _learner(
     broker: BrokerStatus, progress: Progress, config: RunConfig | None, steps: Sequence[Mapping[str, Any]] | None
 ) -> str:
-    """Say what the learner does: after its last word a full batch is being trained, another one waited for."""
+    """Say what the learner does: it trains if its batch is full, else it waits for groups."""
     if config is not None and progress.step >= config.total_steps:
         return f"the learner waits for the end of {counted(broker.outstanding(Kind.EVAL), 'evaluation ticket')}"
     if config is None:
@@ -125,7 +125,7 @@ def _learner(
 
 
 def _dropped(progress: Progress) -> int:
-    """Return how many groups were dropped that were not played for an evaluation."""
+    """Return the number of dropped groups, without those of evaluations."""
     return sum(sum(ends.dropped.values()) for kind, ends in progress.outcomes.items() if kind is not Kind.EVAL)
 
 

@@ -1,7 +1,7 @@
-"""The console of `horizonrl train`: a line a step, and on a terminal a few lines below it that move.
+"""The console of `horizonrl train`: one line per step and, on a terminal, a few lines below it that are redrawn.
 
-Those say how far the run is, what waits for what and what broke. Where the output is no terminal (a pipe, CI) the lines
-are the same but wider, and a long wait is explained once a minute.
+These say how far the run is, what waits for what and what broke. If the output is not a terminal (a pipe, CI), steps
+have all columns, and a long wait is explained once per minute.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ log = get_logger()
 
 REFRESH_S = 1.0
 QUIET_S = 60.0
-"""A console that is no terminal says what is waited for once a step has taken this long."""
+"""Seconds without a step after which a console that is not a terminal says what the run waits for."""
 HEADER_EVERY = 20
-"""Steps after which a terminal repeats the header, which has scrolled away."""
+"""Steps after which a terminal repeats the header, which has scrolled out of view."""
 MOST_TROUBLES = 3
 SILENT_S = 15.0
 """Seconds without an answer of the broker after which the console says so."""
 READY = "service_opened"
-"""What a part writes to its log once it is up."""
+"""The event that a part logs once it is up."""
 MEASURED = "part_ready"
-"""What the console then writes to its own."""
+"""The event that the console then logs, with the time it took."""
 
 Column = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -98,7 +98,7 @@ class Console:
         self._evals = GrowingLines(config.run_dir / EVALS)
         logs = config.run_dir / "logs"
         self._usual_s = start_times(TroubleReader(logs))
-        """How long each part took to start when it last did."""
+        """Seconds each part took to start the last time."""
         self._logs = TroubleReader.at_end(logs)
         self._shown_evals: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
@@ -112,7 +112,7 @@ class Console:
         self._since_header: int | None = None
         """Steps shown since the header; None before the first."""
         self.broker: BrokerStatus | None = None
-        """The broker's latest account, set by whoever watches it."""
+        """The broker's latest account, set by the task that observes it."""
 
     @property
     def is_terminal(self) -> bool:
@@ -126,8 +126,9 @@ class Console:
         return waiting(self._console, what, announced=True)
 
     async def follow(self, started: Callable[[], Mapping[str, float]]) -> None:
-        """Show the run until cancelled. Takes the journal's lines, the logs' events and the broker's account; woken
-        once a second. `started` tells when each part was last started, in seconds since the epoch.
+        """Show the run until cancelled, once per second, from the journal, the logs and the broker's account.
+
+        `started` returns when each part was last started, in seconds since the epoch.
         """
         self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
         shown = self.skip_earlier()
@@ -140,12 +141,12 @@ class Console:
                 await asyncio.sleep(REFRESH_S)
 
     def skip_earlier(self) -> int:
-        """Say in a line what an earlier `train` has shown of this run already; return how many steps that are."""
+        """Say in one line where an earlier `train` stopped; return the number of steps it has shown."""
         lines = self._metrics.read()
         self._shown_evals = {(line["version"], line["lineage"]) for line in self._evals.read()}
         if lines:
-            earlier = f"`horizonrl status {self._config.run_dir}` tells of those before"
-            self.say(f"  goes on after step {lines[-1]['step']}; {earlier}")
+            earlier = f"`horizonrl status {self._config.run_dir}` shows the earlier ones"
+            self.say(f"  resumes after step {lines[-1]['step']}; {earlier}")
         return len(lines)
 
     async def _follow_plainly(self, started: Callable[[], Mapping[str, float]], shown: int) -> None:
@@ -164,7 +165,7 @@ class Console:
     async def _tell_steps(self, shown: int) -> int:
         """Print the steps beyond the first `shown`, and the evaluations; return how many steps there are.
 
-        What a resumed learner writes again is not new.
+        Steps that a resumed learner writes again are not printed again.
         """
         lines = await asyncio.to_thread(self._metrics.read)
         for line in lines[shown:]:
@@ -177,14 +178,14 @@ class Console:
         return max(shown, len(lines))
 
     async def _tell_evaluations(self) -> None:
-        """Say what has been evaluated since; a resumed learner may write a line again that was shown before."""
+        """Print new evaluations. A resumed learner may write a line again, which is not printed twice."""
         for line in await asyncio.to_thread(self._evals.read):
             if (judged := (line["version"], line["lineage"])) not in self._shown_evals:
                 self.say(f"  version {line['version']}: eval {interval(line)} of {line['episodes']} held-out episodes")
                 self._shown_evals.add(judged)
 
     async def _read(self, started: Mapping[str, float]) -> None:
-        """Read what the parts have logged since: that they are up, and what broke."""
+        """Read what the parts have logged since the last look: that they are up, and what broke."""
         events = await asyncio.to_thread(lambda: list(self._logs.events()))
         for path, event in events:
             if event["event"] == READY and path.stem in started:
@@ -194,14 +195,14 @@ class Console:
         self._troubles = collect(events, self._troubles)
 
     def _warn(self) -> None:
-        """Print each kind of trouble of a part when it first comes."""
+        """Print each kind of trouble of a part when it first occurs."""
         for trouble in self._troubles:
             if (trouble.part, trouble.event) not in self._warned:
                 self._warned.add((trouble.part, trouble.event))
                 self.say(f"  {trouble} ({trouble.log_file}){f': {trouble.detail}' if trouble.detail else ''}")
 
     def live(self, started: Mapping[str, float]) -> RenderableType:
-        """Return the lines that move: how far the run is, what waits for what, what broke."""
+        """Return the lines that are redrawn: how far the run is, what waits for what, what broke."""
         now = time.time()
         lines = self._metrics.lines
         coming = self._coming(started, now)
@@ -232,7 +233,7 @@ class Console:
         return sentences
 
     def _coming(self, started: Mapping[str, float], now: float) -> str:
-        """Say which parts are not up yet, since when, and how long they took the last time."""
+        """Say which parts are not up yet, for how long, and how long they took the last time."""
         parts = []
         for name, since in started.items():
             if self._ready.get(name, 0.0) < since:
@@ -241,8 +242,9 @@ class Console:
         return f"starting: {', '.join(parts)}" if parts else ""
 
     def summary(self, model_dir: Path, report: Path, command: str) -> None:
-        """Say how the run ended: success in the first and the last five RL steps, where model and report are, and what
-        there is to do next; `command` is the one that started the run.
+        """Say how the run ended: success over the first and last five RL steps, the model, the report, what to do next.
+
+        `command` is the one that started the run.
         """
         lines = [line for line in self._metrics.read() if line["phase"] == "rl"]
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
@@ -252,7 +254,7 @@ class Console:
             self.say(f"success over the last {len(last)} RL steps:  {percent(mean_success(last))}")
         if evals := self._evals.read():
             both = ", ".join(f"version {line['version']} {interval(line)}" for line in (evals[0], evals[-1]))
-            self.say(f"eval: {both}; `horizonrl export --best` takes the best version of all {len(evals)}")
+            self.say(f"eval: {both}; `horizonrl export --best` exports the best of all {len(evals)} versions evaluated")
         self.say(f"model:  {model_dir}")
         self.say(f"report: {report}")
         self.say("What next:")
@@ -261,13 +263,13 @@ class Console:
 
 
 def next_commands(config: RunConfig, command: str) -> dict[str, str]:
-    """Return three commands that make something of a finished run, and what."""
+    """Return three commands to run after a run has finished, each with what it does."""
     run_dir = config.run_dir
     more = f"--rl.steps {2 * config.rl.steps}" if config.rl.steps else f"--imitation.steps {2 * config.imitation.steps}"
     return {
-        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "how good it is on held-out tasks, with intervals",
-        f"horizonrl lineage {run_dir} --version {config.total_steps}": "which groups made the last version",
-        f"{command} {more}": "goes on from here",
+        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "measures success on held-out tasks, with intervals",
+        f"horizonrl lineage {run_dir} --version {config.total_steps}": "shows which groups made the last version",
+        f"{command} {more}": "trains on from here",
     }
 
 
@@ -276,7 +278,7 @@ def row(cells: Mapping[str, str]) -> str:
 
 
 def fitting(width: int) -> tuple[str, ...]:
-    """Return the columns that fit a terminal, less DISPENSABLE from its first on."""
+    """Return the columns that fit a terminal's width; those of DISPENSABLE go first, in that order."""
     columns, without = tuple(COLUMNS), list(DISPENSABLE)
     while len(row(dict.fromkeys(columns, ""))) > width and without:
         gone = without.pop(0)
@@ -293,9 +295,9 @@ def _line(text: str, style: str = "") -> Text:
 
 
 def waiting_for(progress: Progress | None) -> str:
-    """Say what the run has settled so far, so that a long wait explains itself."""
+    """Say what the run has settled so far, to explain a long wait."""
     if progress is None:
-        return "the engines start"
+        return "the engines are starting"
     trained = sum(ends.trained for ends in progress.outcomes.values())
     dropped = sum((Counter(ends.dropped) for ends in progress.outcomes.values()), Counter())
     reasons = ", ".join(f"{reason.value} {count}" for reason, count in sorted(dropped.items()))

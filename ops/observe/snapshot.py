@@ -1,7 +1,7 @@
-"""What a person wants to know of a run at a glance: is it learning, is it moving, what waits for what, what broke.
+"""What a person wants to know about a run at a glance: is it learning, is it moving, what waits for what, what broke.
 
-A Snapshot is what files and broker say at one moment; everything shown is a pure function of it. Either half may be
-missing: a stopped run has no broker, a run of another machine has no files here.
+A Snapshot is the state of files and broker at one moment, and everything shown is a pure function of it. Either half
+may be missing: a stopped run has no broker, and a run on another machine has no files here.
 """
 
 import time
@@ -30,25 +30,25 @@ from horizonrl.ops.observe.troubles import Trouble
 from horizonrl.ops.report.facts import Files, ticket_accounts
 
 TREND = 24
-"""Most characters of a trend."""
+"""Width of a trend, in characters."""
 SILENT_S = 600.0
-"""A learner that has not spoken for so long may be in a long step, or gone."""
+"""Seconds without a report after which a learner is called silent: it may be in a long step, or gone."""
 FRESH_S = 60.0
-"""A checkpoint whose files have not grown for so long is not being written: its writer has died."""
+"""Seconds without growth after which a checkpoint counts as abandoned: its writer has died."""
 
 Rows = list[tuple[str, str]]
-"""What it is about, and what there is to say."""
+"""Subject and text of each line."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     name: str
     config: RunConfig | None = None
-    """None: only the broker is known, and nobody gave the recipe."""
+    """None if only the broker is known and no recipe was given."""
     run_dir: Path | None = None
     files: Files = field(default_factory=lambda: Files((), (), (), ()))
     broker: BrokerStatus | None = None
-    """None: no broker answers."""
+    """None if no broker answers."""
     troubles: Sequence[Trouble] = ()
     now: float = field(default_factory=time.time)
 
@@ -79,7 +79,7 @@ class Snapshot:
 
     @property
     def silent_s(self) -> float:
-        """How long the learner has said nothing."""
+        """Seconds since the learner's last report."""
         return self.broker.silent_s if self.broker else 0.0
 
     def _complete(self) -> bool:
@@ -87,7 +87,7 @@ class Snapshot:
         return bool(self.files.metrics) and self.step >= (self.steps or 0) and evaluated
 
     def headline(self) -> str:
-        """Return run, step and time left in a line."""
+        """Return run, step and time left in one line."""
         total = "" if self.steps is None else f" of {self.steps}"
         left = time_left(self.config, self.files.metrics, self.step) if self.config else ""
         shown = f"{self.name}: {self.state}, step {self.step}{total}{self._phase()}"
@@ -102,10 +102,8 @@ class Snapshot:
     def learning(self) -> Rows:
         """Return what the last steps and evaluations came to."""
         if not self.files.metrics:
-            nothing = (
-                "no step yet" if self.run_dir else "only the learner's machine knows: `horizonrl status RUN_DIR` there"
-            )
-            return [("success", nothing), *self._horizons()]
+            elsewhere = "only the learner's machine knows: run `horizonrl status RUN_DIR` there"
+            return [("success", "no step yet" if self.run_dir else elsewhere), *self._horizons()]
         rows = self._rl(self.files.rl) if self.files.rl else self._imitation(self.files.metrics)
         return rows + self._evaluations(self.files.evals) + self._horizons()
 
@@ -146,7 +144,7 @@ class Snapshot:
         return rows
 
     def moving(self) -> Rows:
-        """Return how fast it goes, how old its data is, and what became of the tickets."""
+        """Return how fast the run is, how old its data is, and what became of its tickets."""
         rows: Rows = []
         if self.files.metrics:
             last = self.files.metrics[-1]
@@ -177,7 +175,7 @@ class Snapshot:
         return [(f"{kind} tickets", text) for kind, text in self._accounts()]
 
     def _accounts(self) -> Iterator[tuple[str, str]]:
-        """Yield each kind's conservation: from the broker while there is one, else from the ledger."""
+        """Yield each kind of tickets with its ends: from the broker if it answers, else from the ledger."""
         if self.broker is not None:
             for kind, ends in self.broker.outcomes.items():
                 if issued := self.broker.issued[kind]:
@@ -190,7 +188,7 @@ class Snapshot:
                 yield name, _ends(Kind(name), kept)
 
     def waiting(self) -> list[str]:
-        """Say who waits for what, and which long work is being done."""
+        """Say who waits for what, and which checkpoint is being written."""
         if self.broker is None:
             return []
         lines = waits(self.broker, self.config, self.files.metrics if self.run_dir else None)
@@ -201,7 +199,7 @@ class Snapshot:
         return None if self.run_dir is None else checkpoint_in_writing(self.run_dir / "checkpoints", self.now)
 
     def broken(self) -> list[str]:
-        """Say what broke, the latest first, and where to read of it."""
+        """Say what broke, the latest first, and where to read about it."""
         lines = [
             f"{trouble.when(self.now)}{f': {trouble.detail}' if trouble.detail else ''}" for trouble in self.troubles
         ]
@@ -222,7 +220,7 @@ class Snapshot:
         return sum((line["error_share"] or 0.0) * line["episodes"] for line in lines) / episodes if episodes else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs: numbers rather than sentences, and the sentences of waits and troubles."""
+        """Return the snapshot for programs: numbers, and the sentences on waits and troubles."""
         last = self.files.metrics[-1] if self.files.metrics else None
         rl = self.files.rl
         broker = self.broker
@@ -290,7 +288,7 @@ def _broker_json(broker: BrokerStatus) -> dict[str, Any]:
 
 
 def checkpoint_in_writing(root: Path, now: float) -> str | None:
-    """Say which checkpoint of a folder is being written: its size, beside that of the newest complete one."""
+    """Say which checkpoint of a folder is being written, with its size and that of the newest complete one."""
     for incoming in root.glob(".incoming-step-*"):
         sizes = list(_sizes(incoming))
         if sizes and now - max(changed for _, changed in sizes) < FRESH_S:
@@ -304,7 +302,7 @@ def checkpoint_in_writing(root: Path, now: float) -> str | None:
 
 
 def _sizes(directory: Path) -> Iterator[tuple[int, float]]:
-    """Yield size and time of change of a directory's files, as far as they stay while they are looked at."""
+    """Yield size and time of change of a directory's files; files that vanish meanwhile are skipped."""
     for path in directory.rglob("*"):
         try:
             found = path.stat()

@@ -1,8 +1,8 @@
-"""`horizonrl track`: hand a run's journal to a tracker, every point once.
+"""`horizonrl track`: send a run's journal to a tracker, every point once.
 
-Place: journal → **tracking** → tracker. It is a reader in a process of its own: whatever a tracker does, the learner
-neither waits for it nor ends with it. It reads only as far as the newest checkpoint: steps that a resumed learner will
-not take back. So nothing is ever tracked that is rolled back, and a resumed run goes on where it was.
+Flow: journal → **tracking** → tracker. Tracking is a process of its own, so the learner neither waits for a tracker nor
+fails with it. It reads only up to the newest checkpoint, because a resumed learner cannot roll back those steps. So no
+point is ever tracked that is rolled back later.
 """
 
 import asyncio
@@ -34,16 +34,16 @@ from horizonrl.ops.run.directory import public_config, read_config
 log = get_logger()
 
 POLL_S = 2.0
-"""Between two looks for a new checkpoint."""
+"""Seconds between two looks for a new checkpoint."""
 END_S = 10.0
-"""What a tracker may take to end with the learner; what it leaves, the next start or `horizonrl track` takes up."""
+"""Seconds a tracker may take to end with the learner. The next start, or `horizonrl track`, sends what is left."""
 _NOT_TRACKED = ("version", "step", "phase_step", "time", "oldest_version", "newest_version", "settled_step")
-"""Numbers of a line that are no measurements."""
+"""Numbers of a line that say which step it is, and measure nothing."""
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """What has been tracked: with it on disk, no later process tracks it again."""
+    """What has been tracked. It is on disk, so no later process tracks it again."""
 
     identity: str = field(default_factory=lambda: secrets.token_hex(4))
     points: int = 0
@@ -149,7 +149,7 @@ def _measured(measured: Mapping[str, Any], prefix: str) -> dict[str, float]:
 
 
 def numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """Return the measurements among some values; what was not measured, and what is no number, is left out."""
+    """Return the measurements among some values. What was not measured and what is not a number is left out."""
     return {
         f"{prefix}/{name}": float(value)
         for name, value in values.items()
@@ -158,15 +158,15 @@ def numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:
 
 
 def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
-    """Track what a run has written; with `follow`, go on until SIGTERM. Returns 0."""
+    """Track what a run has written; with `follow`, keep going until SIGTERM. Return 0."""
     config = read_config(run_dir, overrides)
     if config.tracker.kind is None:
-        raise ConfigError("tracker.kind is none: give one, such as --tracker.kind tensorboard")
+        raise ConfigError("tracker.kind is none: set it, for example with --tracker.kind tensorboard")
     require(config.tracker.kind)
     stopping = threading.Event()
     if follow:
         configure_logs(run=config.run.name, role="tracker")
-        os.nice(10)  # the learner beside it comes first
+        os.nice(10)  # the learner on the same machine comes first
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
     directory = run_dir / "tracker"
@@ -207,15 +207,15 @@ def _only_tracker(directory: Path, *, wait: bool) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunFailed(f"{directory} is being tracked by the run's learner: nothing need be done") from None
+            raise RunFailed(f"{directory} is already being tracked by the run's learner") from None
         yield
 
 
 @asynccontextmanager
 async def tracked(config: RunConfig, metrics: Metrics) -> AsyncIterator[None]:
-    """Have the run tracked by a process beside the body. Its failure is logged and counted, and changes nothing here.
+    """Track the run in a process of its own while the body runs. A failure is logged and counted, and changes nothing.
 
-    It is not started again: what it left, the learner's next start takes up, or `horizonrl track`.
+    The process is not restarted: the learner's next start, or `horizonrl track`, sends what is left.
     """
     if config.tracker.kind is None or os.environ.get("RANK", "0") != "0":
         yield
@@ -230,13 +230,18 @@ async def tracked(config: RunConfig, metrics: Metrics) -> AsyncIterator[None]:
 
 
 async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> None:
-    """Start the tracker's process, wait for its end or for `stop`, and see to it that it ends."""
+    """Start the tracker's process, wait for its end or for `stop`, and end it."""
     log_file = config.run_dir / "logs" / "tracker.log"
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as sink:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "horizonrl.ops.cli.main", "track", str(config.run_dir), "--follow"),
+                sys.executable,
+                "-m",
+                "horizonrl.ops.cli.main",
+                "track",
+                str(config.run_dir),
+                "--follow",
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,

@@ -1,6 +1,7 @@
-"""What broke: the warnings and errors that the parts of a run have written to their logs, each kind once.
+"""What broke: the warnings and errors in the logs of a run's parts, each kind once.
 
-A log has a JSON line an event. What is no trouble, or of a library, is passed over: TROUBLES names what counts.
+A log has one JSON line per event. TROUBLES lists the events that count; everything else, and what libraries print, is
+skipped.
 """
 
 import json
@@ -13,53 +14,53 @@ from typing import Any
 from horizonrl.ops.observe.figures import duration
 
 TAIL_BYTES = 4 << 20
-"""Of a longer log only the end is read."""
+"""How much is read of a long log, from its end."""
 STARTED = "train_started"
-"""What came before the last of these in the console's log is another session's."""
+"""The event that starts a session in the console's log. Whatever is older belongs to an earlier session."""
 
 TROUBLES = {
     "batch_starved": "hardly any group can be trained on",
-    "broker_ails": "saw that the broker is not well: it is started again as soon as its disk has room",
+    "broker_ails": "found the broker unwell: it is restarted as soon as its disk has space",
     "broker_denied": "the broker refused something",
     "broker_disconnected": "lost the broker for a while",
-    "broker_moved": "another program has the run's port: actors that were started by hand must be started again",
-    "broker_stalled": "waits for the broker, which does not do what it is asked",
+    "broker_moved": "another program has the run's port: restart the actors that you started by hand",
+    "broker_stalled": "waits for the broker, which leaves a request undone",
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",
-    "dead_letter_stored": "an undecodable message was put away",
-    "end_of_no_ticket": "passed over a group of a ticket that was never issued: no actor of this run made it",
-    "end_published_again": "published a group again whose parts were purged as it was joined",
+    "dead_letter_stored": "an undecodable message was stored as a dead letter",
+    "end_of_no_ticket": "skipped a group of a ticket that was never issued: no actor of this run made it",
+    "end_published_again": "published a group again whose parts had been purged while it was joined",
     "environment_not_closed": "an environment could not be closed",
     "evaluation_given_up": "an evaluation never ended",
-    "foreign_consumer_removed": "removed a consumer that is none of the run's",
+    "foreign_consumer_removed": "removed a consumer that does not belong to the run",
     "group_broken": "a group broke and is played again",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",
-    "log_cut": "found that the broker had lost entries of the group log that are trained: it goes on from what is left",
-    "log_not_shortened": "could not let a long log begin anew",
-    "log_short": "saved ahead of time to make room in the group log",
-    "log_will_fill": "keeps the whole group log, which will not hold the run",
-    "loop_stalled": "stood still and was ended",
+    "log_cut": "found that the broker had lost trained entries of the group log: it continues with what is left",
+    "log_not_shortened": "could not truncate a long log",
+    "log_short": "wrote a checkpoint early to free space in the group log",
+    "log_will_fill": "keeps the whole group log, which is too small for the run",
+    "loop_stalled": "stalled and was ended",
     "part_ended": "ended and was started again",
     "part_killed": "did not end in time and was killed",
     "prompts_not_shared": "trains a model whose cache cannot share prompts: its groups cost more",
-    "recipe_differs": "waits, since its recipe is not the run's",
+    "recipe_differs": "waits because its recipe differs from the run's",
     "role_failed": "failed",
-    "served_environment_not_closed": "an environment that it serves could not be closed",
-    "state_defaced": "a key of the run's state holds no record",
+    "served_environment_not_closed": "could not close an environment that it serves",
+    "state_defaced": "found no valid record under a key of the run's state",
     "stop_overdue": "did not stop in time",
     "stream_full": "the group log is full: it waits to publish",
-    "ticket_reissued": "a ticket had vanished and was issued again",
+    "ticket_reissued": "issued a ticket again that had vanished",
     "ticket_voided": "a ticket ended without a group",
     "tracker_failed": "the tracker failed",
-    "weights_late": "played on with older weights",
+    "weights_late": "kept playing with older weights",
     "weights_not_fetched": "could not fetch new weights",
 }
 """Events of level `warning` or `error`, as a sentence about the part that wrote them."""
 NO_TROUBLE = ("groups_awaited",)
-"""A wait, which the learner's progress tells of better."""
+"""Events of a wait, which the learner's progress describes better."""
 DETAILS = ("reason", "error", "refusal", "hint")
-"""Keys whose value says more."""
+"""Keys of an event that hold its details."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,21 @@ class Trouble:
     last: float
     """Seconds since the epoch."""
     detail: str = ""
-    """Of the last time."""
+    """From the latest occurrence."""
     count: int = 1
 
     def __str__(self) -> str:
         return f"{self.part} {TROUBLES[self.event]}"
 
     def when(self, now: float) -> str:
-        """Say what broke, how often and when last, and the log to look into, as the run directory names it."""
+        """Say what broke, how often, when last, and in which log."""
         times = f" {self.count}x, last" if self.count > 1 else ","
         return f"{self}{times} {duration(now - self.last)} ago ({self.log_file.parent.name}/{self.log_file.name})"
 
 
 @dataclass
 class TroubleReader:
-    """Reads what has been appended to the logs of a folder since it was last asked."""
+    """Reads what has been appended to the logs of a folder since the last call."""
 
     folder: Path
     _read: dict[Path, int] = field(default_factory=dict)
@@ -97,11 +98,11 @@ class TroubleReader:
         return cls(folder, {path: path.stat().st_size for path in folder.glob("*.log")})
 
     def events(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield file and content of the new lines that are events; an unfinished line is left for the next time."""
+        """Yield file and content of each new event. An unfinished line is left for the next call."""
         for path in sorted(self.folder.glob("*.log")):
             size = path.stat().st_size
             start = self._read.get(path, max(0, size - TAIL_BYTES))
-            if size < start:  # it has begun anew
+            if size < start:  # it has been truncated
                 start = 0
             if size == start:
                 continue
@@ -115,7 +116,7 @@ class TroubleReader:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Return a line's event, or None for what is none: progress bars, tracebacks, what libraries say."""
+    """Return a line's event; None for progress bars, tracebacks and the output of libraries."""
     if not line.startswith(b"{"):
         return None
     try:

@@ -73,7 +73,7 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
-    from horizonrl.actors.main import run
+    from horizonrl.actors.main import run_actor
     from horizonrl.ops.run.models import model_identity, resolve_model
 
     model_dir = resolve_model(config.model.name)
@@ -82,7 +82,7 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
     async def actor() -> None:
         with scratch(parent) as place:
-            await run(config, model_dir, model_identity(model_dir), place, _service("actor", config))
+            await run_actor(config, model_dir, model_identity(model_dir), place, _service("actor", config))
 
     return actor
 

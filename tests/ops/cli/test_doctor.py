@@ -37,7 +37,7 @@ def test_the_cures_of_what_is_needed_stand_below_the_table_whole(
     monkeypatch.setattr(doctor, "_version", lambda package: None)
     monkeypatch.setenv("COLUMNS", "60")
     main(["doctor"])
-    below = capsys.readouterr().out.partition("comes with:\n")[2].splitlines()
+    below = capsys.readouterr().out.partition("machine needs:\n")[2].splitlines()
     assert {"    pip install 'horizonrl[cpu]'", "    pip install 'horizonrl[envs]'"} <= set(below)
     assert not any("browser" in line for line in below)
 

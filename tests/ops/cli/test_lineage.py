@@ -69,7 +69,7 @@ def test_what_the_ledger_does_not_hold_is_said(
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [(["--from", "4"], "keeps no checkpoint of step 4"), (["--from", "0", "--to", "9"], "nothing to replay")],
+    [(["--from", "4"], "has no checkpoint of step 4"), (["--from", "0", "--to", "9"], "nothing can be replayed")],
 )
 def test_a_replay_that_is_not_possible_says_what_is(
     run_dir: Path, asked: list[str], message: str, capsys: pytest.CaptureFixture[str]

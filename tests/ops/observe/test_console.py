@@ -63,7 +63,7 @@ def test_a_long_wait_explains_itself() -> None:
     reason = waiting_for(Progress(outcomes=outcomes))
     assert reason == "10 groups trained, 4 dropped (stale 1, zero_variance 3), 1 void"
     assert waiting_for(Progress(outcomes={Kind.EVAL: Outcomes(evaluated=4)})).endswith("0 void, 4 evaluated")
-    assert waiting_for(None) == "the engines start"
+    assert waiting_for(None) == "the engines are starting"
 
 
 def test_parts_are_shown_as_starting_until_their_logs_say_that_they_are_up(config: RunConfig) -> None:
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_told_in_a_line_and_its_earlier_steps_are_not_repe
     write_lines(config, LINE | {"step": 4}, LINE | {"step": 5})
     assert asyncio.run(console._tell_steps(shown)) == 2
     resumed, _, step = capsys.readouterr().out.splitlines()
-    assert resumed == f"  goes on after step 4; `horizonrl status {config.run_dir}` tells of those before"
+    assert resumed == f"  resumes after step 4; `horizonrl status {config.run_dir}` shows the earlier ones"
     assert step.split()[0] == "5"
 
 

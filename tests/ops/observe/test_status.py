@@ -187,7 +187,7 @@ def test_who_waits_for_what() -> None:
     at_work = Progress(step=3, phase=Phase.RL, phase_step=3)
     full = Progress(step=3, phase=Phase.RL, phase_step=3, ended_ranges={Kind.TRAIN: ((0, 3),)}, cursor=4)
     last = Progress(step=10, phase=Phase.RL, phase_step=10)
-    loading = ["no learner has spoken: it loads its model, or none was started"]
+    loading = ["no learner has reported yet: it is loading its model, or none was started"]
     for text, config, expected in (
         (broker_status(CONFIG, None), CONFIG, loading),
         (broker_status(CONFIG, at_work), CONFIG, ["the learner waits for groups: 0 of 4 are in"]),

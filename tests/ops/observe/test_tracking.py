@@ -326,7 +326,7 @@ def test_a_run_is_tracked_by_one_process_at_a_time(config: RunConfig, capsys: py
     learner = Learner(config)
     with _only_tracker(learner.directory / "tracker", wait=False):
         assert main(["track", str(learner.directory)]) == 1
-    assert "is being tracked by the run's learner" in capsys.readouterr().err
+    assert "is already being tracked by the run's learner" in capsys.readouterr().err
 
 
 @needs_tensorboard

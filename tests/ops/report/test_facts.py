@@ -145,6 +145,6 @@ def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypat
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
     config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.nats.user=me")
     assert config.broker.nats.password is not None
-    told = facts(config, files)["config"]
-    assert "hunter2" not in told
-    assert "host:4222" in told
+    shown = facts(config, files)["config"]
+    assert "hunter2" not in shown
+    assert "host:4222" in shown
