@@ -1,7 +1,7 @@
 """Maze: walk to the goal within 50 steps. The reward is 1 at the goal, else 0.
 
-The agent is told where it stands, where the goal is and on which sides there are walls. The mazes are made, or the one
-that AgentGym took from LMRL-Gym.
+The agent reads its position, the goal's position and on which sides there are walls. The mazes are generated, or the
+one maze that AgentGym took from LMRL-Gym.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,16 +34,16 @@ LMRL_STARTS: tuple[Cell, ...] = (
     (4, 5), (5, 5), (6, 5), (6, 6), (6, 7), (7, 5), (8, 5), (9, 5),
     *((9, row) for row in (4, 3, 2)),
 )  # fmt: skip
-"""The starts in the double-T maze by AgentGym's number; its last, 25, is the goal itself. There are no other cells."""
+"""The starts in the double-T maze, by AgentGym's number. Its number 25 is the goal itself. There are no other cells."""
 
 
 class Maze:
-    """Cells, and which of them are joined: there is one way between any two."""
+    """Cells, and which of them are connected. There is exactly one way between any two cells."""
 
     def __init__(self, size: int, draw: Random) -> None:
         self.ways: dict[Cell, dict[str, Cell]] = {(0, 0): {}}
         trail = [(0, 0)]
-        while trail:  # A walk that digs into what is new and turns back where nothing is.
+        while trail:  # depth-first: dig into an unvisited neighbour, turn back if there is none
             here = trail[-1]
             new = {side: cell for side, cell in neighbours(here, size).items() if cell not in self.ways}
             if not new:
@@ -56,7 +56,7 @@ class Maze:
 
     @classmethod
     def from_cells(cls, cells: Collection[Cell]) -> "Maze":
-        """Return a maze of given cells; those side by side are joined."""
+        """Return a maze of the given cells, in which neighbouring cells are connected."""
         maze = cls.__new__(cls)
         maze.ways = {
             cell: {side: other for side, (dx, dy) in SIDES.items() if (other := (cell[0] + dx, cell[1] + dy)) in cells}
@@ -76,7 +76,7 @@ class Maze:
 
 
 class Walk:
-    """One way through a maze, until the goal or the 50th step."""
+    """One walk through a maze, until the goal or the 50th step."""
 
     def __init__(self, maze: Maze, start: Cell, goal: Cell) -> None:
         self._maze = maze
@@ -85,7 +85,7 @@ class Walk:
         self._steps = 0
 
     def follow(self, action: str) -> Step:
-        """Take a step; one against a wall, or one that is none, is counted too."""
+        """Take a step. A step against a wall, or an action that is no step, counts too."""
         self._steps += 1
         side = action.lower().removeprefix("move ").strip(" .")
         ways = self._maze.ways[self._here]
@@ -112,10 +112,10 @@ class Walk:
 
 
 class AgentGymWalk(Walk):
-    """One way through a maze, told in AgentGym's words: a row before its column, and one more turn to fail in."""
+    """A walk in AgentGym's words: the row comes before the column, and the failure takes one more turn."""
 
     def follow(self, action: str) -> Step:
-        """Take a step; what is none of the four actions changes nothing and is counted."""
+        """Take a step. An action that is none of the four changes nothing and counts."""
         if self._steps == STEPS:
             return Step("Failure\n", reward=-1.0, terminated=True)
         self._steps += 1
@@ -139,9 +139,9 @@ class AgentGymWalk(Walk):
 class MazeWalk(GameEnvironment[Walk]):
     """One maze at a time.
 
-    mazes: `made` for our 240, `lmrl` for the one of LMRL-Gym and AgentGym, from each of its 25 starts
+    mazes: `made` for our 240 mazes, `lmrl` for the maze of LMRL-Gym and AgentGym with each of its 25 starts
     format: how the agent names its action (envs/formats.py)
-    style: `compact` has no sentence about the task
+    style: `compact` omits the sentence about the task
     max_observation_chars: bound of every observation
     """
 
@@ -165,7 +165,7 @@ class MazeWalk(GameEnvironment[Walk]):
     @classmethod
     @validate_call
     def tasks(cls, *, mazes: Mazes = "made") -> Sequence[TaskSpec]:
-        """Return the 240 mazes, the sizes in turn, or the 25 starts."""
+        """Return the 240 mazes, in alternating sizes, or the 25 starts."""
         return split_tasks(_sizes(), TEST) if mazes == "made" else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
 
     def begin(self, task_id: str) -> tuple[str, Walk]:

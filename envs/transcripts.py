@@ -1,8 +1,8 @@
-"""Transcripts: episodes that others have recorded, replayed as demonstrations (docs/environments/transcripts.md).
+"""Transcripts: recorded episodes, replayed as demonstrations (docs/environments/transcripts.md).
 
-A file holds conversations in AgentTraj's form, as `messages`, or as AgentGym and AgentGym-RL write down what a model
-did. Each that was solved is a task; its expert says what the agent said in it, and the environment answers what was
-answered then, whatever it is told: there is nothing to learn by trying.
+A file holds conversations in AgentTraj's form, as `messages`, or in the form of AgentGym's and AgentGym-RL's logs. Each
+solved record is a task. Its expert replies as the recorded agent did, and the environment gives the recorded answers
+whatever the reply is. So transcripts are for imitation only: a policy cannot explore them.
 """
 
 from collections import Counter
@@ -25,31 +25,31 @@ from horizonrl.envs.api import Observation, Step, TaskSpec
 FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
 AGENT = ("gpt", "assistant")
 ACKNOWLEDGED = ("Ok.", "OK. I'll follow your instructions and try my best to solve the task.")
-"""What AgentGym's clients let the agent say to the rules; its logs do not mark it as no turn of the model's."""
+"""The acknowledgements that AgentGym's clients put into the agent's mouth. Its logs do not mark them."""
 SUFFIXES = (".json", ".jsonl")
 
 log = get_logger()
 
 
 TurnText = Annotated[str, Field(max_length=MAX_LONG_TEXT)]
-"""What is trained is refused when it is too long, and never cut."""
+"""A text that is trained on. One that is too long is rejected, never cut."""
 
 
 class Message(BaseModel):
-    """One message as it is written. Keys that are not known here may change its meaning: they are refused."""
+    """One message of a record. Unknown keys are rejected, because they may change its meaning."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["human", "gpt", "user", "assistant", "system"] = Field(validation_alias=AliasChoices("from", "role"))
     text: TurnText = Field(validation_alias=AliasChoices("value", "content"))
     loss: bool | None = None
-    """Of a turn of the agent: false keeps it out of training."""
+    """For the agent's messages: false keeps the message out of training."""
     reasoning_content: str | None = None
-    """What a model of an endpoint thought, which no later prompt had in it; left out."""
+    """The reasoning of an endpoint's model. Later prompts did not contain it, so it is ignored."""
 
 
 class Conversation(BaseModel):
-    """One record of a file; what else stands in it is left alone."""
+    """One record of a file. Other keys are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,7 +58,7 @@ class Conversation(BaseModel):
 
 
 class Outcome(BaseModel):
-    """How a record says that its episode ended."""
+    """The part of a record that says how its episode ended."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,9 +67,10 @@ class Outcome(BaseModel):
     success: bool | float | None = None
 
     def is_solved(self, solved_at: float | None) -> bool:
-        """Return whether it was solved: where nothing is said of the end, it was. `solved_at` is the least reward.
+        """Return whether the episode was solved. A record that does not say counts as solved.
 
-        Raises ValueError for a reward that says nothing without knowing whose it is: SciWorld pays 100, BabyAI under 1.
+        `solved_at` is the lowest reward of a solved episode. Raises ValueError if the reward is ambiguous without the
+        environment: SciWorld pays 100, BabyAI less than 1.
         """
         if self.reward is None:
             return self.success is None or bool(self.success)
@@ -84,28 +85,30 @@ class Outcome(BaseModel):
 
 
 class Transcript(BaseModel):
-    """An episode as it is replayed: `prompt`, then turns and observations one after the other."""
+    """An episode to replay: the prompt, then turns and observations in alternation."""
 
     model_config = ConfigDict(frozen=True)
 
     prompt: TurnText
     turns: Annotated[tuple[str, ...], Field(max_length=MAX_TURNS)]
     observations: tuple[str, ...]
-    """The answers to the turns; that to the last one is empty unless the record has it."""
+    """The answers to the turns. The last one is empty unless the record has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFile:
     digest: str
     transcripts: Mapping[str, Transcript]
-    """Per task id, in the order of the file."""
+    """The transcripts by task id, in the order of the file."""
 
 
 class Transcripts:
     """One replayed episode at a time; solved, with a reward of 1, after the agent's last turn.
 
-    path: the file, a JSON list, a JSON object or one a line, or a folder of such files; read once in a program
-    solved_at: the least `reward` of a record that was solved; by default AgentGym's of the environment it names, else 1
+    path: a JSON list, a JSON object or a file with one object per line, or a folder of such files; read once per
+    process solved_at: the lowest `reward` of a solved record; default: AgentGym's for the environment that the record
+    names,
+        else 1
     """
 
     env_id: ClassVar[str] = "transcripts"
@@ -123,12 +126,12 @@ class Transcripts:
     @classmethod
     @validate_call
     def tasks(cls, *, path: Path | None = None, solved_at: float | None = None) -> Sequence[TaskSpec]:
-        """Return a task for each solved record of the file, in its order."""
+        """Return one task for each solved record, in the order of the file."""
         transcripts = load_transcripts(path, solved_at).transcripts
         return [TaskSpec(task_id, "train", _category(task_id)) for task_id in transcripts]
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin a record from its first prompt."""
+        """Begin a record with its first prompt."""
         if task_id not in self._transcripts:
             raise ConfigError(
                 f"the transcripts ({self.version}) have no task {task_id!r}: every machine must read the same file"
@@ -150,7 +153,7 @@ class Transcripts:
         return self
 
     def act(self, observation: str) -> str:
-        """Return what the agent said at this place of the record."""
+        """Return the recorded agent's reply in this turn."""
         return self._begun().turns[self._turn]
 
     async def close(self) -> None:
@@ -165,7 +168,7 @@ class Transcripts:
 
 
 def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return an episode in AgentTraj's form; of the last turn the observation is left out."""
+    """Return an episode in AgentTraj's form, without the observation after the last turn."""
     messages = [
         message
         for text, observation in turns
@@ -178,7 +181,7 @@ def to_record(item_id: str, prompt: str, turns: Sequence[tuple[str, str]]) -> di
 
 
 def load_transcripts(path: Path | None, solved_at: float | None = None) -> TranscriptFile:
-    """Read a file or a folder. Raises ConfigError that names the file, the record and what to do."""
+    """Read a file or a folder. Raises ConfigError that names the file, the record and the fix."""
     if path is None:
         raise ConfigError('transcripts need a file: give the environment options = { path = "demos.jsonl" }')
     if not path.is_file() and not path.is_dir():
@@ -209,7 +212,7 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    """Return the file, or those of a folder and its folders, sorted."""
+    """Return the file, or all record files below a folder, sorted."""
     return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES) if path.is_dir() else [path]
 
 
@@ -221,7 +224,7 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """Yield (where it stands, value) for each record. Only \\n ends a line: other line breaks may stand in a string."""
+    """Yield (place, value) for each record. Only \\n ends a line, because strings may contain other line breaks."""
     if text.lstrip().startswith("["):
         values = _json(str(path), text)
         yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
@@ -257,7 +260,7 @@ def _problems(error: ValidationError) -> str:
 
 
 def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
-    """Return whether a record is one to imitate; what is no object is left to be refused as a record."""
+    """Return whether a record should be imitated. True for a value that is no object: parsing then rejects it."""
     try:
         return not isinstance(value, dict) or Outcome.model_validate(value).is_solved(solved_at)
     except ValidationError as error:
@@ -267,9 +270,10 @@ def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
 
 
 def _fold(messages: Sequence[Message]) -> Transcript:
-    """Make an episode of a conversation. All before the first turn with loss is its prompt, without the agent's words.
+    """Make an episode of a conversation.
 
-    An agent that only says that it has understood is no turn of ours: a rollout has one first prompt.
+    The prompt is everything before the first turn with loss, except the agent's words. An agent's acknowledgement of
+    the rules is not a turn, because a rollout has a single first prompt.
     """
     begin = next((n for n, m in enumerate(messages) if m.role in AGENT and _is_turn(n, m)), len(messages))
     if begin == len(messages):
@@ -289,14 +293,14 @@ def _fold(messages: Sequence[Message]) -> Transcript:
 
 
 def _is_turn(number: int, message: Message) -> bool:
-    """Return whether the model chose a message of the agent; AgentGym's clients say the first one themselves."""
+    """Return whether the model wrote a message of the agent. AgentGym's clients write the first one themselves."""
     if message.loss is None:
         return number != 1 or message.text not in ACKNOWLEDGED
     return message.loss
 
 
 def _check(number: int, message: Message, agents: bool) -> None:
-    """Raise ValueError unless the message is one that may stand in this place of an episode."""
+    """Raise ValueError unless the message may stand at this position of an episode."""
     if (message.role in AGENT) is not agents or message.role == "system":
         expected = "gpt" if agents else "human"
         raise ValueError(f"turn {number} is from {message.role} where {expected} must follow: join or split messages")
@@ -310,7 +314,7 @@ def _check(number: int, message: Message, agents: bool) -> None:
 
 
 def _unique(names: Sequence[str]) -> Iterable[str]:
-    """Yield the names; the second of its name gets #2, and so on."""
+    """Yield the names, made unique: the second one of a name gets #2, and so on."""
     taken, uses = set(names), Counter[str]()
     for name in names:
         uses[name] += 1
@@ -323,6 +327,6 @@ def _unique(names: Sequence[str]) -> Iterable[str]:
 
 
 def _category(task_id: str) -> str:
-    """Return `textcraft` for `textcraft_12`: one file may hold the episodes of several environments."""
+    """Return `textcraft` for `textcraft_12`. One file may hold episodes of several environments."""
     source, _, number = task_id.partition("#")[0].rpartition("_")
     return source if source and number.isdecimal() else "all"

@@ -1,8 +1,8 @@
 """Wordle: guess a five-letter word in six guesses. The reward is 1 for the word, else 0.
 
-The 980 words (`wordle_words.txt`) are common ones, in an order that says nothing; any five letters are a guess. In
-AgentGym's style the rules are LMRL-Gym's: a guess is one of the words, and the hidden one is drawn anew at each guess,
-among those that fit the answers so far.
+The 980 words (`wordle_words.txt`) are common words in random order, and any five letters are a valid guess. In
+AgentGym's style the rules are LMRL-Gym's: a guess must be one of the words, and each guess draws a new hidden word from
+those that fit the answers so far.
 """
 
 import re
@@ -26,7 +26,7 @@ COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6
 TEST = 25
 FIRST_GUESS = "slate"
-"""It splits the 980 words into 122 kinds of answers. `trace` makes 129, but then one word takes seven guesses."""
+"""Splits the 980 words into 122 groups by their answer. `trace` makes 129 groups, but then one word takes 7 guesses."""
 
 _GUESS = re.compile(r"(?:guess[: ]\s*)?((?:[a-z][\s,]*){4}[a-z])[.!]?", re.IGNORECASE)
 _RULES = """\
@@ -46,7 +46,7 @@ class Guessing:
         """The signs of every guess so far."""
 
     def follow(self, action: str) -> Step:
-        """Answer a guess by its signs."""
+        """Answer a guess with its signs."""
         if (found := _GUESS.fullmatch(action.strip())) is None:
             return unmoved("A guess has five letters: guess slate.")
         guess = "".join(filter(str.isalpha, found[1].lower()))
@@ -61,7 +61,7 @@ class Guessing:
         return Step(observation, reward=float(right), terminated=over, success=right)
 
     def advise(self) -> Move:
-        """Guess the fitting word whose answer will tell the most."""
+        """Guess the fitting word whose answer tells the most."""
         fitting = self._fitting()
         guess = FIRST_GUESS if fitting == self._words and FIRST_GUESS in fitting else best_guess(fitting)
         count = len(fitting)
@@ -78,7 +78,7 @@ class Guessing:
 
 
 class Known:
-    """What LMRL-Gym keeps of the answers: of each letter and place whether it stands there, or cannot."""
+    """LMRL-Gym's record of the answers: whether each letter is in each position, cannot be there, or may be."""
 
     def __init__(self) -> None:
         self._letters: dict[str, list[bool | None]] = {}
@@ -111,7 +111,7 @@ class Known:
 
 
 class AgentGymGuessing(Guessing):
-    """A word that is drawn anew at each guess, by LMRL-Gym's rules and in AgentGym's words."""
+    """A word that is drawn again at each guess, by LMRL-Gym's rules and in AgentGym's words."""
 
     def __init__(self, seed: int, words: tuple[str, ...]) -> None:
         super().__init__("", words)
@@ -119,7 +119,7 @@ class AgentGymGuessing(Guessing):
         self._known = Known()
 
     def follow(self, action: str) -> Step:
-        """Answer a guess by its signs. What is none of the words costs a guess too."""
+        """Answer a guess with its signs. A guess that is not in the word list costs a guess too."""
         guess = action.strip().replace(" ", "")
         self._left -= 1
         if guess not in self._words:
@@ -139,7 +139,7 @@ class AgentGymGuessing(Guessing):
 class Wordle(GameEnvironment[Guessing]):
     """One word at a time.
 
-    words: a file with a word of five letters a line, instead of ours; AgentGym's are LMRL-Gym's `tweet_words.txt`
+    words: a file with one five-letter word per line, instead of our words; AgentGym uses LMRL-Gym's `tweet_words.txt`
     format: how the agent names its action (envs/formats.py)
     style: `compact` explains the signs in one line
     max_observation_chars: bound of every observation
@@ -165,7 +165,7 @@ class Wordle(GameEnvironment[Guessing]):
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return 980 tasks: one for each of our words, or AgentGym's seeds."""
+        """Return the 980 tasks: one for each of our words, or for each of AgentGym's seeds."""
         return split_tasks(dict.fromkeys(_number_of(), "all"), TEST)
 
     def begin(self, task_id: str) -> tuple[str, Guessing]:
@@ -181,7 +181,7 @@ class Wordle(GameEnvironment[Guessing]):
 
 @cache
 def list_words(path: Path | None = None) -> tuple[str, ...]:
-    """Return our words in the order of the tasks, or those of a file. Raises ConfigError for a file without any."""
+    """Return our words in the order of the tasks, or those of a file. Raises ConfigError if the file has none."""
     if path is None:
         return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
     try:
@@ -199,7 +199,7 @@ def _number_of() -> dict[str, int]:
 
 
 def signs_of(guess: str, word: str) -> str:
-    """Return g, y or b for each letter of a guess; a letter is y as often as the word has it besides its g's."""
+    """Return g, y or b for each letter of a guess. A letter gets y as often as the word has it outside of its g's."""
     left = [letter for letter, own in zip(word, guess, strict=True) if letter != own]
     signs = ""
     for letter, own in zip(word, guess, strict=True):
@@ -215,5 +215,5 @@ def signs_of(guess: str, word: str) -> str:
 
 @cache
 def best_guess(fitting: tuple[str, ...]) -> str:
-    """Return the fitting word that splits them into the most kinds of answers; the first of equals."""
+    """Return the fitting word that splits the fitting words into the most groups by answer; ties go to the first."""
     return max(fitting, key=lambda guess: len({signs_of(guess, word) for word in fitting}))

@@ -1,9 +1,9 @@
-"""The text layer as AgentGym's server has it, for the styles `compat` and `agentgym`: what its models were trained on.
+"""AgentGym's text layer, for the styles `compat` and `agentgym`, because AgentGym's models were trained on it.
 
-Ours differs on purpose (docs/environments/babyai.md); here what differs is kept, because it decides what an agent reads
-and earns: ways lead through closed doors, a way may be longer than it has to be, of equal things those that cannot be
-reached shift the numbers, the moves of an action go on after the mission is won, and a win that pays half or less is
-none.
+Our own text layer differs on purpose (docs/environments/babyai.md). This one keeps AgentGym's peculiarities, because
+they decide what an agent reads and earns: paths lead through closed doors, a path may be longer than necessary, objects
+that cannot be reached shift the numbers of equal ones, the moves of an action continue after the mission is won, and a
+win that pays 0.5 or less does not count.
 """
 
 from collections import deque
@@ -20,22 +20,22 @@ from horizonrl.envs.babyai.view import HEADINGS, SIZE, START, Cell, Moves, Pose,
 from horizonrl.envs.babyai.world import GridWorld, Outcome
 
 LEAST_REWARD = 0.5
-"""A win that pays no more does not end the episode."""
+"""A win that pays this much or less does not end the episode."""
 _UNMOVED = "No change in state."
 
 
 @dataclass(frozen=True)
 class AgentGymView(View):
     heading: int = 0
-    """The agent's, in minigrid's numbers: in which cells out of sight a way may lead depends on it."""
+    """The agent's heading in minigrid's numbers. It decides through which cells out of sight a path may lead."""
 
     @property
     def actions(self) -> Mapping[str, Moves]:
-        """What the agent can do, and how; in AgentGym's order."""
+        """The available actions with their moves, in AgentGym's order."""
         return self._offered[0]
 
     def why_not(self, action: str) -> str:
-        """Return why an action is not among those that can be taken."""
+        """Return the reason why an action is not available."""
         if not action:
             return _UNMOVED
         return self._offered[1].get(action, "The action is not recognized. Please check valid actions.")
@@ -52,7 +52,7 @@ class AgentGymView(View):
 
 
 class _Offer:
-    """Collects the actions of a view, and the reasons of those that it lacks."""
+    """Collects the actions of a view, and the reasons why others are not available."""
 
     def __init__(self, view: AgentGymView) -> None:
         self._view = view
@@ -119,7 +119,7 @@ class _Offer:
         self._reach("go to", self._view.things, ())
 
     def _reach(self, verb: str, things: Iterable[Thing], then: Moves) -> None:
-        """Offer to do something to each thing. One that cannot be reached leaves its number to the next."""
+        """Offer an action for each thing. A thing that cannot be reached passes its number on to the next one."""
         counts: dict[str, int] = {}
         for thing in things:
             way = self._ways.facing.get(thing.cell)
@@ -135,9 +135,10 @@ class _Offer:
 
 
 class _Ways:
-    """The ways that AgentGym's search finds: to stand in a cell, and to face one.
+    """The paths that AgentGym's search finds: to stand in a cell, and to face one.
 
-    A pose that is found again before it is its turn takes its last finder: a way may be longer than the shortest.
+    If a pose is found again before it leaves the queue, the last predecessor wins. So a path may be longer than the
+    shortest one.
     """
 
     def __init__(self, view: AgentGymView) -> None:
@@ -177,14 +178,14 @@ def _way(came: Mapping[Pose, tuple[Pose, int]], pose: Pose) -> Moves:
 
 
 class AgentGymWorld(GridWorld):
-    """A level as AgentGym's server plays it: it knows no most steps, and pays again what an earlier action earned."""
+    """A level as AgentGym's server plays it: it ignores the step limit, and repeats the reward of an earlier action."""
 
     def __init__(self, task_id: str) -> None:
         super().__init__(task_id)
         self._reward = 0.0
 
     def follow(self, reply_action: str) -> tuple[Outcome, str]:
-        """Take the action that is said word for word; or answer, paying what the one before it was paid."""
+        """Take an action that is named word for word. Any other text gets an answer and the previous reward again."""
         action = reply_action.lower().strip()
         if "check" in action:
             return self.reject(self.listing())
@@ -193,11 +194,11 @@ class AgentGymWorld(GridWorld):
         return (self.act(action), "") if self.view.actions[action] else self.reject(_UNMOVED)
 
     def reject(self, reason: str) -> tuple[Outcome, str]:
-        """Answer what changes nothing."""
+        """Answer an action that changes nothing."""
         return Outcome(self._reward), reason
 
     def act(self, action: str) -> Outcome:
-        """Take one of the view's actions: its moves, until one changes nothing that is seen."""
+        """Take one of the view's actions: make its moves until one does not change the visible grid."""
         moves = self.view.actions[action]
         terminated, image = False, self._image()
         for move in moves:

@@ -1,7 +1,8 @@
 """BabyAI: missions in a grid of rooms, played in words. The reward is 1 - 0.9 * steps / most steps, else 0.
 
-The levels are minigrid's, the tasks AgentGym's, the text layer is our own (docs/environments/babyai.md says where it
-differs). A step takes under 2 ms; a reset draws levels until one can be solved, for up to 100 ms, so it has a thread.
+The levels are minigrid's, the tasks are AgentGym's, and the text layer is our own (docs/environments/babyai.md lists
+the differences). A step takes under 2 ms. A reset draws levels until one can be solved, which takes up to 100 ms, so it
+runs in a thread.
 """
 
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ class BabyAI:
     """One mission at a time.
 
     format: how the agent names its action (envs/formats.py)
-    levels: of the tasks that are listed: `agentgym` for the 18 that AgentGym trains and tests on, `all` for all 40
-    style: `full` explains all and lists the actions, `compact` is for small models, `compat` has AgentGym's words,
-        `agentgym` the same without the rules, for its clients
+    levels: the levels of the listed tasks: `agentgym` for the 18 that AgentGym trains and tests on, `all` for all 40
+    style: `full` explains everything and lists the actions, `compact` is for small models, `compat` has AgentGym's
+        words, `agentgym` has the same words without the rules, for AgentGym's clients
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
@@ -51,11 +52,11 @@ class BabyAI:
     @classmethod
     @validate_call
     def tasks(cls, *, levels: Levels = "agentgym") -> Sequence[TaskSpec]:
-        """Return the tasks by number: 810 to train on and 90 to test of AgentGym's levels, 1,800 and 200 of all."""
+        """Return the tasks by number: 810 train and 90 test tasks of AgentGym's levels, 1,800 and 200 of all levels."""
         return load_tasks(levels)
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin a mission: any of AgentGym's, whether it is listed or not."""
+        """Begin a mission. Any of AgentGym's numbers is valid, listed or not."""
         if not is_number(task_id):
             raise ConfigError(f"babyai has no task {task_id[:80]!r}: a task is a number, such as '1804'")
         world = await in_thread(AgentGymWorld if self._style in ("compat", "agentgym") else GridWorld, task_id)
@@ -70,7 +71,7 @@ class BabyAI:
             raise EnvironmentFailure(f"the episode of task {world.task_id} is over: reset before the next step")
         requested = read_action(text, self._format, COMMANDS)
         if isinstance(requested, Unreadable) and self._style == "agentgym":
-            requested = ""  # what AgentGym's client sends of a reply without an action
+            requested = ""  # AgentGym's client sends an empty action for a reply without one
         outcome, answer = (
             world.reject(requested.reason) if isinstance(requested, Unreadable) else world.follow(requested)
         )
@@ -84,7 +85,7 @@ class BabyAI:
         )
 
     def expert(self) -> BabyAIExpert:
-        """Return an expert that plays on from wherever the episode stands."""
+        """Return an expert that continues from the present state of the episode."""
         return BabyAIExpert(self._begun(), self._format)
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""The expert: knows the whole grid, and plans from it as it is, so it can take over in the middle of any episode.
+"""The expert. It sees the whole grid and plans from its present state, so it can take over in any episode.
 
-It asks the mission which part is open, finds the cheapest way to where that can be done, clears what stands in the way
-(a locked door: fetch its key; an object: carry it aside), and takes the action that leads farthest along.
+It finds the first unfinished part of the mission and the cheapest path to where that part can be done. It clears what
+is in the way (for a locked door it fetches the key, an object it carries aside) and takes the action that leads
+farthest along the path.
 """
 
 import heapq
@@ -31,10 +32,10 @@ Place = tuple[int, int, int]
 """Column, row and direction: 0 is to the right, 1 down."""
 
 TO_OPEN, TO_REMOVE, TO_UNLOCK = 1, 20, 60
-"""What it costs beyond a step to enter the cell of a closed door, of an object, of a locked door without its key."""
+"""The extra cost, in steps, of entering the cell of a closed door, of an object, of a locked door without its key."""
 RING = ((1, 0), (1, 1), (0, 1), (-1, 1), (-1, 0), (-1, -1), (0, -1), (1, -1))
 MOST_ERRANDS = 12
-"""One errand waits for another: a door for its key, the key for a door. A plan that goes deeper goes in circles."""
+"""The most nested errands: a door waits for its key, the key for another door. A deeper plan goes in circles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +46,26 @@ class Errand:
     then: str
     why: str
     costs: Mapping[Place, int]
-    """What is left of the way, from each place that is no farther than the agent."""
+    """The remaining cost of the path from each place that is not farther away than the agent."""
     unlocks: bool
-    """The way leads through a locked door, whose key is carried."""
+    """The path leads through a locked door, and the agent carries its key."""
 
 
 class BabyAIExpert:
-    """Plays from the state of the world itself; the observation's words are not read."""
+    """Plays from the state of the world itself and does not read the observation."""
 
     def __init__(self, world: GridWorld, action_format: ActionFormat) -> None:
         self._world = world
         self._format = action_format
 
     def act(self, observation: str) -> str:
-        """Return the reply that goes farthest on the open errand."""
+        """Return the reply that makes the most progress on the present errand."""
         errand = Planner(self._world.level).errand()
         return write_action(best_action(self._world, errand), errand.why, self._format, COMMANDS)
 
 
 class Planner:
-    """Plans once, from the grid as it is. Raises EnvironmentFailure when there is no way."""
+    """Plans once, from the present grid. Raises EnvironmentFailure if there is no path."""
 
     def __init__(self, level: RoomGridLevel) -> None:
         self._level = level
@@ -72,9 +73,9 @@ class Planner:
         grid = level.grid
         cells = ((x, y) for x in range(grid.width) for y in range(grid.height))
         self._tolls = {cell: toll for cell in cells if (toll := _toll(grid.get(*cell), level.carrying)) is not None}
-        """What it costs beyond a step to enter a cell. Walls, and doors whose keys are being fetched, are not in it."""
+        """The extra cost of entering each cell. Walls, and doors whose keys are being fetched, are missing."""
         self._ways: set[Cell] = {self._here[:2]}
-        """Cells of the ways planned so far."""
+        """The cells of the paths planned so far."""
         self._errands = 0
 
     def errand(self) -> Errand:
@@ -106,7 +107,7 @@ class Planner:
         if not free:
             taken = [cell for cell in beside if self._tolls.get(cell) == TO_REMOVE]
             return self._pick_up(taken, f"I make room next to the {_called(fixed)}.") if taken else self._put_aside()
-        # The way there is cleared before the object is fetched: to carry two things is not possible.
+        # Clear the path first: the agent carries one thing, so it could not clear anything with the object in hand.
         to_drop = self._reach(free, "drop", f"I put it next to the {_called(fixed)}.")
         if to_drop.cells is not free or any(self._level.carrying is object for object in moved.obj_set):
             return to_drop
@@ -122,7 +123,7 @@ class Planner:
         cells = self._where([door])
         for cell in cells:
             self._tolls.pop(cell, None)
-        # The way to the door is cleared before the key is fetched, as one carries only one thing.
+        # Clear the path first, for the same reason: with the key in hand the agent can carry nothing else.
         to_open = self._reach(cells, "toggle", f"I open the {door.color} door.")
         if to_open.cells is not cells:
             return to_open
@@ -132,7 +133,7 @@ class Planner:
         return self._reach(boxes, "toggle", "The key must be in the box.") if boxes else self._put_aside()
 
     def _put_aside(self) -> Errand:
-        """Put down what is carried where it is in nobody's way, if there is such a place."""
+        """Put down the carried thing, if possible where it blocks no path."""
         empty = [cell for cell in self._tolls if self._is_empty(cell)]
         aside = [cell for cell in empty if self._is_open_ground(cell)]
         off_the_ways = [cell for cell in empty if cell not in self._ways]
@@ -140,14 +141,14 @@ class Planner:
         return self._reach(next(near, empty), "drop", "I put down what I carry.")
 
     def _is_open_ground(self, cell: Cell) -> bool:
-        """Say whether no door or thing is next to the cell, and whoever passed over it could as well go around it."""
+        """Return whether no door or thing is next to the cell, and an object in it could be walked around."""
         ring = [self._is_empty((cell[0] + dx, cell[1] + dy)) for dx, dy in RING]
         gaps = sum(ring[index - 1] and not ring[index] for index in range(len(RING)))
         beside = [self._level.grid.get(cell[0] + dx, cell[1] + dy) for dx, dy in HEADINGS]
         return gaps <= 1 and all(thing is None or thing.type == "wall" for thing in beside)
 
     def _reach(self, cells: list[Cell], then: str, why: str) -> Errand:
-        """Return the errand to face one of the cells, or that which has to come before it."""
+        """Return the errand to face one of the cells, or the errand that has to come before it."""
         self._errands += 1
         costs = self._costs(cells)
         if self._here not in costs or self._errands > MOST_ERRANDS:
@@ -165,7 +166,7 @@ class Planner:
                 return self._pick_up([hindrance], "Something is in the way.")
 
     def _costs(self, cells: list[Cell], highest_toll: int = TO_UNLOCK) -> dict[Place, int]:
-        """Return the costs of facing one of the cells, by Dijkstra's algorithm from there back to the agent."""
+        """Return the cost of facing one of the cells, by Dijkstra's algorithm from the cells back to the agent."""
         ends = [(x - dx, y - dy, heading) for x, y in cells for heading, (dx, dy) in enumerate(HEADINGS)]
         heap = [(0, place) for place in ends if place[:2] in self._tolls]
         heapq.heapify(heap)
@@ -207,7 +208,7 @@ class Planner:
         return self._where([thing for thing in desc.obj_set if thing.can_pickup()])
 
     def _where(self, things: Collection[WorldObj]) -> list[Cell]:
-        """Return the cells of those things that are on the grid, and neither carried nor in a box."""
+        """Return the cells of those things that are on the grid. Things that are carried or in a box have none."""
         grid = self._level.grid
         return [
             (index % grid.width, index // grid.width)
@@ -217,7 +218,7 @@ class Planner:
 
 
 def best_action(world: GridWorld, errand: Errand) -> str:
-    """Return the action that does what an errand is for, or else leaves the least of its way."""
+    """Return the action that completes an errand, or else the one that leaves the lowest remaining cost."""
     x, y, heading = here(world.level)
     if errand.costs[x, y, heading] == 0 and errand.then in ("toggle", "drop"):
         return errand.then

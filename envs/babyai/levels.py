@@ -36,28 +36,28 @@ LEVELS = (
     ("SynthS5R2-v0", "Synth"), ("SynthLoc-v0", "SynthLoc"), ("SynthSeq-v0", "Synth"),
     ("MiniBossLevel-v0", "Boss"), ("BossLevel-v0", "Boss"), ("BossLevelNoUnlock-v0", "Boss"),
 )  # fmt: skip
-"""The name in minigrid and the family, in AgentGym's order."""
+"""The level's name in minigrid and its family, in AgentGym's order."""
 OLD_KEYWORDS = {OBJ_S6: {"room_size": 4}}
-"""AgentGym's minigrid has GoToObjS6-v0, whose rooms have four cells a side: 3.2.0 calls that a bug, and has six."""
+"""AgentGym's minigrid has GoToObjS6-v0 with rooms of 4 cells per side. minigrid 3.2.0 fixed that as a bug and has 6."""
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 AGENTGYM = ("GoTo", "Pickup", "AOD", "FindObj", "Room", "SynthLoc")
-"""The families that AgentGym trains and tests on: 18 of the levels."""
+"""The families that AgentGym trains and tests on, with 18 levels."""
 SEEDS = 50
 TEST_SEEDS = 5
-"""The last ones: 18 levels of 45 and of 5 seeds are AgentGym's 810 and 90."""
+"""The last 5 seeds are for testing: 18 levels with 45 and with 5 seeds make AgentGym's 810 and 90 tasks."""
 LEFT_OUT = {
     **dict.fromkeys(range(15, SEEDS * 40, 40), "a mission of two doors is lost by opening the first (level 16)"),
     **dict.fromkeys((246, 566, 1406), "the key is in the room that it opens (level 7)"),
     1459: "can only be won by destroying a box (level 20)",
     **dict.fromkeys((154, 994), "the expert finds no room to put things aside (level 35)"),
 }
-"""Tasks that are not listed, with the reason. All but the first reason concern tasks to train on."""
+"""Tasks that are not listed, with the reason. Except for the first reason, they are all train tasks."""
 
 if minigrid.__version__ != MINIGRID:
     raise MissingDependency(
         f"minigrid is {minigrid.__version__}, and the tasks are levels of {MINIGRID}: pip install minigrid=={MINIGRID}"
     )
-vars(roomgrid_level)["print"] = lambda *words: None  # Of each level that it draws again it tells the standard output.
+vars(roomgrid_level)["print"] = lambda *words: None  # minigrid prints a line for every level that it has to redraw
 
 
 @cache
@@ -72,12 +72,12 @@ def load_tasks(levels: Levels) -> Sequence[TaskSpec]:
 
 
 def is_number(task_id: str) -> bool:
-    """Return whether AgentGym has a task of this number: it has a level and a seed for each."""
+    """Return whether AgentGym has a task with this number. Every number stands for a level and a seed."""
     return bool(_NUMBER.fullmatch(task_id))
 
 
 def generate(task_id: str) -> RoomGridLevel:
-    """Return the level of a task, begun. Takes 1 to 100 ms: it is drawn until it can be solved."""
+    """Return a task's level, ready to play. Takes 1 to 100 ms, because levels are drawn until one can be solved."""
     seed, level_number = divmod(int(task_id), len(LEVELS))
     name = LEVELS[level_number][0]
     level = gymnasium.make(f"BabyAI-{name}", disable_env_checker=True, **OLD_KEYWORDS.get(name, {})).unwrapped

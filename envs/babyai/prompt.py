@@ -1,4 +1,4 @@
-"""The words: what the agent reads of a mission, a view and the actions it has, in three styles."""
+"""What the agent reads about a mission, a view and its actions, in four styles."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from horizonrl.envs.babyai.world import CHECK, COMMANDS, GridWorld
 from horizonrl.envs.formats import ActionFormat, explain
 
 Style = Literal["full", "compact", "compat", "agentgym"]
-"""`compat` has AgentGym's words and rules, `agentgym` its words alone, for its clients, which tell the rules."""
+"""`compat` has AgentGym's words and rules. `agentgym` has only its words, because AgentGym's clients add the rules."""
 
 _FULL = """\
 You are in a world of rooms and doors, and are given a goal. You see what is in front of you, up to six steps ahead and
@@ -45,7 +45,7 @@ _COMPAT_REPLY = "Your response should use the following format:\nThought:\n<Your
 
 
 def first_observation(world: GridWorld, style: Style, action_format: ActionFormat) -> str:
-    """Return the rules, the goal and the first view. As AgentGym does, `compat` loses the order of a goal's parts."""
+    """Return the rules, the goal and the first view. `compat` drops the order of a goal's parts, as AgentGym does."""
     reply = explain(action_format, COMMANDS)
     seen = observation(world, "", style)
     match style:
@@ -62,7 +62,7 @@ def first_observation(world: GridWorld, style: Style, action_format: ActionForma
 
 
 def observation(world: GridWorld, answer: str, style: Style) -> str:
-    """Return an answer in words, or else the view; and, unless compact, what can be done now."""
+    """Return the answer or, without one, the view; unless compact, also the available actions."""
     actions = [*world.view.actions, CHECK]
     match style:
         case "full":

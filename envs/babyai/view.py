@@ -1,7 +1,7 @@
-"""What the agent sees and can do: the text layer's model, made from what minigrid shows by one breadth-first search.
+"""What the agent sees and can do, computed from minigrid's view by one breadth-first search.
 
-All is told from where the agent stands: a cell is so many steps ahead and so many to the right. Knows nothing of the
-grid beyond, of wording, or of missions.
+All positions are relative to the agent: a cell is a number of steps ahead and a number of steps to the right. Knows
+nothing about the rest of the grid, about wording or about missions.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ Moves = tuple[int, ...]
 """Actions of minigrid."""
 
 SIZE = 7
-"""Cells ahead, and across, that the agent sees."""
+"""The agent sees SIZE cells ahead and SIZE cells across."""
 HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 START: Pose = (0, 0, 0)
 
@@ -34,10 +34,10 @@ class Thing:
     """`door`, `key`, `ball`, `box` or `wall`."""
     colour: str
     state: str
-    """Of a door: `open`, `closed` or `locked`."""
+    """For doors: `open`, `closed` or `locked`; else empty."""
     cell: Cell
     number: int = 0
-    """Tells things of one name apart, the nearest first."""
+    """Distinguishes things with the same name, the nearest first."""
 
     @property
     def kind_name(self) -> str:
@@ -51,16 +51,16 @@ class Thing:
 @dataclass(frozen=True)
 class View:
     things: Sequence[Thing]
-    """All but the walls, the nearest first."""
+    """Everything except walls, the nearest first."""
     barrier: Thing | None
     """The first wall or box straight ahead."""
     carrying: Thing | None
     blocked: Mapping[Cell, Thing]
-    """The cells in sight that cannot be walked on."""
+    """The visible cells that cannot be walked on."""
 
     @cached_property
     def actions(self) -> Mapping[str, Moves]:
-        """What the agent can do, and how; in AgentGym's order."""
+        """The available actions with their moves, in AgentGym's order."""
         ahead = self.blocked.get((1, 0))
         found: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
         if ahead is None:
@@ -80,7 +80,9 @@ class View:
             found["toggle"] = (Actions.toggle,)
         for thing in self.things:
             if (way := self._way_before(thing)) is not None:
-                found[f"go to {thing.name}"] = way or (Actions.done,)  # Does nothing, but the mission looks again.
+                found[f"go to {thing.name}"] = way or (
+                    Actions.done,
+                )  # does nothing, but makes minigrid check the mission
         return found
 
     def can_toggle(self, thing: Thing) -> bool:
@@ -92,7 +94,7 @@ class View:
         return door.state == "closed" or (door.state == "locked" and has_key)
 
     def why_not(self, action: str) -> str:
-        """Return why an action is not among those that can be taken."""
+        """Return the reason why an action is not available."""
         verb, thing = next(
             ((action.removesuffix(thing.name).strip(), thing) for thing in self.things if action.endswith(thing.name)),
             (action, None),
@@ -117,7 +119,7 @@ class View:
         return "The action is not recognized. Please check valid actions."
 
     def _way_before(self, thing: Thing) -> Moves | None:
-        """Return the shortest way to a place from where the thing is straight ahead."""
+        """Return the shortest path to a place from which the thing is straight ahead."""
         return self._ways.facing(thing.cell)
 
     @cached_property
@@ -126,7 +128,7 @@ class View:
 
 
 class Ways:
-    """The shortest ways from where the agent stands, over cells that are free or out of sight, to all cells at once."""
+    """The shortest paths from the agent to all cells, over cells that are free or hidden from view."""
 
     def __init__(self, blocked: Mapping[Cell, Thing]) -> None:
         self._came: dict[Pose, tuple[Pose, int]] = {}
@@ -165,7 +167,7 @@ class Ways:
 
 
 def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> View:
-    """Return the view of minigrid's: columns from left to right, rows from far to near."""
+    """Return the view of a grid of minigrid's, whose columns go from left to right and whose rows from far to near."""
     seen = sorted(_things(grid, in_sight), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
     counts: dict[str, int] = {}
     things = []
@@ -178,10 +180,10 @@ def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> 
 
 
 def _things(grid: Grid, in_sight: npt.NDArray[np.bool_]) -> Iterator[Thing]:
-    """Yield what is in sight; a level of BabyAI has doors, keys, balls, boxes and walls."""
+    """Yield the visible things. BabyAI's levels have doors, keys, balls, boxes and walls."""
     for index, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
         ahead, right = SIZE - 1 - index // SIZE, index % SIZE - SIZE // 2
-        if thing and seen and (ahead, right) != (0, 0):  # There stands what is carried.
+        if thing and seen and (ahead, right) != (0, 0):  # the agent's own cell shows the carried object
             state = ""
             if isinstance(thing, Door):
                 state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"

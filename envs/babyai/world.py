@@ -1,4 +1,4 @@
-"""One episode's grid: takes the actions that the view offers, and knows when the mission is over."""
+"""The grid of one episode. It takes the actions that the view offers and knows when the mission is over."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ COMMANDS = (
 )
 CHECK = "check available actions"
 MAX_ACTION_CHARS = 100
-"""The longest action that a view offers has under 60."""
+"""More than enough: the longest action of any view has fewer than 60 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Outcome:
 
 
 class GridWorld:
-    """A level of minigrid seen through text actions; each is a few of minigrid's own, and the mission counts those."""
+    """A level of minigrid with text actions. Each is a few of minigrid's moves, and the step limit counts the moves."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         self.level = generate(task_id)
-        self.level.gen_obs = lambda: None  # An image after each step takes longer than the step, and is not looked at.
+        self.level.gen_obs = lambda: None  # rendering the unused image would take longer than the step itself
         self.view = self._look()
         self.over = self.completed = False
 
@@ -52,18 +52,18 @@ class GridWorld:
 
     @property
     def steps(self) -> int:
-        """minigrid's steps so far, of `level.max_steps`."""
+        """The number of minigrid's moves so far; the limit is `level.max_steps`."""
         return int(self.level.step_count)
 
     def follow(self, written: str) -> tuple[Outcome, str]:
-        """Take the action that is said, or answer why it cannot be taken."""
+        """Take the named action, or answer why it cannot be taken."""
         action = plain(written)
         if action in self.view.actions:
             return self.act(action), ""
         return self.reject(self.listing() if action.startswith("check") else self.view.why_not(action))
 
     def reject(self, reason: str) -> tuple[Outcome, str]:
-        """Answer what changes nothing."""
+        """Answer an action that changes nothing."""
         return Outcome(), reason
 
     def listing(self) -> str:
@@ -71,7 +71,7 @@ class GridWorld:
         return f"You can take the following actions: {', '.join([*self.view.actions, CHECK])}"
 
     def act(self, action: str) -> Outcome:
-        """Take one of the view's actions: its moves, until one is in vain or the mission is over."""
+        """Take one of the view's actions: make its moves until one fails or the mission is over."""
         outcome = self._move(self.view.actions[action])
         self.view = self._look()
         self.over = self.completed = outcome.terminated or outcome.truncated
@@ -84,7 +84,7 @@ class GridWorld:
             if terminated or truncated:
                 return Outcome(float(reward), terminated, truncated and not terminated)
             if move == Actions.forward and tuple(self.level.agent_pos) == stood:
-                break  # The way led through a cell out of sight that cannot be walked on.
+                break  # the path led through a hidden cell that turned out to be blocked
         return Outcome()
 
     def _look(self) -> View:

@@ -1,6 +1,6 @@
 """Deep search: answer a question that no single page answers, by searching. The reward is 1 for a right answer, else 0.
 
-The world, its pages and its questions are made up, so that no model knows an answer before it has searched for it.
+The world, its pages and its questions are fictional, so that no model can know an answer without searching.
 """
 
 import re
@@ -25,7 +25,7 @@ COMMANDS = (
     Command("answer", "<answer>{text}</answer>", "answer the question in a few words, without a sentence around them"),
 )
 PAGE_CHARS = {"full": 1_000, "compact": 200, "agentgym": 1_000}
-"""How much of a page a result shows."""
+"""Characters of a page that a search result shows."""
 RESULTS = {"full": 3, "compact": 1, "agentgym": 3}
 
 _AGENTGYM_PROMPT = """\
@@ -78,7 +78,7 @@ class Inquiry:
         return Step("Right." if right else "Wrong.", reward=float(right), terminated=True, success=right)
 
     def advise(self) -> Move:
-        """Look up what is on the way to the answer and was not looked up yet, then answer."""
+        """Look up each step towards the answer that has not been searched yet, then answer."""
         for name in self._question.searches:
             if name not in self._searched:
                 return Move(f"<search>{name}</search>", f"I have to look up {name}.")
@@ -110,10 +110,10 @@ class AgentGymInquiry(Inquiry):
 class DeepSearch(GameEnvironment[Inquiry]):
     """One question at a time.
 
-    corpus, questions: your own pages and questions, two JSONL files (envs/deepsearch/library.py); both or none
-    single_answer: whether the first answer ends the episode; else a wrong one may be followed by others
-    results: pages that a search shows; 3, in the compact style 1
-    format: how the agent names its action (envs/formats.py); of a plain reply the first tag counts, wherever it is
+    corpus, questions: your own pages and questions, two JSONL files (envs/deepsearch/library.py); give both or neither
+    single_answer: whether the first answer ends the episode; if not, the agent may answer again after a wrong answer
+    results: number of pages that a search shows; default: 3, or 1 in the compact style
+    format: how the agent names its action (envs/formats.py); in a plain reply the first tag counts, wherever it is
     style: `compact` has short pages, for small models and short contexts
     max_observation_chars: bound of every observation
     """
@@ -147,15 +147,15 @@ class DeepSearch(GameEnvironment[Inquiry]):
     @classmethod
     @validate_call
     def tasks(cls, *, questions: Path | None = None) -> Sequence[TaskSpec]:
-        """Return a task for each of our 4,200 questions, or of a file's."""
+        """Return one task for each of our 4,200 questions, or for each question of the file."""
         return [question.spec for question in load_questions(questions).by_id.values()]
 
     def prepare(self) -> None:
-        """Build the index and the questions, once in a program."""
+        """Build the index and the questions, once per process."""
         self._loaded = load(self._corpus, self._questions, self._style)
 
     def begin(self, task_id: str) -> tuple[str, Inquiry]:
-        """Return the question under the rules."""
+        """Return the rules and the question."""
         index, questions = self._loaded or load(self._corpus, self._questions, self._style)
         if (question := questions.by_id.get(task_id)) is None:
             raise self.unknown(task_id)
@@ -170,15 +170,15 @@ class DeepSearch(GameEnvironment[Inquiry]):
         return text, Inquiry(question, index, self._shown, self._single_answer)
 
     def read(self, text: str) -> str | Unreadable:
-        """Return the action that a reply names; of a plain reply, its first tag."""
+        """Return the action that a reply names. In a plain reply it is the first tag."""
         tag = first_tag(text) if self._format == "plain" else None
         return super().read(f"<{tag[0]}>{' '.join(tag[1].split())}</{tag[0]}>" if tag else text)
 
 
 def first_tag(text: str) -> tuple[str, str] | None:
-    """Return the name and the content of the first tag that is closed, of `search` and `answer`.
+    """Return the name and the content of the first closed `search` or `answer` tag.
 
-    Each pattern passes the text once: where the first opening tag is never closed, no later one of its name is either.
+    Each pattern passes over the text once: if the first opening tag is never closed, no later one of that name is.
     """
     found = []
     for name, opening in _OPENED.items():

@@ -1,4 +1,4 @@
-"""An index over pages: BM25 by tantivy, titles three times the weight of texts. The same query, the same pages."""
+"""A search index over pages: tantivy's BM25, with titles weighted three times as much as texts. Deterministic."""
 
 import re
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ class Page:
     title: str
     text: str
     alias: str = ""
-    """Another title that finds the page."""
+    """Another title under which the page is found."""
 
 
 class Index:
-    """Built once, in memory; searching takes microseconds and may be done from any thread."""
+    """Built once, in memory. A search takes microseconds and may run in any thread."""
 
     def __init__(self, pages: Sequence[Page]) -> None:
         schema = tantivy.SchemaBuilder()
@@ -31,7 +31,7 @@ class Index:
             _plain(title): number for number, page in enumerate(pages) for title in (page.title, page.alias) if title
         }
         self._index = tantivy.Index(schema.build())
-        writer = self._index.writer(15_000_000, num_threads=1)  # One thread, so that the segments are always the same.
+        writer = self._index.writer(15_000_000, num_threads=1)  # with one thread the segments are always the same
         for number, page in enumerate(pages):
             title = f"{page.title} {page.alias}"
             writer.add_document(tantivy.Document(title=title, text=page.text, number=number))
@@ -41,9 +41,9 @@ class Index:
         self._searcher = self._index.searcher()
 
     def search(self, query: str, results: int) -> list[Page]:
-        """Return the best pages, best first; of equal ones the earlier first. Signs in a query mean nothing.
+        """Return the best pages, best first; ties go to the earlier page. Query operators have no effect.
 
-        The page whose title is the query stands before all others.
+        A page whose title equals the query comes before all others.
         """
         words = _plain(query[:MAX_QUERY_CHARS])
         parsed, _ = self._index.parse_query_lenient(words, ["title", "text"], field_boosts={"title": 3.0})

@@ -1,7 +1,7 @@
-"""What is searched and asked: the fictional world's pages and questions, or a user's own, read from two JSONL files.
+"""The pages and questions: those of the fictional world, or the user's own from two JSONL files.
 
-A page is `{"title": ..., "text": ...}`; a question `{"question": ..., "answers": [...]}`, and if wanted `id`,
-`category`, `split` (train or test) and `searches`: what an expert looks up before it answers.
+A page is `{"title": ..., "text": ...}`. A question is `{"question": ..., "answers": [...]}`, optionally with `id`,
+`category`, `split` (train or test) and `searches`, which an expert looks up before it answers.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from horizonrl.envs.deepsearch.world import RELATIONS, Entity, World, build_worl
 from horizonrl.envs.game import Style
 
 TEST_SHARE = 0.1
-"""Of a user's questions that name no split: those whose sha256 is that low."""
+"""The expected share of test tasks among a user's questions without a split: those whose id has a low sha256."""
 
 _BUILDING = Lock()
 
@@ -51,12 +51,12 @@ Line = TypeVar("Line", bound=BaseModel)
 class Questions:
     by_id: dict[str, Question]
     digest: str
-    """Of the user's file; empty for our own."""
+    """The digest of the user's file; empty for our own questions."""
 
 
 @cache
 def load_questions(path: Path | None = None) -> Questions:
-    """Return our questions, or those of a file. Raises ConfigError that names the file and the line."""
+    """Return our questions, or those of a file. Raises ConfigError with the file and the line if one is invalid."""
     if path is None:
         return Questions({question.spec.task_id: question for question in make_questions(_world())}, "")
     lines, digest = _read(path, QuestionLine)
@@ -67,8 +67,8 @@ def load_questions(path: Path | None = None) -> Questions:
 
 
 def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Index, Questions]:
-    """Return the index and the questions: ours, or those of files. Takes time once: call it in a thread."""
-    with _BUILDING:  # Threads that ask together would each build one.
+    """Return the index and the questions: ours, or those of files. The first call is slow: make it in a thread."""
+    with _BUILDING:  # without the lock, threads that call at the same time would each build an index
         return _index(corpus, style), load_questions(questions)
 
 
@@ -86,7 +86,7 @@ def _world() -> World:
 
 
 def page_of(entity: Entity, style: Style) -> Page:
-    """Return what the world knows of an entity as prose, or in the compact style as a list."""
+    """Return the facts about an entity as prose, or in the compact style as a list."""
     if style == "compact":
         facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
         known = f" ({entity.alias})" if entity.alias else ""

@@ -1,12 +1,12 @@
-"""Questions about the fictional world, in the manner of seven question sets; and how an answer is judged.
+"""Questions about the fictional world, modelled on seven question sets, and the comparison of answers.
 
 nq          one hop, as typed into a search box         popqa       one hop about people, who share names
 triviaqa    two hops from another name of an entity     bamboogle   two hops
 hotpotqa    two hops, or a comparison of two entities   musique     three or four hops
 2wiki       family ties, or a comparison over two hops each
 
-Every question has one answer: a relation has one value, no name is used twice, and no page on the way but the last says
-what is asked for.
+Every question has exactly one answer: a relation has one value, no name is used twice, and of the pages on the way only
+the last one has the answer.
 """
 
 import re
@@ -37,7 +37,7 @@ class Question:
     spec: TaskSpec
     text: str
     answers: tuple[str, ...]
-    """All that is taken for right; the first is what an expert says."""
+    """All answers that count as right. The expert gives the first one."""
     searches: tuple[str, ...]
     """What to look up, in order, to know the answer."""
 
@@ -76,12 +76,12 @@ def follow(world: World, start: str, relations: Sequence[str]) -> tuple[str, ...
 
 
 def normalize(answer: str) -> str:
-    """Return an answer in lower case without punctuation, articles and doubled spaces, as exact match is judged."""
+    """Return an answer in lower case without punctuation, articles and repeated spaces, as usual for exact match."""
     return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub("", answer.lower())).split())
 
 
 def _walk(world: World, draw: Random, start: Entity, hops: int, first: Sequence[str] = ()) -> Draft | None:
-    """Draw a chain of relations from an entity, beginning with those given; nothing when it leads nowhere new."""
+    """Draw a chain of relations from an entity, beginning with `first`. Returns None if it leads nowhere new."""
     relations: list[str] = []
     path = [start.name]
     for hop in range(hops):
@@ -103,7 +103,7 @@ def _walk(world: World, draw: Random, start: Entity, hops: int, first: Sequence[
 
 
 def names_of(world: World, name: str) -> tuple[str, ...]:
-    """Return a name with the other name of what it stands for."""
+    """Return a name, and the alias of its entity if it has one."""
     entity = world.get(name)
     return (name, entity.alias) if entity and entity.alias else (name,)
 
@@ -150,7 +150,7 @@ def _2wiki(world: World, draw: Random) -> Draft | None:
 
 
 def _first(world: World, relation: str, one: tuple[Entity, Entity], other: tuple[Entity, Entity]) -> Draft | None:
-    """Compare two things by the years of what they lead to, or of themselves; nothing when these are the same."""
+    """Compare two things by their years, or by the years of their related entities. Returns None for equal years."""
     years = [int(end.facts[relation]) for _, end in (one, other)]
     if years[0] == years[1]:
         return None

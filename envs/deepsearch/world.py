@@ -1,7 +1,7 @@
-"""The fictional world: entities, and the typed facts that hold between them. Built from one generator, always the same.
+"""The fictional world: entities and the typed facts about them. It is built from one seeded generator, always the same.
 
-A relation is a function: of each entity it has one value, another entity's name, a year or a word. A chain of relations
-from one entity therefore has one end, and what a chain says can be read off the pages, one page a relation.
+A relation is a function: for each entity it has one value, which is another entity's name, a year or a word. So a chain
+of relations from one entity has exactly one end, and an agent can follow it by reading one page per relation.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ Kind = Literal["person", "city", "country", "firm", "university", "film", "book"
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """One kind of fact, in the words of the pages and of the questions; `{}` stands for the entity, `{value}` for it.
+    """One kind of fact, in the words of the pages and of the questions. `{}` is the entity, `{value}` the value.
 
-    `noun` names the value in a longer question and is empty for years and words, which lead nowhere.
+    `noun` names the value in a longer question. It is empty for years and words, from which no relation leads on.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Entity:
     name: str
     kind: Kind
     alias: str
-    """Another name, or nothing; no two entities share a name of either sort."""
+    """Another name, or an empty text. No two entities share a name or an alias."""
     facts: dict[str, str] = field(default_factory=dict)
-    """By relation; in the order in which a page tells them."""
+    """The values by relation, in the order in which a page tells them."""
 
 
 World = dict[str, Entity]
@@ -114,7 +114,7 @@ def build_world(seed: int = 0, people: int = 900) -> World:
 
 
 class _Maker:
-    """Draws one entity after the other; a name is drawn until it is new."""
+    """Draws one entity after another. Names are drawn until one is new."""
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
@@ -144,7 +144,7 @@ class _Maker:
         return city.name
 
     def add_person(self, generation: int, couples: list[tuple[str, str]], sex: int) -> str:
-        """Add a child of one of the couples, or of nobody we know."""
+        """Add a child of one of the couples, or in the first generation a person without parents."""
         parents = self._draw.choice(couples) if couples else ()
         surname = parents[0].split()[-1] if parents else self._draw.choice(self._surnames)
         person = self._add(

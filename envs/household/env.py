@@ -73,7 +73,7 @@ class Chore:
 
     @property
     def wish(self) -> str:
-        """What is to be done, in words."""
+        """The task in words."""
         if self.category == "light":
             return f"look at a {self.kind} under the desklamp"
         number = "two" if self.category == "pick_two" else "a"
@@ -81,14 +81,14 @@ class Chore:
         return f"put {' '.join([number, *state, self.kind])} in/on a {self.target}"
 
     def follow(self, action: str) -> Step:
-        """Follow a command; the chore may be done by it."""
+        """Follow a command. It may complete the chore."""
         answer = self.house.obey(action)
         if not self._done():
             return unmoved(answer + self.choices())
         return Step(f"{answer} The task is done.", reward=1.0, terminated=True, success=True)
 
     def choices(self) -> str:
-        """Return the line that tells what can be done now, in AgentGym's words; nothing where it is not told."""
+        """Return AgentGym's line of available actions, or an empty text in the other styles."""
         return f"\nAVAILABLE ACTIONS: {','.join(self.house.choices())}" if self._lists_choices else ""
 
     def _done(self) -> bool:
@@ -98,7 +98,7 @@ class Chore:
         return len(self._placed()) >= 1 + (self.category == "pick_two")
 
     def _placed(self) -> list[str]:
-        """Return the things that are where and how they are wanted."""
+        """Return the things that are in the target place and in the required state."""
         targets = [place for place in self.house.places.values() if kind_of(place.name) == self.target]
         return [thing for place in targets for thing in place.things if self._fits(thing)]
 
@@ -107,7 +107,7 @@ class Chore:
         return kind_of(thing) == self.kind and state in (None, self.house.states.get(thing))
 
     def advise(self) -> Move:
-        """Search place by place, as an agent must that knows only what it has seen."""
+        """Search place by place, using only what has been seen, as an agent must."""
         carried = self.house.carried
         if carried is None:
             return self._find()

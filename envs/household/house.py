@@ -1,7 +1,7 @@
-"""A room, what stands and lies in it, and what the commands do. Texts and verbs are shaped like ALFWorld's.
+"""A room with its furniture and things, and what the commands do. Texts and verbs are modelled on ALFWorld's.
 
-A place is a piece of furniture such as `cabinet 2`; a thing lies in or on a place, or is carried, one at a time. A
-command that cannot be followed changes nothing: nothing happens.
+A place is a piece of furniture such as `cabinet 2`. A thing is in or on a place, or the agent carries it, one at a
+time. A command that cannot be followed changes nothing.
 """
 
 import re
@@ -25,12 +25,12 @@ COMMANDS = (
     Command("inventory", "inventory", "see what you carry"),
 )
 CLOSED = words("cabinet drawer fridge microwave safe")
-"""The kinds of places that have a door, shut at first."""
+"""The kinds of places that have a door. The doors are closed at first."""
 LAMP = "desklamp 1"
 NOTHING = "Nothing happens."
 
 _MADE = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}
-"""By verb: the kind of place it takes, and the state that it leaves."""
+"""By verb: the kind of place that it needs, and the state that it produces."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Place:
         return kind_of(self.name) in CLOSED
 
     def describe(self) -> str:
-        """Return what can be seen there."""
+        """Return what the agent sees there, and remember that it has seen it."""
         if not self.is_open:
             return f"The {self.name} is closed."
         self.seen = True
@@ -61,7 +61,7 @@ class House:
         self.here: Place | None = None
         self.carried: str | None = None
         self.states: dict[str, str] = {}
-        """Of things that are clean, hot or cool."""
+        """The states of things that are clean, hot or cool."""
         self.lamp_on = False
 
     def obey(self, action: str) -> str:
@@ -90,7 +90,7 @@ class House:
         return NOTHING
 
     def choices(self) -> list[str]:
-        """Return the actions that would change or show something now, in ALFWorld's words."""
+        """Return the actions that have an effect or show something now, in ALFWorld's words."""
         here, carried = self.here, self.carried
         found = [f"go to {place}" for place in self.places if here is None or place != here.name]
         if here is not None:

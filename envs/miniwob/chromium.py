@@ -1,6 +1,6 @@
-"""The browser: one Chromium for all episodes of an event loop, with a context of its own for each episode.
+"""The browser: one Chromium for all episodes of an event loop, with a separate context for each episode.
 
-It is started by the first episode and stopped when the last environment closes; one that has died is replaced.
+The first episode starts it, and it stops when the last environment closes. A browser that has died is replaced.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class SharedChromium:
             await self._stop()
 
     async def open(self, url: str) -> Page:
-        """Return a page in a context of its own. Raises EnvironmentFailure when there is no browser to be had."""
+        """Return a page in its own context. Raises EnvironmentFailure if no browser can be started."""
         try:
             context = await self._context()
             try:
@@ -71,7 +71,7 @@ class SharedChromium:
                 page = await context.new_page()
                 context.on("page", Page.close)  # a window that the page opens
                 await page.goto(url, timeout=LOAD_S * 1e3)
-            except BaseException:  # A cancelled reset leaves no context behind.
+            except BaseException:  # including a cancelled reset, which must not leave a context behind
                 await context.close()
                 raise
         except BrowserTimeout as error:
@@ -85,11 +85,11 @@ class SharedChromium:
         try:
             return await browser.new_context(viewport={"width": 400, "height": 300}, offline=True)
         except BrowserError:
-            await self._stop()  # It or its driver has died; the next reset starts another.
+            await self._stop()  # the browser or its driver has died; the next reset starts another one
             raise
 
     async def _running(self) -> _Running:
-        """Return the browser; start it, or replace it when it has died. A cancelled wait leaves the start to others."""
+        """Return the browser; start it if there is none or it has died. Cancelling a caller does not stop the start."""
         starting = self._starting
         if starting is not None and starting.done() and not _alive(starting):
             await self._stop()
@@ -101,9 +101,9 @@ class SharedChromium:
         starting, self._starting = self._starting, None
         if starting is None:
             return
-        with suppress(BrowserError):  # It may never have been alive.
+        with suppress(BrowserError):  # the start may have failed
             running = await starting
-            with suppress(BrowserError):  # It may be dead, and its driver not.
+            with suppress(BrowserError):  # the browser may be dead while its driver still runs
                 await running.browser.close()
             await running.playwright.stop()
 
@@ -123,7 +123,7 @@ class Played:
         self._page = page
 
     async def start(self, seed: str) -> Reading:
-        """Begin the episode of a seed, and wait until the page says that it is ready."""
+        """Begin the episode with a seed, and wait until the page is ready."""
         try:
             if not await self._page.evaluate("seed => agent.start(seed)", seed):
                 await self._page.wait_for_function("WOB_TASK_READY", timeout=LOAD_S * 1e3)
@@ -134,12 +134,12 @@ class Played:
         return await self.read()
 
     async def read(self) -> Reading:
-        """Return what the page shows. Raises EnvironmentFailure when the browser is gone."""
+        """Return what the page shows. Raises EnvironmentFailure if the browser is gone."""
         reading: Reading = await self._evaluate("() => agent.read()")
         return reading
 
     async def act(self, name: str, arguments: dict[str, str]) -> None:
-        """Take an action with a real mouse and keyboard. Raises Refused when it cannot be taken."""
+        """Take an action with a real mouse and keyboard. Raises Refused if it cannot be taken."""
         try:
             async with asyncio.timeout(ACTION_S):
                 await self._act(name, arguments)
@@ -149,7 +149,7 @@ class Played:
             raise EnvironmentFailure(f"the browser failed: {_short(error)}") from error
 
     async def close(self) -> None:
-        """Drop the context; harmless when it is gone."""
+        """Close the context, if it still exists."""
         with suppress(BrowserError):
             await self._page.context.close()
 
@@ -186,7 +186,7 @@ class Played:
             await self._page.keyboard.press("Enter")
 
     async def _aim(self, number: str) -> tuple[float, float] | None:
-        """Return where an element is; None when it has been chosen already."""
+        """Return the position of an element, or None if it has already been selected."""
         if not _NUMBER.fullmatch(number):
             raise Refused(f"There is no element [{number[:20]}] on the page.")
         aimed: tuple[float, float] | str | None = await self._evaluate("number => agent.aim(number)", int(number))
@@ -220,14 +220,14 @@ async def _start(executable: str) -> _Running:
 
 
 async def _stay(url: str, route: Route) -> None:
-    """Let a page load what it is made of, and go nowhere else: a click that leads away does nothing."""
+    """Let a page load its own parts and nothing else. A click that leads to another page does nothing."""
     request = route.request
     beside = url.rpartition("/")[0].rpartition("/")[0]  # the pages' folder and those of their scripts
     wanted = request.url.partition("#")[0]
     if wanted == url if request.is_navigation_request() else wanted.startswith((f"{beside}/", "data:", "blob:")):
         await route.continue_()
     else:
-        await route.abort("aborted")  # any other reason would show the browser's own error page
+        await route.abort("aborted")  # with any other error code the browser shows its own error page
 
 
 def _alive(started: "asyncio.Task[_Running]") -> bool:

@@ -1,6 +1,6 @@
 """MiniWoB++: small tasks on real web pages in a headless Chromium, read as accessibility trees.
 
-The reward is 1 when the page's own is full, else 0. Every wait is on the browser's process, never on this one.
+The reward is 1 if the page gives its full reward, else 0. All waiting is asynchronous, for the browser's process.
 """
 
 import asyncio
@@ -67,11 +67,11 @@ class MiniWob:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the tasks, a page after another."""
+        """Return the tasks, page by page."""
         return load_tasks()
 
     async def reset(self, task_id: str) -> Observation:
-        """Open a page in a context of its own, and begin the episode of a seed."""
+        """Open a page in its own context and begin the episode of the task's seed."""
         page = page_of(task_id)
         await asyncio.to_thread(importlib.import_module, "horizonrl.envs.miniwob.chromium")
         from horizonrl.envs.miniwob.chromium import Played, shared_chromium  # Playwright takes most of a second.
@@ -103,12 +103,12 @@ class MiniWob:
         return await self._after(await played.read())
 
     def expert(self) -> PageExpert:
-        """Return an expert that plays from the page's begin."""
+        """Return an expert that plays from the beginning of the page."""
         self._begun()
         return PageExpert(self._page, self._query, self._format, COMMANDS)
 
     async def close(self) -> None:
-        """Drop the page, and the browser when it was the last."""
+        """Close the page, and the browser if no other environment uses it."""
         await self._leave()
         chromium, self._chromium = self._chromium, None
         if chromium is not None:

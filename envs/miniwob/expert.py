@@ -1,4 +1,4 @@
-"""The expert: for each page, what to do next, computed from what the agent reads and nothing else."""
+"""The expert: one strategy per page, which uses only what the agent reads."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an expert knows: the task's words, the page, and how often it has acted."""
+    """What an expert knows: the task's words, the page, and the number of its actions so far."""
 
     query: str
     nodes: Sequence[Node]
     texts: Sequence[str]
     turn: int
     answers: Sequence[str]
-    """Whatever feedback the page has given, one text an observation."""
+    """The feedback of the page so far, one text per observation."""
 
     @property
     def quoted(self) -> list[str]:
@@ -77,7 +77,7 @@ class PageExpert:
 
     def act(self, observation: str) -> str:
         """Return the reply that the page's strategy gives."""
-        nodes, texts = read_page(observation.rpartition(self._query)[2])  # Of the first, what is below the task.
+        nodes, texts = read_page(observation.rpartition(self._query)[2])  # the first observation begins with the rules
         seen = Seen(self._query, nodes, texts, len(self._observations), (*self._observations, " ".join(texts)))
         self._observations.append(" ".join(texts))
         try:
@@ -101,7 +101,7 @@ def type_into(node: Node, text: str, *, enter: bool = False) -> Move:
 
 
 def click_name(name: Callable[[Seen], str]) -> Strategy:
-    """Click what has a name that follows from the task's words."""
+    """Click the element whose name follows from the task's words."""
     return lambda seen: click(seen.called(name(seen)))
 
 
@@ -110,7 +110,7 @@ def click_kind(kind: Callable[[Seen], str]) -> Strategy:
 
 
 def fill(values: Callable[[Seen], Sequence[str]]) -> Strategy:
-    """Fill the fields in order, after what stands in the way is canceled, and press the button."""
+    """Cancel a popup if there is one, fill the fields in order, and press the button."""
 
     def strategy(seen: Seen) -> Move:
         if popup := [node for node in seen.of_kind("button") if node.name == "Cancel"]:
@@ -134,14 +134,14 @@ def select(seen: Seen) -> Move:
 
 
 def search(seen: Seen) -> Move:
-    """Open the tabs or sections one after another until the link is seen."""
+    """Open the tabs or sections one after another until the link appears."""
     found = [node for node in seen.of_kind("link") if node.name == seen.quoted[0]]
     sections = [node for node in seen.of_kind("tab") if _SECTION.fullmatch(node.name)]
     return click(found[0] if found else sections[seen.turn % len(sections)])
 
 
 def guess(seen: Seen) -> Move:
-    """Halve what the feedback leaves of 0 to 9."""
+    """Search 0 to 9 by bisection, using the feedback."""
     low, high = 0, 9
     for answer in seen.answers:
         for side, number in _FEEDBACK.findall(answer):
@@ -190,7 +190,7 @@ def unknown(seen: Seen) -> list[str]:
 
 
 _WIDGETS = {"text": "textbox"}
-"""Roles whose name is not that of the widget."""
+"""Roles whose name differs from the widget's."""
 _named: Strategy = click_name(lambda seen: seen.quoted[0])
 _copied: Strategy = fill(lambda seen: seen.quoted)
 

@@ -1,4 +1,4 @@
-"""The pages that are played, and their tasks: a page under a seed. An id is `PAGE-SEED`, a category a page."""
+"""The pages and their tasks. A task is a page with a seed; its id is `PAGE-SEED`, its category the page."""
 
 import importlib.util
 import shutil
@@ -47,15 +47,15 @@ PAGES = (
     "simple-arithmetic",
     "unicode-test",
 )
-"""Those whose solution follows from what the agent reads: no drawing, no dragging, nothing that waits for a clock."""
+"""Pages that can be solved from what the agent reads: no drawing, no dragging, nothing that waits for a clock."""
 SEEDS = 25
 TEST_SEEDS = 5
-"""Of a page, in the test split: those whose hash comes first."""
+"""Test tasks per page: those whose ids have the lowest sha256."""
 
 
 @cache
 def load_tasks() -> tuple[TaskSpec, ...]:
-    """Return every task, a page after another."""
+    """Return every task, page by page."""
     listed = []
     for page in PAGES:
         ids = [f"{page}-{seed}" for seed in range(SEEDS)]
@@ -73,7 +73,7 @@ def page_of(task_id: str) -> str:
 
 
 def find_chromium() -> str:
-    """Return the browser on the path. Raises MissingDependency when it or what drives it is not installed."""
+    """Return the browser on the PATH. Raises MissingDependency if the browser or playwright is not installed."""
     if importlib.util.find_spec("playwright") is None:
         raise MissingDependency(f"miniwob needs playwright, which is not installed: {CURE}")
     for name in BROWSERS:
@@ -83,7 +83,7 @@ def find_chromium() -> str:
 
 
 def find_pages() -> Path:
-    """Return the folder of the installed pages without importing their package."""
+    """Return the folder of the installed pages, without importing their package."""
     spec = importlib.util.find_spec("miniwob")
     for location in (spec and spec.submodule_search_locations) or ():
         if (folder := Path(location) / "html" / "miniwob").is_dir():

@@ -1,6 +1,6 @@
 """ScienceWorld: experiments of elementary science in a house, in words. The rewards of an episode add up to its score.
 
-The simulator runs in a JVM (jvm.py); a call of it waits in a thread, never in the event loop.
+The simulator runs in a JVM (jvm.py). Its calls wait in a thread, never in the event loop.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from horizonrl.envs.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first
 from horizonrl.envs.sciworld.tasks import SciWorldTask, list_tasks, numbered
 
 MAX_STEPS = 100
-"""Turns of an episode."""
+"""The turn limit of an episode."""
 MOST_MOVES = 100
-"""In AgentGym's style, moves of an episode as the simulator counts them: the limit of ScienceWorld's own wrapper."""
+"""In AgentGym's style, the limit on moves as the simulator counts them, taken from ScienceWorld's own wrapper."""
 MAX_ACTION_CHARS = 200
-"""The longest action of a solution has under 100."""
+"""More than enough: the longest action of any solution has fewer than 100 characters."""
 
 _SOLUTIONS: dict[str, list[str]] = {}
-"""Of the tasks that an expert has played in this program."""
+"""The solutions of the tasks that an expert has played in this process."""
 
 
 class SciWorldExpert:
-    """Follows the simulator's own solution, from the first turn on: it knows no way back to it."""
+    """Follows the simulator's own solution from the first turn. It cannot recover if the agent has left it."""
 
     def __init__(self, environment: "SciWorld", task: SciWorldTask, simulation: Simulation) -> None:
         self._environment = environment
@@ -86,7 +86,7 @@ class SciWorld:
         return list_tasks()
 
     async def reset(self, task_id: str) -> Observation:
-        """Begin an experiment, any of AgentGym's; in a new simulation when the JVM of the last one has died."""
+        """Begin an experiment with any of AgentGym's numbers. If the JVM has died, a new simulation is opened."""
         task = numbered().get(task_id)
         if task is None:
             raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(numbered()) - 1}")

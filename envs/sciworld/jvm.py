@@ -1,7 +1,7 @@
-"""ScienceWorld's simulator, asked without its Python wrapper: one to two JVMs, each with one thread for its calls.
+"""ScienceWorld's simulator, called without its Python wrapper: one or two JVMs, each with one thread for its calls.
 
-The simulator keeps its state in the objects of one JVM and its random numbers in one generator for all of them: calls
-must not overlap, and each is seeded. The wrapper asks for five more things a step, which makes it ten times slower.
+All simulations in a JVM share one random generator, so calls must not overlap, and each call sets the seed. The wrapper
+makes five more calls per step, which makes it ten times slower.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ SCIENCEWORLD = "1.2.3"
 JAVA_OPTIONS = (
     "-Xmx600m",
     "-XX:+UseSerialGC",
-    # Every object has the hash 1: then the order of a set is that of its insertions, and no longer that of addresses,
-    # by which lists in observations are ordered and heat flows (thermometers differed by up to 3 degrees).
+    # With hashCode=2 every object has the hash 1, so a set keeps the order of insertion instead of the order of
+    # addresses. That order decides how lists are written and how heat flows (thermometers differed by up to 3 degrees).
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
 )
 JVMS = 2
 CALL_S = 120.0
-"""The deadline of a call; the slowest, a gold path on a busy machine, took 10 s."""
+"""Time limit of a call. The slowest one, a gold path on a busy machine, took 10 s."""
 
 T = TypeVar("T")
 
@@ -46,40 +46,40 @@ if scienceworld.__version__ != SCIENCEWORLD:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the simulator says after an action."""
+    """The simulator's answer to an action."""
 
     observation: str
     score: int
-    """0 to 100; negative when the task is lost."""
+    """0 to 100; negative if the task is lost."""
     completed: bool
     moves: int = 0
-    """How many the simulator has counted: of `wait1` two, of looking around none."""
+    """The moves that the simulator has counted: `wait1` counts as two, `look around` as none."""
 
 
 class Jvm:
-    """A JVM that is started when it is needed, also again after it has died, and its one thread."""
+    """A JVM with one thread for its calls. It starts when it is needed, and again if it has died."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sciworld")
         self._gateway: JavaGateway | None = None
         self._process: Popen[bytes] | None = None
         self._place = ExitStack()
-        """Of the JVM, which writes a file (`object_type_ids.tsv`) to wherever it is started."""
+        """The JVM's working directory, to which it writes a file (`object_type_ids.tsv`)."""
         self.starts = 0
-        """Tells the simulations of a dead JVM from those of the present one."""
+        """Counts the starts, to distinguish simulations of a dead JVM from those of the present one."""
         self.simulations = 0
 
     async def call(self, ask: Callable[[JavaGateway], T]) -> T:
-        """Return what `ask` does with the gateway. Raises EnvironmentFailure when the JVM or the simulator fails."""
+        """Return the result of `ask` on the gateway. Raises EnvironmentFailure if the JVM or the simulator fails."""
         try:
             async with asyncio.timeout(CALL_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
         except TimeoutError:
             self.kill()
-            raise EnvironmentTimeout(f"the simulator has not answered for {CALL_S:.0f} s: its JVM was ended") from None
+            raise EnvironmentTimeout(f"the simulator has not answered for {CALL_S:.0f} s: its JVM was killed") from None
 
     def wait_for(self, ask: Callable[[JavaGateway], T]) -> T:
-        """Return what `ask` does with the gateway, as `call` does, to a caller that is no coroutine."""
+        """Do the same as `call` for a caller that is not a coroutine."""
         return self._thread.submit(self._ask, ask).result(CALL_S)
 
     def kill(self) -> None:
@@ -116,8 +116,8 @@ class Jvm:
             cwd=place,
             return_proc=True,
         )
-        # What is kept in the JVM is let go of by hand: py4j asks the JVM whenever Python collects garbage, in whatever
-        # thread that happens, and logs errors when there is no JVM any more.
+        # Objects in the JVM are released by hand. With memory management, py4j would call the JVM whenever Python
+        # collects garbage, in any thread, and would log errors once the JVM is gone.
         parameters = GatewayParameters(auto_field=True, port=port, enable_memory_management=False)
         self._gateway = JavaGateway(gateway_parameters=parameters)
         self.starts += 1
@@ -134,7 +134,7 @@ def stop_all() -> None:
 
 
 class Simulation:
-    """One world in one of the JVMs, for one episode after the other until either is closed."""
+    """One world in one of the JVMs. It plays one episode after another until it is closed."""
 
     def __init__(self, jvm: Jvm, starts: int, interface: Any, random: Any) -> None:
         self._jvm = jvm
@@ -145,7 +145,7 @@ class Simulation:
 
     @classmethod
     async def open(cls) -> "Simulation":
-        """Return a new simulation in the JVM that has the fewest. Raises MissingDependency without Java."""
+        """Return a new simulation in the JVM with the fewest simulations. Raises MissingDependency without Java."""
         require_java()
         jvm = min(_POOL, key=lambda jvm: jvm.simulations)
         jvm.simulations += 1
@@ -163,11 +163,11 @@ class Simulation:
 
     @property
     def lives(self) -> bool:
-        """Whether its JVM is still the one that it was made in."""
+        """Whether the JVM in which the simulation was made is still running."""
         return self._interface is not None and self._starts == self._jvm.starts
 
     async def load(self, task: str, variation: int) -> tuple[str, Seen]:
-        """Begin a task; return its description and what a look around shows."""
+        """Begin a task; return its description and the answer to `look around`."""
 
         def load() -> str:
             self._interface.load(task, variation, "", False)
@@ -187,7 +187,7 @@ class Simulation:
         return sorted(set(await self._ask(lambda: _texts(self._interface.getValidActionObjectCombinations()))))
 
     def gold_path(self, task: str, variation: int) -> list[str]:
-        """Return the simulator's own solution of a task. Waits for it, up to seconds: not for the event loop."""
+        """Return the simulator's own solution of a task. Blocks for up to seconds: not for the event loop."""
 
         def generate(gateway: JavaGateway) -> list[str]:
             other = gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
@@ -199,7 +199,7 @@ class Simulation:
         return self._jvm.wait_for(generate)
 
     async def close(self) -> None:
-        """Give the world up; harmless when repeated."""
+        """Release the world. Calling it again does nothing."""
         if self._interface is not None:
             interface, self._interface = self._interface, None
             self._jvm.simulations -= 1
@@ -222,7 +222,7 @@ class Simulation:
 
 
 def _texts(array: Any) -> list[str]:
-    """Return an array of the JVM's as a list; the JVM forgets it."""
+    """Return an array of the JVM as a list, and release it in the JVM."""
     texts = [str(text) for text in array]
     array._detach()
     return texts

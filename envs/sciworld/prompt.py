@@ -1,11 +1,11 @@
-"""The words that are ours: the commands, and what the agent reads before the simulator speaks."""
+"""The texts that are ours: the commands, and the rules before the simulator's first observation."""
 
 from typing import Literal
 
 from horizonrl.envs.formats import ActionFormat, Command, explain
 
 Style = Literal["full", "compact", "agentgym"]
-"""`agentgym` is what AgentGym's server says: no rules, which its clients tell."""
+"""`agentgym` reproduces AgentGym's server, which sends no rules because its clients add them."""
 
 COMMANDS = (
     Command("open", "open {object}", "open a container or a door"),

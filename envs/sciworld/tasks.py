@@ -1,4 +1,4 @@
-"""The tasks, by AgentGym's numbers: it counts the variations of 23 of ScienceWorld's 30 tasks one after the other."""
+"""The tasks by AgentGym's numbers, which count the variations of 23 of ScienceWorld's 30 tasks consecutively."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ VARIATIONS = (
 )  # fmt: skip
 """Name, variations and family, in AgentGym's order. AgentGym-RL reports five families; the others are `Other`."""
 TEST_TASKS, TRAIN_TASKS = 200, 2_120
-"""AgentGym's counts. Its choice is not in its repository: ours is by a hash of the number."""
+"""AgentGym's counts. Its repository does not say which tasks it chose, so we choose by a hash of the number."""
 LEFT_OUT = (80, 2039)
-"""Tasks that the simulator's own solution does not solve, of the first 322 by that hash."""
+"""Tasks that the simulator's own solution does not solve, among the first 322 by that hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The shop's 1,000 products, made once from one generator, and what a customer may wish for among them."""
+"""The shop's 1,000 products, generated from one seed, and the wishes of customers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Product:
     kind: str
     title: str
     attributes: tuple[str, ...]
-    """Three; the title tells two of them, the description all."""
+    """Three attributes. The title names two of them, the description all three."""
     options: Mapping[str, tuple[str, ...]]
     price: float
 
@@ -62,22 +62,22 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a customer asks for; made of one product, so that it can be had."""
+    """What a customer asks for. It is made from one product, so that it can be fulfilled."""
 
     kind: str
     attributes: tuple[str, ...]
     options: Mapping[str, str]
     most: int
-    """The price in dollars that it must stay under."""
+    """The price limit in dollars."""
     number: str
-    """The product that it was made of."""
+    """The number of the product from which the wish was made."""
 
     def __str__(self) -> str:
         chosen = "".join(f", {name} {value}" for name, value in self.options.items())
         return f"a {' '.join(self.attributes)} {self.kind}{chosen}, for less than {self.most} dollars"
 
     def score(self, product: Product, chosen: Mapping[str, str]) -> float:
-        """Return the share of the attributes, the options and the price that a purchase meets; 0 of another kind."""
+        """Return the share of the wished attributes, options and price that a purchase meets; 0 for another kind."""
         if product.kind != self.kind:
             return 0.0
         fulfilled = [attribute in product.attributes for attribute in self.attributes]
@@ -108,7 +108,7 @@ def _make(number: str, kind: str, draw: Random) -> Product:
 
 
 def make_wish(draw: Random) -> Wish:
-    """Draw a product and ask for two of its attributes, its options and a price a little above its own."""
+    """Draw a product and wish for two of its attributes, its options and a price a little above its own."""
     product = draw.choice(list(load_products().values()))
     attributes = tuple(draw.sample(product.attributes, 2))
     chosen = {name: draw.choice(values) for name, values in product.options.items()}
@@ -119,7 +119,7 @@ _BUILDING = Lock()
 
 
 def load_shelves() -> Index:
-    """Return the index over titles and descriptions. Takes time once: call it in a thread."""
+    """Return the index over titles and descriptions. The first call is slow: make it in a thread."""
     with _BUILDING:
         return _shelves()
 

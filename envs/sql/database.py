@@ -1,4 +1,4 @@
-"""A small sqlite database in memory that an agent's SQL can only read, in bounded time and memory."""
+"""A small in-memory sqlite database. An agent's SQL can only read it, in bounded time and memory."""
 
 import sqlite3
 import time
@@ -9,12 +9,12 @@ from horizonrl.envs.game import words
 Row = tuple[str | int | float | None, ...]
 MAX_ROWS = 1_000
 MAX_CHARS = 200_000
-"""Of all cells of an answer together; ours have under 1,000."""
+"""Limit on the characters of all cells of an answer. Our answers have fewer than 1,000."""
 INSTRUCTIONS = 200_000
-"""After that many of sqlite's instructions, some 5 ms, a query is stopped; ours need under 10,000."""
+"""A query is stopped after this many of sqlite's instructions, about 5 ms. Our queries need fewer than 10,000."""
 CPU_S = 0.25
-"""And after so much time of this thread: an instruction may compare long texts. Waiting for a core does not count, so a
-busy machine judges no query differently."""
+"""A query is also stopped after this CPU time, because one instruction may compare long texts. It is CPU time, not wall
+time, so that a busy machine does not change the outcome."""
 
 _FUNCTIONS = frozenset(
     words(
@@ -23,7 +23,7 @@ _FUNCTIONS = frozenset(
         "row_number rtrim sign substr substring sum total trim typeof upper"
     )
 )
-"""What is pure: two machines must see the same rows. No random(), no 'now', no load_extension()."""
+"""The pure functions, since two machines must see the same rows: no random(), no 'now', no load_extension()."""
 _READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000,  # bytes of a cell, and of a row that sqlite stores
@@ -38,11 +38,11 @@ _TICK = 200
 
 
 class QueryRefused(Exception):
-    """The query is no single SELECT, has an error, or takes too much; the message is what the agent is told."""
+    """The query is not a single SELECT, has an error, or exceeds a limit. The agent reads the message."""
 
 
 class Database:
-    """Filled once, then only read: all but SELECT is refused by sqlite's authorizer, before it runs."""
+    """Filled once, then only read: sqlite's authorizer rejects everything but SELECT before it runs."""
 
     def __init__(self, tables: Mapping[str, Sequence[str]], rows: Mapping[str, Iterable[Row]]) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
@@ -75,7 +75,7 @@ class Database:
 
 
 def _within_bounds(answer: Iterator[Row]) -> list[Row]:
-    """Return the rows, fetched one at a time so that no answer is held whole before its size is known."""
+    """Return the rows. They are fetched one at a time, so that an answer that is too large is never held in memory."""
     rows: list[Row] = []
     chars = 0
     for row in answer:

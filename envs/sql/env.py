@@ -1,6 +1,6 @@
-"""SQL: answer a question by a query. The reward is 1 when the query's rows are, as a set, those of the right one.
+"""SQL: answer a question with a query. The reward is 1 if its rows, as a set, equal those of the right query, else 0.
 
-A query only reads (envs/sql/database.py) and takes some milliseconds at most.
+Queries can only read (envs/sql/database.py) and are stopped if they take long.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class Answering:
         self._gold = frozenset(database.query(problem.gold))
 
     def follow(self, action: str) -> Step:
-        """Run a query and judge its rows; a wrong one is answered by them."""
+        """Run a query and judge its rows. A wrong query is answered with its rows or its error."""
         self._attempts -= 1
         try:
             rows = self._database.query(action)
@@ -42,14 +42,14 @@ class Answering:
         return Step(f"{observation}\nThat is not the answer.", reward=0.0, terminated=not self._attempts)
 
     def advise(self) -> Move:
-        """Say the query that the question was made with."""
+        """Give the query from which the question was made."""
         return Move(self._problem.gold, "This query answers the question.")
 
 
 class Sql(GameEnvironment[Answering]):
     """One question at a time.
 
-    attempts: queries that an episode takes; of a wrong one the agent sees the rows or the error
+    attempts: number of queries per episode; after a wrong one the agent sees its rows or its error
     format: how the agent names its action (envs/formats.py); in `react` and `plain` the last fenced sql block counts
     style: `full` shows three rows of each table, `compact` only the columns
     max_observation_chars: bound of every observation
@@ -96,7 +96,7 @@ class Sql(GameEnvironment[Answering]):
         return text, Answering(problem, database, self._attempts)
 
     def read(self, text: str) -> str | Unreadable:
-        """Return the query of a reply. AgentGym's client has taken it out of its fence."""
+        """Return the query in a reply. In AgentGym's style, its client has already removed the fence."""
         if self._style == "agentgym":
             return super().read(" ".join(text.split()))
         blocks = fenced(text, "sql") if self._format in ("react", "plain") else []
@@ -106,7 +106,7 @@ class Sql(GameEnvironment[Answering]):
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """Return rows as lines, the first ten."""
+    """Return the first ten rows as lines of text."""
     lines = [" | ".join("NULL" if value is None else str(value) for value in row) for row in rows[:SHOWN_ROWS]]
     more = [f"... {len(rows)} rows in all"] if len(rows) > SHOWN_ROWS else []
     return "\n".join(lines + more) or "(no rows)"

@@ -1,7 +1,7 @@
 """Questions over databases of six domains, each with the query that answers it.
 
-The domains have one shape: people, things, and links between the two. A question is a template of one difficulty, its
-words and its query filled from the domain and from the rows; it is kept when its query finds something worth asking.
+All domains have the same shape: people, things, and links between them. A question is a template of one difficulty
+whose words and query are filled from the domain and the rows. It is kept if its query finds something worth asking.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from horizonrl.envs.game import drawn, split_tasks, words
 from horizonrl.envs.sql.database import Database, Row
 
 TRAIN, TEST = 9_428, 1_534
-"""As many as BIRD has in AgentGym."""
+"""AgentGym's numbers of BIRD tasks."""
 MAX_ANSWER_ROWS = 12
 DIFFICULTIES = ("simple", "moderate", "challenging")
 
@@ -150,7 +150,7 @@ class Problem:
 
 
 def list_tasks() -> tuple[TaskSpec, ...]:
-    """Return 10,962 tasks, 1,827 a domain, the difficulties in turn."""
+    """Return 10,962 tasks, 1,827 per domain, in alternating difficulties."""
     each = (TRAIN + TEST) // len(DOMAINS)
     names = {f"{domain}-{n:04d}": DIFFICULTIES[n % len(DIFFICULTIES)] for domain in DOMAINS for n in range(each)}
     return split_tasks(names, TEST)

@@ -1,7 +1,7 @@
-"""The world of one episode as AgentGym's server answers it: the same recipes, its words, and its reading of a command.
+"""The world of one episode as AgentGym's server plays it: the same recipes, but its words and its parsing of commands.
 
-It matches a command by its beginning, wants capitals and amounts exactly, and looks for the ingredients before it looks
-for the recipe.
+It matches a command by its beginning, is strict about capitals and amounts, and checks the ingredients before it looks
+for a recipe.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Write the frozen task list: `python -m horizonrl.envs.textcraft.build FILE`.
 
-Run once for a version of the recipes. A test holds that building again gives the file as it is committed.
+Run it once for each version of the recipes. A test checks that building again gives the committed file.
 """
 
 import json
@@ -18,7 +18,7 @@ that a success rate over all of them compares."""
 
 
 def freeze(book: RecipeBook) -> str:
-    """Return the task list of a book as JSON, a task a line."""
+    """Return the task list of a book as JSON, one task per line."""
     test = _test_tasks(book.depths)
     lines = [
         json.dumps({"task_id": task_id_of(item), "depth": depth, "split": "test" if item in test else "train"})
@@ -29,7 +29,7 @@ def freeze(book: RecipeBook) -> str:
 
 
 def _test_tasks(depths: Mapping[str, int]) -> frozenset[str]:
-    """Return the items whose hash comes first among those of their depth: a draw that never depends on a generator."""
+    """Return, for each depth, the items with the lowest hashes. A hash does not depend on a random generator."""
     drawn = sorted(depths, key=lambda item: sha256(task_id_of(item).encode()).digest())
     return frozenset(
         item for depth, count in TEST_TASKS.items() for item in [i for i in drawn if depths[i] == depth][:count]

@@ -4,7 +4,7 @@
     craft N ITEM using M ITEM, ...  follows one recipe once; the recipe decides how many it makes
     inventory                       lists what the agent carries
 
-Knows nothing of formats, rewards or limits. A command that cannot be followed changes nothing and is answered by why.
+Knows nothing about formats, rewards or limits. A command that cannot be followed changes nothing; the answer says why.
 """
 
 import re
@@ -21,9 +21,9 @@ COMMANDS = (
 )
 
 MAX_COMMAND_CHARS = 512
-"""The longest command that a recipe needs has under 100."""
+"""More than enough: the longest command that a recipe needs has fewer than 100 characters."""
 ECHO_CHARS = 60
-"""How much of an agent's own words an answer repeats."""
+"""Characters of the agent's own words that an answer quotes."""
 
 _GET = re.compile(r"get ([0-9]{1,4}) (.+)")
 _CRAFT = re.compile(r"craft (?:[0-9]{1,4} )?(.+?) using (.+)")
@@ -41,7 +41,7 @@ class Crafting:
 
     @property
     def inventory(self) -> Mapping[str, int]:
-        """What the agent carries, in the order in which it was first found."""
+        """What the agent carries, in the order in which it got the items."""
         return self._inventory
 
     def follow(self, command: str) -> str:
@@ -98,7 +98,7 @@ class Crafting:
         return f"Crafted {recipe.count} {item}"
 
     def _pays(self, paid: Mapping[str, int], recipe: Recipe) -> bool:
-        """Say whether the items are exactly a recipe's ingredients, one kind of item for each."""
+        """Return whether the items are exactly a recipe's ingredients, with one kind of item for each."""
         left = dict(paid)
         for ingredient in recipe.ingredients:
             fitting = (i for i in self.book.items_for(ingredient.name) if left.get(i) == ingredient.count)

@@ -1,7 +1,7 @@
 """TextCraft: craft an item from the recipes that are shown. The reward is 1 when the goal is crafted, else 0.
 
-The rules and the tasks are those of the published environment; the engine is its own (docs/environments/textcraft.md
-says where it differs). Nothing here waits: a step takes microseconds and needs no thread.
+The rules and the tasks are those of the published environment, and the engine is our own
+(docs/environments/textcraft.md lists the differences). A step takes microseconds, so it needs no thread.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from horizonrl.envs.textcraft.tasks import goal_of, load_book, load_tasks, task_
 class TextCraft:
     """One crafting episode at a time.
 
-    distractors: recipes in the first observation that the goal does not need
+    distractors: number of recipes in the first observation that the goal does not need
     format: how the agent names its action (envs/formats.py)
     style: `full` explains the rules and lists every way to the goal, `compact` is for small models and short contexts,
         `agentgym` has AgentGym's words and leaves the rules to its clients
@@ -78,7 +78,7 @@ class TextCraft:
         return Step(clip(observation, self._max_chars), reward=float(done), terminated=done, success=done)
 
     def expert(self) -> Expert:
-        """Return an expert that plays on from wherever the episode stands."""
+        """Return an expert that continues from the present state of the episode."""
         return TextCraftExpert(self._begun(), self._format)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """Tool use: weather, movie, academia, sheet and todo. The reward is the share of the sub-goals reached.
 
-Sub-goals are the calls that tell what a question asks for, or the fields of the store that have to change, and last the
-right end: `finish` with the answer, or with the store as it should be, which is the success and earns what is left.
+The sub-goals are the calls that reveal the answer, or the fields of the store that have to change, and last the right
+end: `finish` with the right answer or with the right store. That end is the success and earns the rest of the reward.
 """
 
 import json
@@ -75,7 +75,7 @@ class Errand:
         return Step("Right." if right else "Wrong.", reward=reward, terminated=True, success=right)
 
     def _share(self) -> float:
-        """Return the share of the sub-goals that are reached now; the right end is one that is not."""
+        """Return the share of the sub-goals that are reached now. The right end counts as not reached."""
         if self._problem.answer:
             reached = [wanted in self._made for wanted in self._problem.calls]
         else:
@@ -83,7 +83,7 @@ class Errand:
         return sum(reached) / (len(reached) + 1)
 
     def _pay(self, share: float) -> float:
-        """Return what a share earns beyond the best before it, so that all rewards add up to the best."""
+        """Return the increase over the best share so far, so that all rewards add up to the best share."""
         earned = max(0.0, share - self._paid)
         self._paid += earned
         return earned
@@ -110,7 +110,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
     """One problem at a time.
 
     format: how the agent names its action (envs/formats.py); `function` suits tools best
-    style: `compact` leaves the tools' meanings out
+    style: `compact` omits the meanings of the tools
     max_observation_chars: bound of every observation
     """
 
@@ -129,7 +129,7 @@ class ToolEnvironment(GameEnvironment[Errand]):
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the environment's problems, the categories in turn."""
+        """Return the environment's problems, in alternating categories."""
         return tuple(_tasks(cls.env_id, cls.domain).values())
 
     def begin(self, task_id: str) -> tuple[str, Errand]:
@@ -171,7 +171,7 @@ def _tasks(env_id: str, domain: Domain) -> dict[str, TaskSpec]:
 
 
 def _arguments(text: str | None) -> dict[str, str] | None:
-    """Return a call's arguments as texts; nothing when they are no JSON object of texts and numbers."""
+    """Return a call's arguments as texts, or None if they are not a JSON object of texts and numbers."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -184,7 +184,7 @@ def _arguments(text: str | None) -> dict[str, str] | None:
 
 
 def _changes(before: Store, after: Store) -> list[tuple[str, str, str | None]]:
-    """Return (key, field, value) of every field that differs; without a value where the row is gone."""
+    """Return (key, field, value) of every field that differs. The value is None if the row is gone."""
     keys = dict.fromkeys([*before, *after])
     fields = [(key, field) for key in keys for field in dict.fromkeys([*before.get(key, {}), *after.get(key, {})])]
     return [

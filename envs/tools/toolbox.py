@@ -1,4 +1,4 @@
-"""Tools over a store of rows, and problems to solve with them. The five environments differ in these only."""
+"""Tools over a store of rows, and problems to solve with them. The five environments differ only in these."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ FINISH = Command("finish", 'finish {"answer": "{answer}"}', "end with the answer
 
 
 class ToolError(Exception):
-    """A tool cannot do what it was asked for; the message is what the agent is told."""
+    """A tool cannot do what was requested. The agent reads the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Problem:
     goal: str
     store: Store
     calls: tuple[Call, ...]
-    """How an expert solves it, without the last: `finish`."""
+    """The expert's solution, without the final `finish`."""
     answer: str = ""
-    """What `finish` must say; nothing when the store is what counts."""
+    """The right answer for `finish`. If it is empty, the store is judged instead."""
 
 
 @dataclass(frozen=True, slots=True)

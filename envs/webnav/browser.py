@@ -1,6 +1,6 @@
-"""The browser of one episode: tabs with their histories, and what the actions do to the page that is shown.
+"""The browser of one episode: tabs with their histories, and the effects of actions on the current page.
 
-It knows nothing of sites: it asks a `Web` for pages and sends it what was filled in.
+It knows nothing about sites. It gets pages from a `Web` and sends it the values of fields.
 """
 
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ class Web(Protocol):
     """The servers."""
 
     def get(self, url: str) -> Page:
-        """Return the page at an address, also when there is none."""
+        """Return the page at an address, or an error page."""
 
     def post(self, url: str, fields: dict[str, str]) -> tuple[str, str]:
-        """Take what a page's fields hold; return the address to go on to and what is said there."""
+        """Submit the fields of a page; return the address of the next page and a notice to show on it."""
 
 
 @dataclass(slots=True)
@@ -30,14 +30,14 @@ class Tab:
     history: list[str]
     position: int = 0
     values: dict[str, str] = field(default_factory=dict)
-    """What the fields hold now."""
+    """The present values of the fields."""
     top: int = 0
-    """By how many lines the page is scrolled down."""
+    """The number of lines by which the page is scrolled down."""
     focus: Element | None = None
 
 
 class Refused(Exception):
-    """The action cannot be taken; the message is what the agent is told."""
+    """The action cannot be taken. The agent reads the message."""
 
 
 class Browser:
@@ -52,7 +52,7 @@ class Browser:
         return self._tabs[self._current]
 
     def observe(self) -> str:
-        """Return what is seen of the page that is shown."""
+        """Return the visible part of the current page."""
         tab = self.tab
         seen = render(tab.page, self._style, tab.values, tab.top)
         if self._style == "compact":
@@ -64,7 +64,7 @@ class Browser:
         return f"{' | '.join(titles)}\nURL: {tab.page.url}\n{seen}"
 
     def act(self, name: str, arguments: dict[str, str]) -> None:
-        """Take an action. Raises Refused when it cannot be taken; nothing has changed then."""
+        """Take an action. Raises Refused, without any change, if it cannot be taken."""
         match name, *arguments.values():
             case "click", number:
                 self._click(self._node(number))
@@ -164,7 +164,7 @@ class Browser:
 
 
 def _address(written: str) -> str:
-    """Return an address in full. Raises Refused for what is none."""
+    """Return a complete address. Raises Refused for an invalid one."""
     url = written if "://" in written else f"http://{written}"
     try:
         urlsplit(url)

@@ -1,7 +1,7 @@
-"""Web navigation: find something out or change something on sites of a small web, read as accessibility trees.
+"""Web navigation: find or change something on the sites of a small web, read as accessibility trees.
 
-The observations and actions are WebArena's; the sites are ours, kept by the episode, and rendered without a browser
-(docs/environments/webnav.md). A step takes a fraction of a millisecond; a world is drawn in a thread.
+The observations and actions are WebArena's. The sites are our own; each episode has its own copy, and they are rendered
+without a browser (docs/environments/webnav.md). A step takes a fraction of a millisecond. A world is drawn in a thread.
 """
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ class WebNav:
     """One task on its own small web at a time.
 
     format: how the agent names its action (envs/formats.py)
-    style: `full` is WebArena's notation on sites of some hundred pages, `compact` is terse, on sites of some dozen;
-        `agentgym` is `full` as WebArena's server tells it, without the rules
+    style: `full` is WebArena's notation on sites with hundreds of pages, `compact` is terse on sites with dozens;
+        `agentgym` is `full` in the words of AgentGym's WebArena server, without the rules
     max_observation_chars: bound of every observation; a first observation that does not fit is a ConfigError
     """
 
@@ -76,7 +76,7 @@ class WebNav:
 
     @classmethod
     def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the 422 tasks, a category after another."""
+        """Return the 422 tasks, category by category."""
         return load_tasks()
 
     async def reset(self, task_id: str) -> Observation:
@@ -110,14 +110,14 @@ class WebNav:
         return Step(clip(self._seen(episode, action), self._max_chars), 0.0, terminated=False)
 
     def expert(self) -> WebExpert:
-        """Return an expert that plays from the task's begin."""
+        """Return an expert that plays from the beginning of the task."""
         return WebExpert(self._begun().drawn.task, self._format)
 
     async def close(self) -> None:
         self._episode = None
 
     def _stop(self, episode: _Episode, answer: str) -> Step:
-        """Judge the answer and what is left on the servers."""
+        """Judge the answer and the final state of the sites."""
         self._episode = None
         drawn = episode.drawn
         answered = drawn.task.answer is None or drawn.task.answer.accepts(answer)

@@ -1,4 +1,4 @@
-"""The expert: follows a task's plan, finding what it names on the page that it is shown, by scrolling if need be."""
+"""The expert: follows a task's plan and finds the elements that it names on the page, scrolling if necessary."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SCROLL = "scroll [down]"
 
 
 class WebExpert:
-    """Begins where the task does; it knows the page by what it reads."""
+    """Starts where the task does, and knows the page only from the observation."""
 
     def __init__(self, task: Task, action_format: ActionFormat) -> None:
         self._format = action_format

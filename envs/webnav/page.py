@@ -1,4 +1,4 @@
-"""A page as an agent reads it: the accessibility tree, a line a node, in WebArena's notation or tersely.
+"""A page as an agent reads it: the accessibility tree, one line per node, in WebArena's notation or a terse one.
 
     [1] RootWebArea 'Review of Red Mug' focused: True
       [2] link 'My Orders'
@@ -16,9 +16,9 @@ from typing import Literal
 Style = Literal["full", "compact"]
 
 VIEWPORT_LINES = {"full": 40, "compact": 14}
-"""How many lines of a page are seen at once."""
+"""Lines of a page that are visible at once."""
 MAX_NAME_CHARS = 80
-"""What agents have written elsewhere is shown no longer than this."""
+"""Length limit of names on a page, because an agent may have written them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Node:
     element: Element
     option: str | None
     number: int | None
-    """What the agent calls it by; a text of the compact style has none."""
+    """The number by which the agent refers to the node. Texts of the compact style have none."""
 
     def line(self, style: Style, value: str) -> str:
-        """Return how it reads when its field holds `value`."""
+        """Return the node's line if its field has the value `value`."""
         element = self.element
         if self.option is not None:
             return f"\t[{self.number}] menuitem '{self.option}'"
@@ -97,7 +97,7 @@ def nodes(page: Page, style: Style) -> Iterator[Node]:
 
 
 def render(page: Page, style: Style, values: Mapping[str, str], top: int) -> str:
-    """Return the part of a page that is seen when it is scrolled down by `top` lines."""
+    """Return the visible part of a page that is scrolled down by `top` lines."""
     shown = VIEWPORT_LINES[style]
     every = list(nodes(page, style))
     lines = [node.line(style, values.get(node.element.name, "")) for node in every[top : top + shown]]

@@ -1,4 +1,4 @@
-"""The servers: what every site shares, and the web that they make together."""
+"""What all sites share, and the web that they form together."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -26,11 +26,11 @@ class Site:
         raise NotImplementedError
 
     def get(self, path: list[str], query: dict[str, str]) -> Body | None:
-        """Return the page at a path; None when there is none."""
+        """Return the page at a path, or None if there is none."""
         raise NotImplementedError
 
     def post(self, path: list[str], fields: dict[str, str]) -> tuple[str, str] | None:
-        """Take a form; return the path to go on to and what is said there, or None when nothing is sent there."""
+        """Process a form; return the path of the next page and a notice, or None if the path takes no form."""
         raise NotImplementedError
 
 

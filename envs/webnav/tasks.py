@@ -21,12 +21,12 @@ TASKS: Mapping[str, Mapping[Split, int]] = {
 }
 """Tasks by category and split: the sums are AgentGym's, the mix is about WebArena's."""
 MAX_WORLDS = 100
-"""The template that few worlds have, a pending order of mine, needs 7 at most in the list."""
+"""The most worlds drawn for a task. Few worlds have a pending order to cancel; in the list it takes 7 at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A task with its world, and that world as the task shall leave it."""
+    """A task, its world, and that world as it should be after the task."""
 
     task: Task
     start: str
@@ -37,7 +37,7 @@ class Drawn:
 
 @cache
 def load_tasks() -> tuple[TaskSpec, ...]:
-    """Return every task, a category after another; in the test split are those whose hash comes first."""
+    """Return every task, category by category. The tasks with the lowest hashes form the test split."""
     listed = []
     for category, sizes in TASKS.items():
         names = [_spoken(template) for templates in TEMPLATES[category].values() for template in templates]

@@ -1,6 +1,6 @@
-"""A tiny random-weight Llama with a byte-level tokenizer and a ChatML template: a real model that loads in seconds.
+"""A tiny Llama with random weights, a byte-level tokenizer and a ChatML template: a real model that loads in seconds.
 
-What the chaos suite, the soak and the tests train. The pocket model's tokenizer is made here too.
+The chaos suite, the soak test and the tests train it. The pocket model's tokenizer is made here too.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Outcomes become a comparison: intervals for every variant, and the report in JSON and Markdown.
+"""The comparison of a study's variants: intervals for each variant, and the report in JSON and Markdown.
 
 Place in the flow: outcomes of finished runs → **comparison** → `results.json`, `report.md`, and the bands that
 `plots.py` draws.
@@ -25,7 +25,7 @@ from horizonrl.ops.bench.learning.study import Study
 
 AXES = {"steps": "RL steps", "environment_steps": "environment steps", "generated_tokens": "generated tokens"}
 POINTS = 60
-"""Of a drawn curve."""
+"""Number of points of a drawn curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class ComparisonRow:
     start: Interval
     improvement: Interval
     difference: Interval | None
-    """To the baseline, over the seeds that both have; None for the baseline itself."""
+    """Difference from the baseline over the seeds that both have; None for the baseline itself."""
     at_equal_cost: dict[str, Interval]
-    """Success at the largest budget of each axis but steps that every run reached."""
+    """Success at the largest budget that every run reached, for each axis except steps."""
     ess_mean: float | None
     ess_min: float | None
     staleness_mean: float | None
@@ -81,7 +81,7 @@ def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
-    """Return each variant's curve along an axis, over the part of it that all of its seeds have."""
+    """Return each variant's curve along an axis, over the range that all of its seeds cover."""
     found: dict[str, Band] = {}
     for variant in dict.fromkeys(each.variant for each in outcomes):
         own = [each for each in outcomes if each.variant == variant]
@@ -93,7 +93,7 @@ def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
 
 
 def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that was found, JSON-able."""
+    """Return all results as a JSON-serialisable dictionary."""
     runs = [asdict(each) for each in outcomes]
     for run in runs:
         run["curve"] = {name: values.tolist() for name, values in run["curve"].items()}
@@ -108,7 +108,7 @@ def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mappi
 
 
 def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], failures: Mapping[str, str]) -> str:
-    """Return the report: what was run, the tables, the plots, and how failed runs ended."""
+    """Return the report: what was run, the tables, the plots, and the last lines of failed runs."""
     parts = [f"# {study.name}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
     parts += [_method(comparison), _table(*_successes(comparison, study)), _table(*_costs(comparison))]
     parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
@@ -170,10 +170,10 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 def _method(comparison: Comparison) -> str:
     return (
-        f"Success is that of {comparison.measured}: its end is the last evaluation, or the last fifth of the RL steps "
-        "where a run has none; its start the evaluation before the first step, or the first tenth of the steps. "
-        f"Brackets hold the {LEVEL:.0%} interval of the mean over seeds (bootstrap of seeds, then episodes), not "
-        "corrected for the number of comparisons; \\* marks one that excludes zero."
+        f"Success is that of {comparison.measured}. `end` is the last evaluation, or the last fifth of the RL steps "
+        "if a run has no evaluations; `start` is the evaluation before the first step, or the first tenth of the "
+        f"steps. Brackets hold the {LEVEL:.0%} interval of the mean over seeds (bootstrap of seeds, then episodes), "
+        "not corrected for the number of comparisons. \\* marks an interval that excludes zero."
     )
 
 

@@ -1,7 +1,7 @@
-"""What a finished run of a study left behind: its success curve and what it cost.
+"""The outcome of a finished run: its success curve and its cost.
 
-Place in the flow: run directory → **outcome** → `comparison.py`. Success is that of the evaluations where the run had
-any, and else that of the episodes consumed in training. What evaluations cost is no cost of the training.
+Place in the flow: run directory → **outcome** → `comparison.py`. Success comes from the evaluations if the run has any,
+else from the episodes consumed in training. The cost covers training only, not the evaluations.
 """
 
 import math
@@ -18,7 +18,7 @@ from horizonrl.ops.bench.learning.statistics import Array
 from horizonrl.ops.run.directory import read_lines
 
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
-"""Of the RL steps, where a run has no evaluations: what counts as its start and its end, and what smooths its curve."""
+"""For runs without evaluations, as shares of the RL steps: the start, the end, and the window of the curve's mean."""
 
 Line = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Success along a run: arrays with an entry a point, costs counted from the first RL step."""
+    """Success along a run: arrays with one entry per point. Costs count from the first RL step."""
 
     steps: Array
     environment_steps: Array
@@ -40,7 +40,7 @@ class Curve:
     episodes: Array
 
     def interpolate(self, axis: str, places: Array) -> tuple[Array, Array]:
-        """Return successes and episodes at places of an axis, the points joined by straight lines."""
+        """Return successes and episodes at places of an axis, linearly interpolated between the points."""
         along = getattr(self, axis)
         return np.interp(places, along, self.successes), np.interp(places, along, self.episodes)
 
@@ -65,7 +65,7 @@ class RunOutcome:
 
 
 def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOutcome | None:
-    """Read a run directory; None when it has not one RL step."""
+    """Read a run directory. Returns None if it has no RL step."""
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
         return None
@@ -95,7 +95,7 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOu
 def _evaluated(
     evals: Sequence[Line], lines: Sequence[Line], costs: Mapping[str, Array]
 ) -> tuple[Success, Success, Curve]:
-    """The start is the last evaluation before the first RL step, or the first of all when there is none."""
+    """The start is the last evaluation before the first RL step; without one, the first evaluation."""
     before = lines[0]["step"] - 1
     from_start = [line for line in evals if line["step"] <= before][-1:]
     from_start += [line for line in evals if line["step"] > before]
@@ -108,7 +108,7 @@ def _evaluated(
 
 
 def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success, Success, Curve]:
-    """The curve is the mean over the trailing tenth of the steps: a point holds nothing that came after it."""
+    """The curve is the mean over the last tenth of the steps up to each point, so that no point knows the future."""
     episodes = np.array([_valid_episodes(line) for line in lines])
     successes = np.array([n * (line["success_rate"] or 0.0) for n, line in zip(episodes, lines, strict=True)])
     count = len(lines)
@@ -126,7 +126,7 @@ def _valid_episodes(line: Line) -> float:
 
 
 def _trailing(values: Array, window: int) -> Array:
-    """Return the sum over the last `window` entries up to each."""
+    """Return, for each entry, the sum of the `window` entries that end with it."""
     total = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     return np.asarray(total[ends] - total[np.maximum(ends - window, 0)])

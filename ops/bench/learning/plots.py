@@ -1,5 +1,6 @@
-"""Success curves as SVG: a line a variant with its interval, in Okabe and Ito's colours, which the colour-blind can
-tell apart. matplotlib is imported here and nowhere else.
+"""Success curves as SVG: one line per variant with its interval. Only this module imports matplotlib.
+
+The colours are Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from horizonrl.ops.bench.learning.comparison import Band
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Without Okabe and Ito's yellow, which is hard to see on white."""
+"""Okabe and Ito's colours except yellow, which is hard to see on white."""
 DASHES = ("-", "--", ":")
 PANELS_A_ROW = 2
 STYLE: dict[Any, Any] = {
@@ -23,12 +24,12 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#E4E4E4",
-    "svg.hashsalt": "horizonrl",  # the same curves give the same bytes
+    "svg.hashsalt": "horizonrl",  # makes the file's bytes reproducible
 }
 
 
 def plot_success(panels: Mapping[str, Mapping[str, Band]], x_label: str, legend_title: str, file: Path) -> None:
-    """Draw a panel for each entry, with a line for each of its bands; equal names look equal in all panels."""
+    """Draw one panel per entry with one line per band. A name has the same colour and dash in all panels."""
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     looks = dict(zip(names, [(colour, dash) for dash, colour in product(DASHES, COLOURS)] * len(names), strict=False))
     columns = min(PANELS_A_ROW, len(panels))

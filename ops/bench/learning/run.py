@@ -1,8 +1,8 @@
-"""`horizonrl bench learning`: train every variant of a study under every seed, one after the other, and compare them.
+"""`horizonrl bench learning`: train every variant of a study under every seed, one after another, and compare them.
 
-Place in the flow: study → **runs as child processes** → outcomes → report. The directory is the study's memory: a run
-whose `ending.json` says 0 is not run again, one that was interrupted or failed goes on from its checkpoint, as `train`
-does by itself. A run's `recipe.toml` is its whole config: `horizonrl train` on it repeats the run.
+Place in the flow: study → **runs as child processes** → outcomes → report. The directory remembers the study's state: a
+run whose `ending.json` has code 0 is not repeated, and one that was interrupted or failed resumes from its checkpoint,
+as `train` does. A run's `recipe.toml` is its complete config, so `horizonrl train` on it repeats the run.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ RECIPE = "recipe.toml"
 ENDING = "ending.json"
 LOG = Path("logs") / "train.log"
 KEPT_FOLDERS = ("logs", "episodes")
-"""Of a finished run; checkpoints, weights, the broker's files and the exported model are most of its size."""
+"""Kept of a finished run. Checkpoints, weights, the broker's files and the exported model are most of its size."""
 INTERRUPTED = 130
 
 Command = Callable[[Path], Sequence[str]]
@@ -43,14 +43,14 @@ Command = Callable[[Path], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class StudyRequest:
-    """What the command line asked for."""
+    """The command line of a study."""
 
     study: Path
     directory: Path
     seeds: Sequence[int] = ()
-    """Empty takes all of the study's."""
+    """The seeds to run; empty means all of the study's."""
     only: Sequence[str] = ()
-    """Names or shell patterns of variants; empty takes all."""
+    """Names or shell patterns of the variants to run; empty means all."""
     report_only: bool = False
     overrides: Sequence[str] = ()
 
@@ -63,13 +63,13 @@ class StudyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended the last time, and what it took over all times."""
+    """How a run's last attempt ended, and the wall time of all its attempts."""
 
     code: int
     wall_s: float
     commit: str
     last_lines: str
-    """Of a failed run's log."""
+    """The end of the log if the run failed."""
 
     @property
     def finished(self) -> bool:
@@ -85,9 +85,9 @@ def train_command(recipe: Path) -> list[str]:
 
 
 def run(request: StudyRequest, command: Command = train_command) -> int:
-    """Run a study and write its report; return 0, 1 when a run failed, 130 when interrupted.
+    """Run a study and write its report. Return 0, 1 if a run failed, or 130 if interrupted.
 
-    Raises ConfigError before the first run when the study, or the config of any run, does not hold.
+    Raises ConfigError before the first run if the study or the config of any run is invalid.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
@@ -107,7 +107,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
 
 
 def _carry_out(runs: Sequence[Run], command: Command) -> bool:
-    """Train what is not finished yet, a line a run; return whether nobody interrupted."""
+    """Train the runs that are not finished and print one line per run. Return False if interrupted."""
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number, each in enumerate(runs, 1):
@@ -127,7 +127,7 @@ def _carry_out(runs: Sequence[Run], command: Command) -> bool:
 
 
 def _train(each: Run, before: Ending | None, command: Command) -> Ending:
-    """Run `train` to its end, or to ours: it is then interrupted as by Ctrl-C, and waited for."""
+    """Run `train` to its end. If this process is interrupted, send it SIGINT, as Ctrl-C would, and wait for it."""
     log_file = each.directory / LOG
     log_file.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -162,18 +162,21 @@ def _endings(runs: Sequence[Run]) -> list[tuple[Run, Ending]]:
 
 
 def _finish_run(each: Run, ending: Ending, again: bool) -> str:
-    """Say how a run ended, having removed the large folders of a finished one: a failed one goes on from its own."""
+    """Remove the large folders of a finished run, and return a sentence on how the run ended.
+
+    A failed run keeps its folders, because it resumes from them.
+    """
     spent = f"{ending.wall_s / 60:.1f} min"
     if ending.failed:
-        return f"failed with code {ending.code} after {spent}, as told in {each.directory / LOG}"
+        return f"failed with code {ending.code} after {spent}, see {each.directory / LOG}"
     for path in each.directory.iterdir():
         if path.is_dir() and path.name not in KEPT_FOLDERS:
             shutil.rmtree(path)
-    return f"finished in {spent}" if again else f"was finished, in {spent}"
+    return f"finished in {spent}" if again else f"had finished in {spent}"
 
 
 def _left(runs: Sequence[Run], done: int) -> str:
-    """Say what is to go, and for how long at the mean pace of the finished runs."""
+    """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
     left = sum((ending := _ending(each)) is None or not ending.finished for each in runs[done:])
     pace = f", about {left * sum(finished) / len(finished) / 60:.0f} min" if finished and left else ""
@@ -181,9 +184,10 @@ def _left(runs: Sequence[Run], done: int) -> str:
 
 
 def _write_recipe(each: Run) -> None:
-    """Write a run's config, or check that the directory was begun with the same one.
+    """Write a run's config, or check that the directory was begun with the same config.
 
-    Raises ConfigError for a directory that holds another run; keys that only one side knows are let pass.
+    Raises ConfigError if the directory holds another run. Keys that only one of the two configs has are ignored, so
+    that a new version can report an old study.
     """
     path, text = each.directory / RECIPE, to_toml(each.config)
     if path.is_file():
@@ -227,7 +231,7 @@ def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: StudyR
 
 
 def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None:
-    """Draw the curves: one panel, or for a grid of several axes one for each value of the first."""
+    """Draw the curves in one panel, or for a grid of several axes in one panel per value of the first axis."""
     from horizonrl.ops.bench.learning.plots import plot_success  # here, as matplotlib takes half a second
 
     split = len(study.axes) > 1
@@ -243,7 +247,7 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
 
 
 def _commit() -> str:
-    """Return the commit of this program, `-dirty` with changes in it, or `unknown` outside a repository."""
+    """Return the commit of this program, with `-dirty` if it has changes, or `unknown` outside a repository."""
     place = Path(__file__).parents[1]
     try:
         described = subprocess.run(

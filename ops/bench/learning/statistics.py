@@ -2,11 +2,12 @@
 
 Axes: S seeds, R resamples; `...` stands for any further axes (points of a curve).
 
-Two things vary: what a seed makes of training, and which episodes happened to be played to measure it. Each resample
-draws seeds with replacement and then, for each drawn seed, its successes anew from a binomial distribution. S seeds
-show only (S-1)/S of their variance, while that of the episodes is counted twice, as it is in the seeds' differences
-too: the variance of the mean is right where that between the seeds is S-1 times that of a seed's episodes, too large
-below and too small above. A single seed speaks of its episodes only.
+Two things vary: how training goes under a seed, and which episodes happened to be played to measure it. Each resample
+draws seeds with replacement and then, for each drawn seed, its successes again from a binomial distribution. A sample
+of S seeds shows only (S-1)/S of their variance, while the variance of the episodes is counted twice, because the
+differences between seeds contain it too. So the variance of the mean is exact if the variance between seeds is S-1
+times that of a seed's episodes; it is too large below that ratio and too small above. With a single seed, the interval
+covers that seed's episodes only.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Successes among episodes, one entry a seed; a curve's further axes are shared by both."""
+    """Successes and episodes, with one entry per seed. Both share the further axes of a curve."""
 
     successes_S: Array
     episodes_S: Array
@@ -32,9 +33,10 @@ class Counts:
         return self.successes_S / self.episodes_S
 
     def resampled_means(self, drawn_RS: NDArray[np.integer[Any]], generator: np.random.Generator) -> Array:
-        """Return the mean rate of every resample, the episodes of each drawn seed played anew.
+        """Return the mean rate of each resample, with the episodes of each drawn seed drawn again.
 
-        A seed's chance of success is (k + 1) / (n + 2), Laplace's rule: else 0 of 64 had an interval of no width.
+        A seed's chance of success is (k + 1) / (n + 2), by Laplace's rule. With k / n, 0 of 64 would have an interval
+        of width 0.
         """
         episodes_S = np.maximum(np.rint(self.episodes_S), 1).astype(np.int64)
         chance_S = np.clip((self.successes_S + 1) / (self.episodes_S + 2), 0, 1)
@@ -44,7 +46,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean over seeds and the interval that holds it with probability LEVEL."""
+    """A mean over seeds and its bootstrap interval at LEVEL."""
 
     mean: float
     low: float
@@ -62,14 +64,14 @@ def success_interval(counts: Counts, seed: int = 0) -> Interval:
 
 
 def success_band(counts: Counts, seed: int = 0) -> tuple[Array, Array, Array]:
-    """Return mean, lower and upper bound over the seeds, for every point of a curve."""
+    """Return the mean and its lower and upper bound over the seeds, for every point of a curve."""
     generator = np.random.default_rng(seed)
     low, high = _bounds(counts.resampled_means(_drawn(counts, generator), generator))
     return counts.rates.mean(0), low, high
 
 
 def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interval:
-    """Return the mean over seeds of `after - before`; entry for entry both are of the same seed."""
+    """Return the mean of `after - before` over seeds. The entries of both must belong to the same seeds."""
     generator = np.random.default_rng(seed)
     drawn_RS = _drawn(after, generator)
     low, high = _bounds(after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator))
@@ -77,7 +79,7 @@ def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interva
 
 
 def _drawn(counts: Counts, generator: np.random.Generator) -> NDArray[np.integer[Any]]:
-    """Return the seeds of every resample, drawn with replacement."""
+    """Return the seed indices of each resample, drawn with replacement."""
     seeds = len(counts.episodes_S)
     return generator.integers(0, seeds, (RESAMPLES, seeds))
 

@@ -1,8 +1,8 @@
 """A study: variants of one recipe, each trained under the same seeds.
 
-Place in the flow: **study file → runs** → `learning.py` → `outcome.py` → `comparison.py`. An override is written as a
-quoted key (`"rl.lr" = 1e-5`) or as a table, as in a recipe. Variants are named one by one in `[variants]`, or are the
-cross product of the axes of `[grid]`.
+Place in the flow: **study file → runs** → `run.py` → `outcome.py` → `comparison.py`. An override is a quoted key
+(`"rl.lr" = 1e-5`) or a table, as in a recipe. The variants are listed in `[variants]`, or they are the cross product of
+the axes of `[grid]`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from horizonrl.common.types import Name
 RECIPES = Path(__file__).parents[2] / "recipes"
 STUDIES = RECIPES / "studies"
 OWN_KEYS = ("run.name", "run.root", "run.seed")
-"""What the study itself sets in every run."""
+"""Keys that the study sets itself in every run."""
 
 Overrides = dict[str, Any]
 
@@ -35,21 +35,22 @@ class StudyFile(BaseModel):
 
     name: Name
     recipe: str | list[str]
-    """Paths relative to this file, or names in ops/recipes; later ones win."""
+    """Paths relative to this file, or names in ops/recipes. Later recipes override earlier ones."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     baseline: str | None = None
-    """The variant that the others are compared to, seed by seed."""
+    """The variant that all others are compared with, seed by seed."""
     overrides: Overrides = {}
-    """Of every variant."""
+    """Overrides of all variants."""
     variants: dict[Name, Overrides] = {}
+    """The overrides of each variant."""
     grid: dict[Name, dict[Name, Overrides]] = {}
-    """Axes, each a table from the name of a value to its overrides."""
+    """Axes. Each is a table from the name of a value to its overrides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     names: tuple[str, ...]
-    """One, or a grid's value on every axis."""
+    """The variant's name, or one name per axis of a grid."""
     overrides: Mapping[str, Any]
 
     @property
@@ -65,7 +66,7 @@ class Study:
     variants: Sequence[Variant]
     baseline: str | None
     axes: Sequence[str]
-    """Of the grid; empty without one."""
+    """The axes of the grid; empty without a grid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Run:
 
 
 def read_study(path_or_name: Path) -> Study:
-    """Read a study from a file, or from ops/recipes/studies by its name. Raises ConfigError with what is wrong."""
+    """Read a study from a file, or by its name from ops/recipes/studies. Raises ConfigError if it is invalid."""
     path = _find(str(path_or_name), (Path(), STUDIES), "study")
     try:
         file = StudyFile.model_validate(tomllib.loads(path.read_text()))
@@ -110,9 +111,9 @@ def read_study(path_or_name: Path) -> Study:
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[Run]:
-    """Return every run, seeds outermost, so that a study cut short has the same seeds of all variants.
+    """Return every run, ordered by seed, so that a study that is stopped early has the same seeds of all variants.
 
-    Raises ConfigError when a config does not hold, or when two variants would train the same.
+    Raises ConfigError if a config is invalid, or if two variants have the same config.
     """
     runs = [
         Run(variant, seed, _config(study, variant, seed, directory, overrides))
@@ -129,9 +130,9 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[R
 
 
 def select(study: Study, seeds: Sequence[int], patterns: Sequence[str]) -> tuple[list[int], list[Variant]]:
-    """Return the seeds and variants that were asked for, all by default; patterns are shell-style, as `ppo-*`.
+    """Return the selected seeds and variants, by default all. Patterns are shell patterns such as `ppo-*`.
 
-    Raises ConfigError for what the study does not have.
+    Raises ConfigError for a seed or a pattern that selects nothing in the study.
     """
     if foreign := [seed for seed in seeds if seed not in study.seeds]:
         raise ConfigError(f"--seeds names {foreign}; study {study.name} has {list(study.seeds)}")
@@ -172,7 +173,7 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield `section.key` and value; a value is anything but a table."""
+    """Yield (`section.key`, value) for every value that is not a table."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from flattened(value, f"{prefix}{key}.")

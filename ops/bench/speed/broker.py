@@ -1,6 +1,6 @@
-"""`horizonrl bench broker`: what `broker.nats.durability = "power"` costs, side by side in one run.
+"""`horizonrl bench broker`: the cost of `broker.nats.durability = "power"` against `"process"`, measured side by side.
 
-An acknowledged message survives a killed server in both; with "power" the server also fsyncs every write.
+With both, an acknowledged message survives a killed server. With "power" the server also fsyncs every write.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from horizonrl.common.config.schema import BrokerSection
 from horizonrl.ops.cli.terminal import plain_console
 
 SIZES = {"ticket": 300, "group": 40_000, "frame chunk": 2 << 20}
-"""Bytes of what is published: a ticket, a group of 8 short episodes, a chunk of weights."""
+"""Sizes of the published messages in bytes: a ticket, a group of 8 short episodes, a chunk of weights."""
 AT_ONCE = 8
 ROUND_BYTES = 32 << 20
 ROUND_MESSAGES = 400
@@ -31,7 +31,7 @@ Durability = Literal["process", "power"]
 
 
 def run(json_file: Path | None = None) -> int:
-    """Publish with either durability, alternately, and print messages per second and their ratio."""
+    """Publish with both settings in turns; print messages per second and their ratio."""
     rates = uvloop.run(_measure())
     table = Table("message", "bytes", "process /s", "power /s", "power costs", title="durability")
     report: dict[str, Any] = {}
@@ -61,7 +61,7 @@ async def _measure() -> dict[tuple[Durability, str], list[float]]:
 
 
 async def _publish(server: EmbeddedServer, name: str, size: int) -> float:
-    """Return messages per second, AT_ONCE in flight, each confirmed."""
+    """Return messages per second with AT_ONCE messages in flight, each confirmed."""
     count = min(ROUND_MESSAGES, max(1, ROUND_BYTES // size))
     payload, left = os.urandom(size), iter(range(count))
     async with connected("bench", BrokerSection(url=server.url)) as transport:

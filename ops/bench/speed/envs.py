@@ -1,6 +1,6 @@
-"""`horizonrl bench envs`: what each environment can do, in process and served, with 1 client and with 32, in one run.
+"""`horizonrl bench envs`: the speed of each environment, in this process and served, with 1 client and with 32.
 
-The clients replay games of the experts, so that nothing but the environment and the way to it costs time.
+The clients replay games of the experts, so that only the environment and the connection to it take time.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from horizonrl.ops.cli.waiting import waiting
 CLIENTS = (1, 32)
 WORKERS = 2
 GAMES = 16
-"""Tasks whose games are replayed, spread over the list."""
+"""Number of tasks whose games are replayed, spread over the task list."""
 START_S = 60.0
 LAG = re.compile(r"^horizonrl_event_loop_lag_seconds (\S+)$", re.MULTILINE)
 
 Game = tuple[str, Sequence[str]]
-"""A task, and the replies that solve it."""
+"""A task and the replies that solve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,19 @@ class Measured:
     clients: int
     steps_per_s: float
     calls_per_s: float
-    """Steps and resets."""
+    """Steps and resets per second."""
     lag_ms: float
-    """Longest time by which the loop that plays was late. With 1 client: the longest that one call blocks it."""
+    """The longest delay of the event loop that plays. With 1 client: the longest time for which one call blocks it."""
     memory_mib: float
-    """Here: by how much this process grew. Served: all of the server's processes."""
+    """Here: the growth of this process. Served: the memory of all server processes."""
     client_us: float
-    """CPU time of this process for a call; here, with the environment's own."""
+    """CPU time of this process per call. Here it includes the environment's own."""
     server_us: float
+    """CPU time of the server's processes per call."""
 
 
 def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
-    """Measure environments, all that are installed unless some are named, and print a table."""
+    """Measure the named environments, by default all that are installed, and print a table."""
     registry.require_known(*only)
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds}
     table = Table("environment", "place", "clients", "steps/s", "calls/s", "lag ms", "MiB", "client µs", "server µs")
@@ -87,13 +88,13 @@ def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
 
 
 def _playable() -> list[str]:
-    """Return the environments that are played here and have an expert."""
+    """Return the environments that can be played here."""
     names = [name for name in registry.names() if name != "served" and not name.startswith("agentgym-")]
     return [name for name in names if not _needs_more(name)]
 
 
 def _needs_more(env_id: str) -> bool:
-    """Say whether an environment cannot be played as it is: a dependency or a file is missing."""
+    """Return whether an environment cannot be played as it is, because a dependency or a file is missing."""
     try:
         return registry.demonstrations_only(env_id) or not registry.tasks(env_id)
     except HorizonError:
@@ -113,7 +114,7 @@ async def _measure(env_id: str, seconds: float) -> list[Measured]:
 
 
 async def _games(env_id: str) -> list[Game]:
-    """Let the expert play tasks from all over the list."""
+    """Let the expert play tasks that are spread over the list."""
     listed = registry.tasks(env_id)
     environment = registry.make(env_id)
     games: list[Game] = []
@@ -146,7 +147,7 @@ async def _there(
     env_id: str, games: Sequence[Game], clients: int, seconds: float, server: tuple[psutil.Process, str, int]
 ) -> Measured:
     process, url, workers = server
-    await _read_lag(url)  # what was before does not count
+    await _read_lag(url)  # reading resets the maximum, so earlier lag does not count
     before_s = sum(map(_cpu_s, _family(process)))
     options = {"env": env_id, "url": f"{url}/{env_id}"}
     played = await _play(lambda: registry.make("served", options), games, clients, seconds)
@@ -159,7 +160,7 @@ async def _there(
 async def _play(
     make: Callable[[], Environment], games: Sequence[Game], clients: int, seconds: float
 ) -> tuple[int, int, float, float]:
-    """Replay games with so many clients; return steps, resets, seconds, and this process' CPU seconds."""
+    """Replay games with `clients` clients; return steps, resets, seconds, and this process's CPU seconds."""
     counts = [0, 0]
 
     async def client(environment: Environment, order: Iterator[Game]) -> None:
@@ -170,7 +171,7 @@ async def _play(
             for reply in replies:
                 await environment.step(reply)
                 counts[0] += 1
-                await asyncio.sleep(0)  # an environment that waits for nothing would keep the loop
+                await asyncio.sleep(0)  # an environment that never waits would keep the loop for itself
                 if time.perf_counter() >= end:
                     return
 
@@ -196,7 +197,7 @@ def _measured(
 
 @asynccontextmanager
 async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """Start `horizonrl envs serve` and yield its process and address; end it after."""
+    """Start `horizonrl envs serve`, yield its process and address, and end it afterwards."""
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id]
     command += ["--port", "0", "--workers", str(workers)]
     process = await asyncio.create_subprocess_exec(
@@ -210,7 +211,7 @@ async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Proce
         async with asyncio.timeout(START_S):
             line = (await process.stdout.readline()).decode()
         if not line:
-            raise RunFailed(f"the server of {env_id} ended at its start: see `horizonrl envs serve {env_id}`")
+            raise RunFailed(f"the server of {env_id} ended at startup: run `horizonrl envs serve {env_id}` to see why")
         yield psutil.Process(process.pid), line.split(": ")[1].strip().removesuffix(f"/{env_id}")
     finally:
         if process.returncode is None:

@@ -211,7 +211,7 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
 
     assert carry_out(place) == 0
     assert len(started(place)) == 4
-    assert "was finished" in capsys.readouterr().out
+    assert "had finished" in capsys.readouterr().out
 
 
 def test_a_part_of_a_study_can_be_run_and_the_rest_later(place: Path) -> None:
