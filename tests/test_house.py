@@ -62,7 +62,7 @@ def test_nobody_imports_helpers_from_a_main() -> None:
 
 
 def test_no_variable_is_a_preposition() -> None:
-    """`for of in ...` makes a reader stumble."""
+    """A loop over `of` or `at` makes a reader stumble."""
     loops = re.compile(r"\bfor (?:of|at|to|by)\b(?:, \w+)* in\b")
     found = [f"{name(file)}:{place}" for file in SOURCES for place, line in numbered(file) if loops.search(line)]
     assert found == []

@@ -157,8 +157,8 @@ class _Worker:
         """Return the answer. Raises what the environment raised, and EnvironmentFailure if the worker dies.
 
         The worker enforces CALL_S itself. If the environment's code blocks its event loop, it cannot. Then the
-                process is killed with all its episodes, because nothing else ends such a loop, and EnvironmentTimeout is
-        raised.
+        process is killed with all its episodes, because nothing else ends such a loop.
+        Raises EnvironmentTimeout.
         """
         self._calls = number = self._calls + 1
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()

@@ -11,6 +11,7 @@ import pytest
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.batch import Batch
+from tests.learner.traces import make_batch
 from tests.learner.world import HashEngine
 
 
@@ -27,8 +28,8 @@ def test_every_call_is_made_on_the_engines_own_thread(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         engine = EngineThread(Watched(), thread)
-        stats = await engine.train_step(Batch(traces=(), version=3), 0.5)
-        assert (stats.lr, stats.trained_tokens) == (0.5, 0)
+        stats = await engine.train_step(make_batch(), 0.5)
+        assert stats.lr == 0.5
         digest = await engine.write_weights(tmp_path / "weights")
         await engine.save(tmp_path, {})
         resumed = EngineThread(HashEngine(), thread)

@@ -169,7 +169,7 @@ def test_the_weights_are_the_same_with_and_without_hostile_messages(tmp_path: Pa
         await world.run()
         await world.check()
         honest = list(world.server.runs["run"].streams[Stream.GROUPS].messages.values())
-        log = [(message.subject, message.data, message.headers["Nats-Msg-Id"], {}) for message in honest]
+        log = [(message.subject, message.data, message.message_id, {}) for message in honest]
         evil = list(attacks(honest))
         mixed: list[Any] = [*log]
         dice = random.Random(seed)
