@@ -1,7 +1,7 @@
 """The learner's backend in plain torch: one process, a bfloat16 model, AdamW on float32 masters. No deepspeed.
 
-For installs without DeepSpeed, and a pattern for other backends. It does the arithmetic of DeepSpeed's stage 1 on one
-rank, operation by operation, so a run may change between the two (`tests/learner/engine/test_backends.py`).
+For installs without DeepSpeed, and a pattern for other backends. It follows the arithmetic of DeepSpeed's stage 1 on
+one rank: `tests/learner/engine/test_backends.py` says where the two are equal bit for bit, and where only close.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,8 +35,7 @@ class TorchBackend:
         self._max_grad_norm = settings.max_grad_norm
         self._groups = self.scorer.trained()
         self._parameters = {name: parameter for group in self._groups for name, parameter in group.items()}
-        # One flat master per group, as DeepSpeed has: a vectorised kernel rounds the last few elements of a tensor
-        # differently, so where its tensors end shows in the weights (the bias of the critic, all of it with decay).
+        # One flat master per group, as DeepSpeed has, so that AdamW is one kernel call per group.
         self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
         groups = [{"params": [flat]} for flat in self._flat]
         self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
@@ -114,7 +113,7 @@ class TorchBackend:
         return views
 
     def _norm(self, group: Iterable[str]) -> Tensor:
-        """Return the norm of a group's gradients, with the roundings that DeepSpeed makes."""
+        """Return the norm of a group's gradients, in the order of operations of DeepSpeed."""
         norms = [torch.linalg.vector_norm(self._gradients[name]) for name in group]
         return torch.stack(norms).pow(2.0).sum().pow(0.5)
 
