@@ -179,7 +179,7 @@ def test_groups_of_the_next_batch_are_counted_by_the_learners_own_word() -> None
     collector = Collector(Rules(max_staleness=1, vocabulary=100, max_context_tokens=64), TicketAccounts())
     entries = [make_group(0), make_group(1, (1.0, 1.0)), make_group(3), make_group(4, (0.0, 0.0))]
     for sequence, group in enumerate(entries, 1):
-        entry: Any = type("Entry", (), {"sequence": sequence, "record": group, "mark": ""})
+        entry: Any = type("Entry", (), {"sequence": sequence, "record": group, "digest": ""})
         collector.consume(entry, LearnerPosition(version=0, phase=Phase.RL))
         progress = Progress(
             phase=Phase.RL,
