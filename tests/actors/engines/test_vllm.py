@@ -80,8 +80,8 @@ async def main(model, number):
     await ask("before", generate())
     engine = psutil.Process().children()[0]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for number in range(3):
-            group.create_task(ask(f"running {number}", generate()))
+        for index in range(3):
+            group.create_task(ask(f"running {index}", generate()))
         await asyncio.sleep(0.05)
         os.kill(engine.pid, number)
         lost = time.monotonic()
