@@ -47,7 +47,7 @@ class DeepSpeedBackend:
         self._partitions = Partitions(self._engine, self._stage)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
-        return ScorerOutput(*self._engine(*asked))  # at stage 3 its hooks turn the named tuple into a plain one
+        return ScorerOutput(*self._engine(*asked))  # whatever kind of tuple DeepSpeed's hooks return
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self.ranks)  # DeepSpeed averages over ranks, the objective is a sum
