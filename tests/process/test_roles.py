@@ -1,4 +1,4 @@
-"""The four roles by hand against one nats-server, with a death in the middle (invariants: conservation, bounded staleness, exactly once)."""
+"""The four roles by hand against one nats-server, with a death in the middle (docs/invariants.md: exactly once)."""
 
 import signal
 import socket
