@@ -5,6 +5,7 @@ have all columns, and a long wait is explained once per minute.
 """
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -265,11 +266,12 @@ class Console:
 def next_commands(config: RunConfig, command: str) -> dict[str, str]:
     """Return three commands to run after a run has finished, each with what it does."""
     run_dir = config.run_dir
-    more = f"--rl.steps {2 * config.rl.steps}" if config.rl.steps else f"--imitation.steps {2 * config.imitation.steps}"
+    key, steps = ("--rl.steps", config.rl.steps) if config.rl.steps else ("--imitation.steps", config.imitation.steps)
+    given = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
     return {
         f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "measures success on held-out tasks, with intervals",
         f"horizonrl lineage {run_dir} --version {config.total_steps}": "shows which groups made the last version",
-        f"{command} {more}": "trains on from here",
+        f"{given} {key} {2 * steps}": "trains on from here",
     }
 
 

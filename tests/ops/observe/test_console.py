@@ -185,3 +185,9 @@ def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_un
     parsed = [parse(shlex.split(command)[1:]) for command in commands]
     assert [arguments.command for arguments, _ in parsed] == ["eval", "lineage", "train"]
     assert parsed[2][1] == ["--rl.steps", "20"]
+
+
+@pytest.mark.parametrize("given", ["--rl.steps=10", "--rl.steps 10"])
+def test_the_command_that_trains_on_sets_the_number_of_steps_once(config: RunConfig, given: str) -> None:
+    (_, _, more) = next_commands(config, f"horizonrl train laptop {given} --rl.lr 1e-5")
+    assert more == f"horizonrl train laptop --rl.lr 1e-5 --rl.steps {2 * config.rl.steps}"
