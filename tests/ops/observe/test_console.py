@@ -14,7 +14,7 @@ from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.observe.broker_status import waits
-from horizonrl.ops.observe.console import COLUMNS, Console, fitting, row, waiting_for
+from horizonrl.ops.observe.console import COLUMNS, Console, fitting, next_commands, row, waiting_for
 from horizonrl.ops.observe.snapshot import Snapshot
 from horizonrl.ops.report.facts import Files
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
