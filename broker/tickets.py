@@ -136,11 +136,17 @@ class TicketQueue:
         if kind not in self._issued:
             stored = await self._scan(_subject(kind))
             self._issued[kind] = max((ticket.number for _, ticket in stored), default=-1) + 1
+        if (ticket := await self.last_issued(kind)) is not None:
+            self._issued[kind] = max(self._issued[kind], ticket.number + 1)
+        return self._issued[kind]
+
+    async def last_issued(self, kind: Kind) -> Ticket | None:
+        """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""
         message = await self._transport.last(Stream.TICKETS, _subject(kind))
         if message is not None:
-            with suppress(RecordError):  # the last message is no ticket: keep the count
-                self._issued[kind] = max(self._issued[kind], decode(message.data, Ticket).number + 1)
-        return self._issued[kind]
+            with suppress(RecordError):
+                return decode(message.data, Ticket)
+        return None
 
     async def was_issued(self, kind: Kind, number: int) -> bool:
         """Return whether a ticket was issued; ask the broker only for a number above those known to be issued."""

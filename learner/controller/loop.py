@@ -112,7 +112,7 @@ class Controller:
     async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
         """Issue what is due. Evaluations come first and need no credit: they start with the version that they judge."""
         kind, before = progress.phase.kind, dict(issued)
-        while self._evaluation_is_due(issued[Kind.EVAL], progress.step):
+        while await self._evaluation_is_due(issued[Kind.EVAL], progress.step):
             await self._issue_next(Kind.EVAL, progress, issued)
         while issued[kind] - progress.settled(kind) < self._limit(progress):
             await self._issue_next(kind, progress, issued)
@@ -128,12 +128,18 @@ class Controller:
             self.metrics.count("tickets_issued_total", kind=kind.value)
         issued[kind] += 1
 
-    def _evaluation_is_due(self, number: int, step: int) -> bool:
+    async def _evaluation_is_due(self, number: int, step: int) -> bool:
         """Return whether the round of eval ticket `number` is due. A fast learner makes a round late, never skipped."""
         if not self.eval_tasks:
             return False
-        round_number = number // len(self.eval_tasks)
-        return round_number < self.config.eval_rounds and self.config.eval_step(round_number) <= step
+        round_number, place = divmod(number, len(self.eval_tasks))
+        if round_number < self.config.eval_rounds:
+            return self.config.eval_step(round_number) <= step
+        # A run that was given more steps has spent a round on its former end. Its new end gets one of its own.
+        if step < self.config.total_steps or place:
+            return place > 0
+        last = await self._queue.last_issued(Kind.EVAL)
+        return last is not None and last.issued_at_version.version < self.config.total_steps
 
     def _limit(self, progress: Progress) -> int:
         """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""

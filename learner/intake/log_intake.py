@@ -91,7 +91,7 @@ class LogIntake:
         """
         state = self._state
         config = state.config
-        due = max(await self._tickets.count_issued(Kind.EVAL), config.eval_rounds * len(state.eval_tasks))
+        due = await self._evaluations_due()
         patience_s, last_entry_at = config.learner.step_timeout_s, time.monotonic()
         while (ended := state.collector.accounts.outcomes()[Kind.EVAL].settled) < due:
             entry = await reader.next(min(LOOK_S, QUIET_S, patience_s))
@@ -108,6 +108,18 @@ class LogIntake:
             await self._consume(entry)
             if not reader.ahead:
                 await self._announcer.announce_progress()
+
+    async def _evaluations_due(self) -> int:
+        """Return how many eval tickets the run has in all: whole rounds, of which one judges the last version."""
+        config, tasks = self._state.config, len(self._state.eval_tasks)
+        issued = await self._tickets.count_issued(Kind.EVAL)
+        if not tasks:
+            return issued
+        last = await self._tickets.last_issued(Kind.EVAL)
+        rounds = -(-issued // tasks)
+        if last is None or last.issued_at_version.version < config.total_steps:
+            rounds += 1  # the controller has yet to issue it
+        return tasks * max(rounds, config.eval_rounds)
 
     async def _consume(self, entry: Entry) -> None:
         """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""

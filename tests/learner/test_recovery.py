@@ -82,6 +82,24 @@ def test_a_run_that_goes_on_evaluates_on_and_the_last_round_again_counts_once(tm
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("killed", [None, "learner", "controller"])
+def test_a_run_that_goes_on_for_less_than_a_round_evaluates_its_new_end(tmp_path: Path, killed: str | None) -> None:
+    """Its schedule has no round left: the round of the former end has taken the number of the new one."""
+    rarely = ("--eval.every=100", "--eval.samples=2")
+
+    async def scenario() -> None:
+        first = World(tmp_path, overrides=rarely)
+        await first.run()
+        assert [line["version"] for line in first.evals()] == [0, 2, 7]
+        for steps, ends in ((8, [0, 2, 7, 10]), (8, [0, 2, 7, 10]), (9, [0, 2, 7, 10, 11])):
+            deaths = {killed: [5, 12, 23]} if killed else {}
+            again = World(tmp_path, server=first.server, deaths=deaths, overrides=(*rarely, f"--rl.steps={steps}"))
+            await again.run()
+            assert [line["version"] for line in again.evals()] == ends
+
+    asyncio.run(scenario())
+
+
 def test_a_learner_that_was_replaced_ends_instead_of_training_beside_the_other(tmp_path: Path) -> None:
     async def scenario() -> None:
         world = World(tmp_path)
