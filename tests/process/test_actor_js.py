@@ -239,5 +239,6 @@ def test_an_actor_in_javascript_needs_no_more_than_an_actor_may(program: Path, t
         asyncio.run(scenario())
     finally:
         print(run_log.read_text() if run_log.is_file() else "no actor was started")
-    assert [line["dropped"] for line in read_lines(tmp_path / RUN / "ledger.jsonl")] == [[], []]
+    dropped = [reason for line in read_lines(tmp_path / RUN / "ledger.jsonl") for *_, reason in line["dropped"]]
+    assert set(dropped) <= {"zero_variance"}  # the actor plays at random, so a group may earn the same throughout
     assert "Permissions Violation" not in run_log.read_text()
