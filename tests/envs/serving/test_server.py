@@ -238,7 +238,10 @@ def test_only_this_machine_may_call_unless_told_otherwise() -> None:
     [
         (["envs", "serve"], "which environments?"),
         (["envs", "serve", "nowhere"], "no environment 'nowhere'"),
-        (["envs", "serve", "parity", "--textcraft.style", "compact"], "--textcraft names no environment that is served here"),
+        (
+            ["envs", "serve", "parity", "--textcraft.style", "compact"],
+            "--textcraft names no environment that is served here",
+        ),
     ],
 )
 def test_asking_wrongly_is_one_clear_message(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
