@@ -1,8 +1,7 @@
 """Open a run's transport: the scheme of `broker.url` chooses which one.
 
 This is the only door to a broker for actors, learner and ops. To add a transport, write a module with a function
-`connect(run, broker, role)` that returns a `Transport`, list its scheme below, and add it to `tests/brokers.py`, whose
-contract suite it then has to pass. Nothing else changes.
+`connect(run, broker, role)` that returns a `Transport`, and list its scheme below. The contract suite runs every scheme.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable

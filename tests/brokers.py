@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from horizonrl.broker.api import Role, Transport
-from horizonrl.broker.connect import connected
+from horizonrl.broker.connect import TRANSPORTS, connected
 from horizonrl.common.config.schema import BrokerSection
 
 URLS: dict[str, Callable[[pytest.FixtureRequest], str]] = {
-    "memory": lambda request: f"memory://{uuid.uuid4().hex}",
     "nats": lambda request: str(request.getfixturevalue("nats_server").url),
 }
-"""By transport, where a test finds its broker. A new transport is added here."""
-IN_PROCESS = ("memory",)
+"""By transport, where a test finds its server. A transport that has none gets a url of its own per test."""
+SERVED = {TRANSPORTS[name] for name in URLS}
+IN_PROCESS = [scheme for scheme, function in TRANSPORTS.items() if function not in SERVED]
 
 
 @dataclass
@@ -35,12 +35,13 @@ class Broker:
             yield transport
 
 
-PARAMETERS = [name if name in IN_PROCESS else pytest.param(name, marks=pytest.mark.process) for name in URLS]
+PARAMETERS = [*IN_PROCESS, *(pytest.param(name, marks=pytest.mark.process) for name in URLS)]
 
 
 @pytest.fixture(params=PARAMETERS)
 def broker(request: pytest.FixtureRequest) -> Broker:
-    return Broker(URLS[request.param](request))
+    find = URLS.get(request.param, lambda _: f"{request.param}://{uuid.uuid4().hex}")
+    return Broker(find(request))
 
 
 async def fill(transport: Transport, count: int, subject: str = "groups.train", prefix: str = "m") -> None:
