@@ -1,7 +1,8 @@
 """Open a run's transport: the scheme of `broker.url` chooses which one.
 
 This is the only door to a broker for actors, learner and ops. To add a transport, write a module with a function
-`connect(run, broker, role)` that returns a `Transport`, and list its scheme below. The contract suite runs every scheme.
+`connect(run, broker, role)` that returns a `Transport`, and list its scheme below. The contract suite runs
+every scheme.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
