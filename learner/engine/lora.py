@@ -45,6 +45,7 @@ def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
     for name, parameter in named.items():
         if ".lora_" in name:
             continue
+        # peft moves a wrapped layer's weight to `base_layer`; actors load the names of Hugging Face.
         layer = name.removesuffix(".base_layer.weight")
         factors = [] if layer == name else [named[f"{layer}.lora_{side}.default.weight"] for side in "AB"]
         yield name.replace(".base_layer.", "."), [parameter, *factors]
