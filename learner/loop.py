@@ -97,8 +97,7 @@ class LearnerLoop:
         again.
         """
         state = self._state
-        # A checkpoint becomes durable in this group while the next step trains. If it cannot be written, the group ends
-        # the run.
+        # A checkpoint becomes durable in this group while the next step trains. If that fails, the run ends.
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._recovery.resume(), self.stopping)
             # Only after `resume`: it moves the cursor if the broker has lost the end of the log.

@@ -93,13 +93,13 @@ class Recovery:
         # Cuts the journal, so it waits until this learner has spoken: one that is refused must not cut another
         # learner's lines.
         self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
-        # Also for version 0: actors that go on with a version that was rolled back would only make groups that are
-        # dropped as `lineage`.
+        # Also for version 0: with a version that was rolled back, actors would make groups that are dropped as
+        # `lineage`.
         if self.state.lineage:
             await self.announcer.announce_weights(digest)
         # After the weights: tickets follow from progress, and an actor waits for the version that its ticket names.
         await self.announcer.announce_progress()
-        # A learner killed between a checkpoint and its purge leaves a full log. Without this, publishers would wait for
+        # A learner killed between a checkpoint and its purge may leave a full log, on which publishers would wait for
         # ever.
         await self.log_space.free()
 

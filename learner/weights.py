@@ -40,6 +40,7 @@ class WeightsPublisher:
 
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where to write the weights of a version."""
+        # With the lineage: a learner that resumes must not write over a file that an actor may be reading.
         return self.directory / f"frame-{policy.version:06d}-{policy.lineage:03d}.safetensors"
 
     def find(self, policy: PolicyVersion) -> Path | None:

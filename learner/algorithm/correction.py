@@ -25,7 +25,7 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Te
             return sequence_truncation(log_ratio_N, episodes_N, settings.sequence_cap)
         case "icepop":
             return icepop(log_ratio_N, settings.icepop_band)
-        # A loss whose ratio is π/μ has corrected for μ already: a weight would count the difference twice.
+        # So it is for every loss whose ratio is π/μ: a weight would count the difference from μ twice.
         case None:
             return torch.ones_like(log_ratio_N)
 

@@ -117,6 +117,7 @@ def permuted(place: int, count: int, key: str) -> int:
 
 
 def _hash(text: str) -> int:
+    # Not `hash`, which Python salts anew in every process: two controllers have to draw the same tasks.
     return xxhash.xxh3_64_intdigest(text.encode())
 
 

@@ -75,8 +75,7 @@ class Controller:
             # `until_end` decides whether the run is over: it may have been given more steps since.
             if progress.finished:
                 continue
-            # Before any ticket with a new horizon: a controller that dies in between must not leave a successor a
-            # shorter one.
+            # First, so that a controller that dies in between does not let its successor issue a shorter horizon.
             await self._record_horizons(progress)
             await self._issue(progress, issued)
             if progress.step > purged_step:  # not at every progress: a purge scans the stream
@@ -105,8 +104,7 @@ class Controller:
         stored = await self._queue.stored_tickets() if unsettled else {}
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
         gone = {name for name in unsettled if name not in stored or stored[name][0] <= floor}
-        # After the queue: a group is stored before its ticket is acknowledged, so the end of a ticket that is gone lies
-        # below.
+        # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
         for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
             kind, number = unsettled[ticket_id]
@@ -123,8 +121,7 @@ class Controller:
         kind, before = progress.phase.kind, dict(issued)
         while await self._evaluation_is_due(issued[Kind.EVAL], progress.step):
             await self._issue_next(Kind.EVAL, progress, issued)
-        # This is the inequality of bounded staleness. It holds whatever dies, as the broker keeps credit in the form of
-        # tickets.
+        # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
         while issued[kind] - progress.settled(kind) < self._limit(progress):
             await self._issue_next(kind, progress, issued)
         while issued[Kind.DEMO] < self._demos_due(progress):
@@ -156,6 +153,7 @@ class Controller:
         """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""
         last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
+        # Groups beyond the need of a phase would reach the learner in the next one, and be dropped as `phase`.
         return min(self.config.credit(progress.phase, progress.phase_step), needed)
 
     def _demos_due(self, progress: Progress) -> int:
@@ -167,6 +165,7 @@ class Controller:
             return 0
         ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
         ends = progress.outcomes.get(Kind.DEMO, Outcomes())
+        # A demonstration that ended without being trained is replaced.
         return self.config.demos_due(ahead) + ends.settled - ends.trained
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:

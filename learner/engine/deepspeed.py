@@ -36,8 +36,7 @@ class DeepSpeedBackend:
         self.device = prepare_process(settings)
         self._deepspeed = _start_deepspeed(settings)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        # Stages 2 and 3 move gradients or parameters during a pass, so that ranks have to meet in the same order (ADR
-        # 6).
+        # Stages 2 and 3 move gradients or parameters during a pass, where all ranks have to meet (ADR 6).
         self.same_pass_on_all_ranks = self._stage >= 2
         self.scorer = build_scorer(settings)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
@@ -103,8 +102,7 @@ class DeepSpeedBackend:
 
 def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
     config: dict[str, Any] = {
-        # Asked for by DeepSpeed, and without meaning here: our micro-batches are rectangles of any size, scaled by
-        # `token_loss`.
+        # DeepSpeed asks for it, and here it means nothing: micro-batches have any size, and `token_loss` scales them.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # `step` is the boundary, whatever the number of micro-batches.

@@ -56,4 +56,6 @@ def merged(W: Tensor, A: Tensor | None = None, B: Tensor | None = None) -> Tenso
     """Return W itself, or the sum with its adapter, computed in float32 and rounded once to W's precision."""
     if A is None or B is None:
         return W
+    # The learner itself computes with W and B·A apart. A change below half a step of bfloat16 does not reach the
+    # actors, which `logprob_gap_fresh` shows and the correction treats like staleness (docs/lora.md).
     return torch.addmm(W.float(), B.float(), A.float(), alpha=ALPHA / len(A)).to(W.dtype)

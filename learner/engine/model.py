@@ -59,8 +59,7 @@ class TokenScorer(nn.Module):
         state at t − 1 scores the token at position t, so no row's first token may be asked about.
         """
         lm: Any = self.lm
-        # Before the head: the logits of prompts and observations would cost V numbers per token, and nobody asks for
-        # them.
+        # Before the head: logits of prompts and observations would cost V numbers per token, for nobody.
         hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
         logits_NV = lm.get_output_embeddings()(hidden_ND)
         ids_N = ids_BT.flatten().index_select(0, asked_N)
@@ -104,8 +103,7 @@ class TokenScorer(nn.Module):
                 f"{lm.config.model_type} models transform their logits: not supported; choose another model"
             )
         cache = getattr(output, "past_key_values", None)
-        # By class: a hybrid model's cache has layers that `batch_repeat_interleave` cannot repeat (linear attention,
-        # Mamba).
+        # By class: some layers of hybrid models have caches that cannot be repeated (linear attention, Mamba).
         return isinstance(cache, Cache) and all(
             isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
             for layer in cache.layers
@@ -134,8 +132,7 @@ def checkpoint_layers(lm: nn.Module) -> None:
             "turn it off, or choose another model"
         )
     for layer in layers:
-        # The reentrant form needs an input with a gradient, which a frozen model with adapters does not give its first
-        # layer.
+        # The reentrant form needs an input with a gradient, which the first layer of a frozen model lacks.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 

@@ -72,8 +72,7 @@ class Partitions:
         """Yield name and tensor, whole on rank 0 only. Each is gathered when it is asked for."""
         for whole_name, shape in self.shapes.items():
             kind, name = whole_name.split(".", 1)
-            # One at a time: rank 0 never needs memory for the whole state, which is three float32 numbers per
-            # parameter.
+            # One at a time, so that rank 0 never needs memory for all three float32 numbers per parameter.
             yield whole_name, self._gather(self._parts[name], kind, shape)
 
     @torch.no_grad()

@@ -126,8 +126,7 @@ class PolicyGradientEngine:
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
         all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
-        # Each update's loss is a whole, normalised objective, so they are averaged; all other figures are sums over
-        # tokens.
+        # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
         stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
         return _step_stats(
             stats,
@@ -236,8 +235,7 @@ class PolicyGradientEngine:
         if objective.correction.ess_lr and stats.episodes:
             lr *= math.sqrt(stats.ess_of_episodes)
         grad_norm = self._backend.step([lr, objective.critic.lr] if objective.advantage.needs_critic else [lr])
-        # Only now, since DeepSpeed clips and steps in one call. The weights may be spoiled, but the step is not
-        # committed.
+        # Only now: DeepSpeed clips and steps in one call. The weights may be spoiled, but no step is committed.
         if not math.isfinite(grad_norm):
             raise RunFailed(
                 f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
@@ -288,8 +286,7 @@ class PolicyGradientEngine:
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
-        # Every rank computes the whole plan and takes its part: packing is deterministic, so nothing has to be agreed
-        # on.
+        # Every rank computes the whole plan and takes its part: packing is deterministic, so no rank has to be told.
         return pack(traces, self.ranks, self._settings.micro_batch_tokens, share=self._shares_prompts)[self.rank]
 
     def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:

@@ -60,8 +60,7 @@ class Batch:
         """Return the xxh3_128 digest of everything in the batch that affects the weights."""
         hasher = xxhash.xxh3_128()
         for trace in self.traces:
-            # By field and in the order of the class: one that is added or moved changes the digests that a replay must
-            # reproduce.
+            # In the order of the class: a field that is added or moved changes the digests that a replay must match.
             for field in fields(trace):
                 hasher.update(np.asarray(getattr(trace, field.name)).tobytes())
         return hasher.hexdigest()

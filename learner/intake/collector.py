@@ -40,6 +40,7 @@ class Rules:
     def same_model(self, made: Provenance) -> bool:
         """Return whether a group was sampled with the run's model and template; a missing digest passes."""
         digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
+        # An actor without the model's files sends no digest (PROTOCOL.md): that is no sign of another model.
         return all(not mine or not named or named == mine for mine, named in digests)
 
 

@@ -78,8 +78,7 @@ class LogIntake:
             if len(state.collector.pending.dropped) == warn_at:
                 self._warn_of_starvation()
                 warn_at *= 2
-            # Once for all entries that one fetch has brought: each put of `progress` reaches every actor that follows
-            # it.
+            # Once for all entries of a fetch: each put of `progress` reaches every actor that follows it.
             if not reader.ahead or not state.groups_missing:
                 await self._announcer.announce_progress()
         self.tickets_issued = sum([await self._tickets.count_issued(kind) for kind in Kind])

@@ -59,8 +59,7 @@ class LogSpace:
         # Down to the newest checkpoint, without which the run could not resume: what it needs is never freed.
         while kept:
             floor = await self._needed_from(kept)
-            # A purge has no condition that the broker could check, so the fence is asked right before it (one learner
-            # speaks).
+            # A purge has no condition that the broker could check, so the fence is asked first (one learner speaks).
             await self._fence.check()
             if floor > (await self._extent()).first_sequence:
                 await self._groups.purge_below(floor)

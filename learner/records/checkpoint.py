@@ -192,6 +192,7 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _sync(path: Path) -> None:
+    # Read-only, because a directory cannot be opened in any other way; fsync does not mind.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
