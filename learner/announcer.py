@@ -24,6 +24,8 @@ class Announcer:
     async def announce_version(self, weights_digest: str) -> None:
         """Announce a committed step: to the actors if its version is one that they get, to the controller always."""
         if self._state.config.publishes(self._state.step):
+            # Before progress: the controller answers progress with tickets of this version, and an actor waits for its
+            # weights.
             await self.announce_weights(weights_digest)
         else:
             self._keep_awaited()

@@ -24,6 +24,7 @@ class Fence:
 
     async def look(self) -> tuple[Progress | None, WeightsManifest | None]:
         """Return what the run's last learner announced: its progress and its weights. Changes nothing."""
+        # Revisions before values: a learner that speaks between the two requests makes this one's first put fail.
         self._progress = await self._transport.revision(Key.PROGRESS)
         self._policy = await self._transport.revision(Key.POLICY)
         progress, policy = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY)]
@@ -35,6 +36,7 @@ class Fence:
     async def announce(self, progress: Progress) -> None:
         """Set the key `progress`. Raises Fenced if another learner has set it since this one last looked or spoke."""
         try:
+            # The broker compares and sets in one request, so no other learner can come between a check and the put.
             self._progress = await self._state.put(Key.PROGRESS, progress, self._progress)
         except StateConflict:
             raise await self._refusal() from None
@@ -42,6 +44,8 @@ class Fence:
 
     async def check(self) -> None:
         """Raise Fenced if another learner has spoken since this one last did."""
+        # For frames and purges, which have no condition that the broker could check: they are preceded by this look
+        # (ADR 10).
         if await self._transport.revision(Key.PROGRESS) == self._progress:
             return
         # A key that no longer decodes was defaced by someone else: no learner has spoken.

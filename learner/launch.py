@@ -32,6 +32,7 @@ LAUNCHER = "HORIZONRL_LAUNCHER"
 def spawn_ranks(ranks: int) -> None:
     """Launch one process per rank and end with their exit code. Returns in each rank, and if there is only one."""
     if launcher := os.environ.get(LAUNCHER):
+        # This is a rank: torchrun has started the same command line once more.
         bind(int(launcher))
     elif ranks > 1:
         os.environ[LAUNCHER] = str(os.getpid())
@@ -39,12 +40,14 @@ def spawn_ranks(ranks: int) -> None:
         try:
             torchrun(["--standalone", f"--nproc-per-node={ranks}", "-m", "horizonrl.ops.cli.main", *sys.argv[1:]])
         except ChildFailedError as error:  # raised on, it would become code 1, which says "try again"
+            # At least 1, since the code of a rank that a signal ended is negative.
             sys.exit(max(1, error.get_first_failure()[1].exitcode))
         sys.exit(0)
 
 
 async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThread, Rules], Awaitable[None]]) -> None:
     """Make this rank's engine. Rank 0 runs `lead` with it; the other ranks follow the calls that `lead` makes."""
+    # A single worker keeps the calls in order: collectives pair up by their order on every rank.
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
     call = partial(asyncio.get_running_loop().run_in_executor, thread)
     local = await call(make_engine, _engine_settings(config, model_dir))
@@ -62,6 +65,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
     )
     engine = EngineThread(Leader(local) if local.ranks > 1 else local, thread, config.learner.step_timeout_s)
     await lead(engine, rules)
+    # Not after an error: every rank has to make this call, and one of them may be stuck.
     await engine.close()
 
 

@@ -97,12 +97,16 @@ class LearnerLoop:
         again.
         """
         state = self._state
+        # A checkpoint becomes durable in this group while the next step trains. If that fails, the run ends.
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._recovery.resume(), self.stopping)
+            # Only after `resume`: it moves the cursor if the broker has lost the end of the log.
             reader = await self._log.read(after=state.last_commit.cursor)
             started = time.monotonic()
             while not state.complete:
                 await until_stopped(self._intake.fill(reader), self.stopping)
+                # The half-made batch is not saved: the log still holds it, and a resumed learner decides the same again
+                # (ADR 1).
                 if self.stopping.is_set():
                     break
                 if state.groups_missing:  # the log is short of space, and may have none for more groups
@@ -110,16 +114,19 @@ class LearnerLoop:
                     continue
                 await self._step(background, wait_s=time.monotonic() - started)
                 started = time.monotonic()
+            # Also when the run is stopped early: every step since the last checkpoint would have to be trained again.
             await self._recovery.save(background)
             await self._recovery.saved()
             if state.complete:  # the last round judges the last version, so it has only just begun
                 await until_stopped(self._intake.await_evaluations(reader), self.stopping)
+        # The last word of the run: actors and `train` end at it, so the checkpoint and the evaluations have to be in.
         if state.complete and not self.stopping.is_set():
             await until_stopped(self._announcer.announce_progress(finished=True), self.stopping)
         log.info("learner_ended", step=state.step, of=self.config.total_steps)
 
     async def _free_log(self, background: asyncio.TaskGroup) -> None:
         """Free the log behind the last commit, with an early checkpoint if there is none of it."""
+        # Durable first: a crash may go back to any checkpoint that is kept, and has to find the entries after it.
         await self._recovery.save(background)
         await self._recovery.saved()
         await until_stopped(self._log_space.free(short=True), self.stopping)
@@ -127,11 +134,14 @@ class LearnerLoop:
     async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
         """Train on the pending batch, commit the step, record it, announce its version, and save it when due."""
         started = time.monotonic()
+        # Read before the commit, which may move the run into its next phase.
         state, phase = self._state, self._state.phase
         batch = state.batch()
         stats = await self._train(batch, phase)
+        # Nothing is committed before the engine has returned: a step that raises leaves its groups to the log.
         pending = state.commit()
         weights_file = self._weights.path_for(state.policy)
+        # Also for a version that actors never get: the ledger holds its digest, and a checkpoint links its file.
         digest = await self.engine.write_weights(weights_file)
         weights_bytes = weights_file.stat().st_size
         # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
@@ -141,11 +151,13 @@ class LearnerLoop:
         publish_s = time.monotonic() - announcing
         phase_ended = state.complete or state.phase is not phase
         if phase_ended or state.step % self.config.learner.checkpoint_every == 0:
+            # After the announcement: actors need not wait until the training state is on disk.
             await self._recovery.save(background)
         times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
         self._recorder.record_step(phase, pending, stats, times, self._intake.tickets_issued)
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
+        # Nothing sampled a demonstration, and its recorded logprobs are 0: imitation has nothing to compare.
         gap = await self._measure_gap(batch) if phase is Phase.RL else None
         stats = await self.engine.train_step(batch, self.config.lr(batch.version))
         return stats if gap is None else replace(stats, logprob_gap_fresh=gap)

@@ -19,6 +19,7 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
     """Run one rank of the learner until SIGTERM or the last step. Rank 0 leads; the others follow its calls."""
 
     async def learn(engine: EngineThread, rules: Rules) -> None:
+        # Before the broker is asked: a second learner on this machine ends without having displaced the first one.
         with only_learner(config.run_dir):
             async with (
                 connected(config.run.name, config.broker, Role.LEARNER) as transport,

@@ -64,29 +64,43 @@ class Recovery:
         config = self.state.config
         earlier, announced = await self.fence.look()
         checkpoint, lineages = self.checkpoints.newest(), self.journal.lineages()
+        # Before this learner has said a word: one with an empty directory must not displace the learner that holds the
+        # run.
         check_directory(config.run_dir, bool(lineages) or checkpoint is not None, earlier)
         changed: dict[str, Any] = {}
         if checkpoint is not None:
             self.state.restore(checkpoint.state)
             self._saved_step = checkpoint.step
+        # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
         log_cut = await self._find_place()
         if checkpoint is not None:
             check_identity(checkpoint, self.identity)
             changed = changes(checkpoint.state["config"], comparable(config))
             lineages.append(checkpoint.state["lineage"])
             await self.engine.load(checkpoint.path)
+        # Journal, checkpoint and broker are asked, since any of them may have lost its part. A lineage that is used
+        # twice would give two policies one name.
         lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
         self.state.lineage = max(lineages, default=-1) + 1
         digest = ""
+        # Actors begin with version 0 of lineage 0 as their own copy, so it is never announced. An evaluation needs its
+        # file all the same: it may be the best version.
         if self.state.lineage or self.state.eval_tasks:
             digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
         # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
         # and tells the controller nothing new. Only the next word is this learner's own.
         await self.fence.announce(earlier or self.state.progress())
+        # Cuts the journal, so it waits until this learner has spoken: one that is refused must not cut another
+        # learner's lines.
         self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
+        # Also for version 0: with a version that was rolled back, actors would make groups that are dropped as
+        # `lineage`.
         if self.state.lineage:
             await self.announcer.announce_weights(digest)
+        # After the weights: tickets follow from progress, and an actor waits for the version that its ticket names.
         await self.announcer.announce_progress()
+        # A learner killed between a checkpoint and its purge may leave a full log, on which publishers would wait for
+        # ever.
         await self.log_space.free()
 
     async def _find_place(self) -> dict[str, Any]:
@@ -104,6 +118,7 @@ class Recovery:
         if place == commit.cursor:
             return {}
         log.warning("log_cut", cursor=commit.cursor, read_on_after=place, step=commit.step)
+        # To read entries again is harmless: the accounts know tickets by number, not by sequence (ADR 1).
         self.state.move_cursor(place)
         return {"log_cut": {"cursor": commit.cursor, "read_on_after": place}}
 
@@ -120,6 +135,7 @@ class Recovery:
 
     async def save(self, background: asyncio.TaskGroup) -> None:
         """Write a checkpoint of the last commit, unless there is one; it becomes durable while the next step runs."""
+        # The store refuses a step that it has, and a run may end right after a checkpoint that was due.
         if self._saved_step == self.state.step:
             return
         await self._sealing  # one checkpoint at a time
@@ -146,9 +162,11 @@ class Recovery:
     async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
         """Make a checkpoint durable, then free what of the log it makes superfluous."""
         started = time.monotonic()
+        # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.checkpoints.seal, step, state)
         seal_s = time.monotonic() - started
         log.info("checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(seal_s, 2))
+        # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
         await until_stopped(self.log_space.free(), self.stopping)
 
 

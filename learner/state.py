@@ -61,6 +61,7 @@ class LearnerState:
 
     def move_cursor(self, cursor: int) -> None:
         """Read on from another place: the log has lost the entry at the cursor, and what was read is read again."""
+        # The mark belonged to an entry that is gone. An empty one is not compared.
         self.last_commit = replace(self.last_commit, cursor=cursor, mark="")
         self.collector.cursor = cursor
 
@@ -106,6 +107,8 @@ class LearnerState:
         phase, step = self.phase, self.step + 1  # the phase of the step that ends here, not of the next one
         pending = self.collector.commit()
         if phase is Phase.RL:
+            # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
+            # one commit (ADR 12).
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
         self.last_commit = Commit(
             step=step,
@@ -131,6 +134,8 @@ class LearnerState:
             phase=phase,
             phase_step=phase_step,
             policy=self.policy,
+            # Ahead of the commit: the controller may replace a ticket as soon as its end is read. If the learner dies,
+            # these counts go back for a moment, and the controller only issues later (ADR 1).
             cursor=self.collector.cursor,
             outcomes=accounts.outcomes(),
             lowest_unsettled=accounts.lowest_unsettled(),

@@ -35,10 +35,12 @@ class WeightsPublisher:
         for unfinished in self.directory.glob(f".*{INCOMING}"):
             unfinished.unlink()  # left by a learner that was killed: there is only one at a time (`only_learner`)
         self._previous: WeightsManifest | None = None
+        # The file that the key names and the one before it, which an actor may still be reading.
         self._published: deque[Path] = deque(maxlen=2)
 
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where to write the weights of a version."""
+        # With the lineage: a learner that resumes must not write over a file that an actor may be reading.
         return self.directory / f"frame-{policy.version:06d}-{policy.lineage:03d}.safetensors"
 
     def find(self, policy: PolicyVersion) -> Path | None:
@@ -48,6 +50,7 @@ class WeightsPublisher:
 
     async def publish(self, policy: PolicyVersion, digest: str) -> None:
         """Publish the file at `path_for(policy)`. Raises Fenced if another learner speaks for the run."""
+        # Chunks are stored without a condition: a learner that has been replaced must not write any.
         await self.fence.check()
         file = self.path_for(policy)
         if self.share_files:
@@ -57,6 +60,7 @@ class WeightsPublisher:
         else:
             manifest = await publish_frame(self.transport, file, policy, digest)
         await self.fence.publish(manifest)
+        # The frame before this one stays: an actor that read the key a moment ago is still fetching it.
         if not self.share_files and self._previous is not None:
             await discard_frames_below(self.transport, self._previous)
         self._previous = manifest
@@ -65,7 +69,9 @@ class WeightsPublisher:
 
     def tidy(self) -> None:
         """Remove all files but the newest, the last two that were published, and those of the versions in `held`."""
+        # The evaluation's schedule knows versions but no lineages, so files of every lineage are held.
         held = tuple(f"frame-{version:06d}-" for version in self.held)
+        # By age, not by name: a learner that resumes writes lower numbers again.
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
         for file in frames[:-FILES_KEPT]:
             if file not in self._published and not file.name.startswith(held):

@@ -49,6 +49,8 @@ class Estimate:
 
 def grpo(returns_M: Floats) -> Floats:
     """Return (R − mean) / (std + 1e-6), with the population's std (DeepSeekMath, arXiv 2402.03300, section 4.1.2)."""
+    # verl and TRL divide by the sample's std, which is √(G / (G − 1)) times as large. AdamW cancels a constant factor
+    # of the loss, but a coefficient beside it (`reference.kl`, `loss.entropy`) then weighs differently.
     return np.asarray((returns_M - returns_M.mean()) / (returns_M.std() + STD_FLOOR))
 
 
@@ -59,6 +61,7 @@ def dr_grpo(returns_M: Floats) -> Floats:
 
 def rloo(returns_M: Floats) -> Floats:
     """Return R minus the mean of the others: an unbiased baseline (RLOO, arXiv 2402.14740)."""
+    # R minus the mean of the others is G / (G − 1) times R minus the mean of all.
     return dr_grpo(returns_M) * (returns_M.size / (returns_M.size - 1))
 
 
@@ -89,6 +92,7 @@ def to_go(rewards_S: Floats, discount: float) -> Floats:
 
 def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> Floats:
     """Return Σ_l (γλ)^l δ_{s+l}, δ_s = r_s + γ V_{s+1} − V_s, V = 0 after the end (GAE, arXiv 1506.02438, eq. 16)."""
+    # V is 0 after the last turn even of a truncated episode: the horizon is part of the task.
     return to_go(rewards_S + discount * np.append(values_S[1:], 0.0) - values_S, discount * decay)
 
 
@@ -100,6 +104,7 @@ def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: Adva
     """
     gamma, targets_K, surplus = settings.discount, np.empty_like(values_K), 0.0
     next_K = np.append(values_K[1:], 0.0)
+    # `ratio_cap` is both ρ̄ and c̄, so that c is λρ and one array serves for both.
     rho_K = np.minimum(ratios_K, settings.ratio_cap)
     for k in reversed(range(len(values_K))):
         delta = rewards_K[k] + gamma * next_K[k] - values_K[k]
@@ -147,6 +152,7 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
         indices = [episode.index for episode in episodes]
         made |= zip(indices, _estimated(episodes, objective.advantage), strict=True)
     if objective.advantage.kind in WHITENED:
+        # Masked episodes carry no loss: were they counted, the tokens that are trained would not have mean 0.
         masks = objective.advantage.truncated == "mask"
         trained = [index for index in made if not (masks and traces[index].truncated)]
         made = _whitened(made, trained)
@@ -169,9 +175,11 @@ WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
 def _played(index: int, trace: Trace, scores: Scores | None, objective: Objective) -> ScoredTrace:
     mask_L = trace.mask_L
     turns_N, mu_N = trace.turns_L[mask_L], trace.logprobs_L[mask_L].astype(np.float64)
+    # Turns are counted from 0, so a −1 in front makes the first token begin one.
     begins_N = np.diff(turns_N, prepend=-1) != 0
     zeros_N = np.zeros(len(mu_N))
     scores = scores or Scores(zeros_N, zeros_N, zeros_N)
+    # μ and not π: the tokens are samples of μ, so that this estimates KL(μ ‖ π_ref).
     penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else zeros_N
     return ScoredTrace(
         index=index,
@@ -208,6 +216,7 @@ def _compared(
     penalty_apart = settings.kind == "reinforce_pp_baseline"
     rewards = [e.by_turn(e.rewards_N if penalty_apart else e.rewards_N + e.penalties_N) for e in group]
     credits = [_credits(rewards_K, settings) for rewards_K in rewards]
+    # With credit by turn the comparison is over all turns of the group, so a longer episode counts more in the mean.
     compared_M, ends = compare(np.concatenate(credits)), np.cumsum([0, *map(len, credits)])
     made = []
     for episode, (start, end) in zip(group, pairwise(ends), strict=True):
@@ -224,6 +233,7 @@ def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
 
 def _ahead(episode: ScoredTrace, values_N: Floats, discount: float) -> Floats:
     """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
+    # γ is per turn: later tokens of the same turn count in full, and only the turns that follow are discounted.
     later_K = np.append(to_go(episode.by_turn(values_N), discount)[1:], 0.0) * discount
     last_K = np.append(episode.first_K[1:], len(values_N)) - 1
     suffixes_N = to_go(values_N, 1.0)
@@ -236,6 +246,7 @@ def _gae(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
     if settings.level == "token":
         advantages_N = gae(rewards_N, values_N, settings.discount, settings.trace_decay)
         return Estimate(advantages_N, advantages_N + values_N)
+    # The value before a turn's first token is the one that has read everything but the turn itself.
     values_K = values_N[episode.first_K]
     advantages_K = gae(episode.by_turn(rewards_N), values_K, settings.discount, settings.trace_decay)
     return _by_turn(episode, advantages_K, advantages_K + values_K)
@@ -244,6 +255,7 @@ def _gae(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
 def _vtrace(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
     """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
     tokens_K = np.diff(np.append(episode.first_K, len(episode.mu_N)))
+    # The mean and not the product: over a long turn a product says little (1.1^100 is 13,780).
     ratios_K = np.exp(np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0))
     rewards_K = episode.by_turn(episode.rewards_N + episode.penalties_N)
     return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_K], ratios_K, settings))
@@ -264,9 +276,11 @@ def _dpo(group: Sequence[ScoredTrace], beta: float) -> list[Estimate]:
     """
     ranked = sorted(range(len(group)), key=lambda index: (-group[index].rewards_N.sum(), index))
     sides = [0.0] * len(group)
+    # With an odd number of episodes the middle one has no partner, and keeps 0.
     for better, worse in zip(ranked[: len(group) // 2], reversed(ranked), strict=False):
         if group[better].rewards_N.sum() > group[worse].rewards_N.sum():
             gains = [(e.scores.logprobs_N - e.scores.reference_N).sum() for e in (group[better], group[worse])]
+            # At 50 the sigmoid is 1 to the last bit of a float64, and exp is far from its overflow.
             sides[better] = beta / (1.0 + np.exp(np.clip(beta * (gains[0] - gains[1]), -50.0, 50.0)))
             sides[worse] = -sides[better]
     return [_untargeted(np.full(len(episode.mu_N), side)) for episode, side in zip(group, sides, strict=True)]
@@ -278,6 +292,7 @@ def _whitened(made: Mapping[int, Estimate], trained: Sequence[int]) -> dict[int,
         return dict(made)
     tokens = np.concatenate([made[index].advantages_N for index in trained])
     mean, std = tokens.mean(), tokens.std() + STD_FLOOR
+    # The targets keep the scale of the rewards: the critic predicts returns, whatever else is in the batch.
     return {index: Estimate((own.advantages_N - mean) / std, own.targets_N) for index, own in made.items()}
 
 

@@ -25,6 +25,7 @@ def weights(log_ratio_N: Tensor, episodes_N: Tensor, objective: Objective) -> Te
             return sequence_truncation(log_ratio_N, episodes_N, settings.sequence_cap)
         case "icepop":
             return icepop(log_ratio_N, settings.icepop_band)
+        # So it is for every loss whose ratio is π/μ: a weight would count the difference from μ twice.
         case None:
             return torch.ones_like(log_ratio_N)
 
@@ -79,6 +80,7 @@ def veto_mask(log_ratio_N: Tensor, episodes_N: Tensor, band: tuple[float, float]
 
 def stale_negative_mask(log_ratio_N: Tensor, advantages_N: Tensor, episodes_N: Tensor, bound: float) -> Tensor:
     """Drop the tokens with A < 0 of the episodes whose mean of log μ − log π is above the bound."""
+    # Positive advantages always stay: stale negatives are the dangerous ones.
     return (advantages_N >= 0) | (-episode_mean(log_ratio_N, episodes_N) <= bound)
 
 
@@ -89,6 +91,7 @@ def ratio(log_ratio_N: Tensor) -> Tensor:
 
 def episode_sum(values_N: Tensor, episodes_N: Tensor) -> Tensor:
     """Return for each token the sum over its episode."""
+    # A micro-batch may hold nothing but padding: a rank with less to do still takes part in every collective.
     episodes = int(episodes_N.max()) + 1 if episodes_N.numel() else 0
     return values_N.new_zeros(episodes).index_add(0, episodes_N, values_N)[episodes_N]
 

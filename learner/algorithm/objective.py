@@ -57,13 +57,16 @@ def build_updates(
     batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int
 ) -> list[list[TrainingSample]]:
     """Return the updates of a batch: for each, the samples of whole groups, in the order of the log."""
+    # Over the whole batch: neither baselines nor whitening may depend on how it is split into updates.
     made = estimates(batch.traces, scores, objective)
     groups = list(dict.fromkeys(trace.group for trace in batch.traces))
+    # Whole groups, and no more parts than there are groups: `array_split` would fill up with empty ones.
     minibatches = [set(part) for part in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
     updates = []
     for minibatch in minibatches * objective.loss.epochs:
         indices = [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
         taken = [batch.traces[index] for index in indices]
+        # A demonstration is cloned whole, however it ended.
         masked = [objective.advantage.truncated == "mask" and t.truncated and not t.demo for t in taken]
         scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
         updates.append(
@@ -79,6 +82,7 @@ def token_scales(
     traces: Sequence[Trace], masked: Sequence[bool], settings: LossSection, longest_episode_tokens: int
 ) -> list[float]:
     """Return the weight of each trace's tokens by `loss.normalisation`; 0 for a masked trace."""
+    # A masked episode leaves the denominator too, unlike a token that `correction` masks.
     kept = [trace for trace, left_out in zip(traces, masked, strict=True) if not left_out]
     tokens, by_group = Counter[int](), sum(trace.trained_tokens for trace in kept)
     for trace in kept:
@@ -103,9 +107,11 @@ def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, vers
     rows = [samples[index] for index in micro_batch.indices_B]
 
     def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
+        # `concatenate` refuses an empty list, and a micro-batch of padding has no rows.
         joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
         return torch.from_numpy(joined).to(device)
 
+    # Without a scoring pass no term of the objective reads these columns.
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
     scored = [row.scores for row in rows if row.scores is not None]
     return LossInputs(
@@ -129,8 +135,10 @@ def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective) -
     if objective.reference.kl > 0 and objective.reference.place == "loss":
         estimator = KL_ESTIMATORS[objective.reference.estimator]
         loss_N = loss_N + objective.reference.kl * estimator(output.logprobs_N, inputs.reference_N)
+    # After entropy and KL, and instead of them: a demonstration's loss is −log π alone.
     loss_N = torch.where(inputs.demo_N, imitation_loss(output.logprobs_N), loss_N)
     if objective.advantage.needs_critic:
+        # Demonstrations have no targets, so nothing is added to theirs.
         loss_N = loss_N + CRITIC_SHARE * critic_error(output, inputs).square() / 2.0
     return loss_N * inputs.scales_N
 
@@ -198,6 +206,7 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     """
     compared_N = (~inputs.demo_N).to(loss_N.dtype)
     ratio_N = importance(output.logprobs_N, inputs) * compared_N
+    # ratio_N is 0 at demonstrations, and its log −∞.
     log_ratio_N = torch.where(inputs.demo_N, 0.0, ratio_N.log())
     fresh_N = (inputs.lags_N == 0) * compared_N
     gap_N = (output.logprobs_N - inputs.logprobs_N).abs()
@@ -219,6 +228,7 @@ def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
     episodes_N, log_ratio_N = inputs.episodes_N[counted_N], log_ratio_N[counted_N].double()
     tokens_E = episodes_N.bincount()
     log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
+    # Row numbers have gaps where an episode is masked or a demonstration; a gap is no episode with product 1.
     return log_product_E[tokens_E > 0].clamp(-LOG_PRODUCT_BOUND, LOG_PRODUCT_BOUND).exp()
 
 

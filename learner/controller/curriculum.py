@@ -86,6 +86,7 @@ def draw(quotas: tuple[int, ...], number: int, key: str) -> tuple[int, int]:
     return source, block * quotas[source] + earlier
 
 
+# Tickets come in order, so that a kind asks for the same block again and again.
 @lru_cache(maxsize=16)
 def _block(quotas: tuple[int, ...], key: str) -> Sequence[tuple[int, int]]:
     """Return the sources of a block in order, each with the number of its earlier places in the block."""
@@ -105,6 +106,7 @@ def permuted(place: int, count: int, key: str) -> int:
     "Ciphers with arbitrary finite domains", 2002).
     """
     bits = ((count - 1).bit_length() + 1) // 2
+    # Fewer than four turns on average: the next power of four is less than four times `count`.
     while True:
         left, right = divmod(place, 1 << bits)
         for step in range(ROUNDS):
@@ -115,6 +117,7 @@ def permuted(place: int, count: int, key: str) -> int:
 
 
 def _hash(text: str) -> int:
+    # Not `hash`, which Python salts anew in every process: two controllers have to draw the same tasks.
     return xxhash.xxh3_64_intdigest(text.encode())
 
 

@@ -109,6 +109,7 @@ def observe(history: History, env_id: str, groups: Sequence[Group], rule: Adapti
     another schedule before; it becomes the present horizon.
     """
     turns = max([history.turns, *(group.ticket.horizon_turns for group in groups)])
+    # What a shorter horizon truncated says nothing about the longer one.
     window = history.window if turns == history.turns else ()
     outcomes = tuple(outcome_of(group) for group in groups if group.ticket.horizon_turns == turns)
     if valid := tuple(outcome for outcome in outcomes if outcome.episodes):
@@ -157,6 +158,7 @@ class Histories:
     @classmethod
     def restore(cls, rules: Mapping[str, AdaptiveRule], dumped: Mapping[str, Any]) -> "Histories":
         histories = cls(rules)
+        # An environment that the run did not have before begins at its first horizon.
         for env_id in rules.keys() & dumped.keys():
             histories._by_env[env_id] = History.model_validate(dumped[env_id])
         return histories

@@ -50,6 +50,7 @@ class Controller:
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
+        # Before the first ticket: actors read what the environments are made with before they play one.
         await self._state.put(Key.RUN, self.config.settings)
         if isinstance(recorded := await self._state.get(Key.HORIZON), HorizonState):
             self._recorded = recorded
@@ -66,11 +67,15 @@ class Controller:
         """
         purged_step = 0
         async for progress in self._state.until_end(self.config.total_steps):
+            # Asked for each time and never remembered, so that a controller may die anywhere (the broker remembers).
             issued = await self._issued()
+            # On what the stream says, before `with_ended` makes good for tickets that a power cut took from it.
             self._check_conservation(progress, issued)
             issued = with_ended(issued, progress)
+            # `until_end` decides whether the run is over: it may have been given more steps since.
             if progress.finished:
                 continue
+            # First, so that a controller that dies in between does not let its successor issue a shorter horizon.
             await self._record_horizons(progress)
             await self._issue(progress, issued)
             if progress.step > purged_step:  # not at every progress: a purge scans the stream
@@ -94,10 +99,12 @@ class Controller:
 
     async def _issue_vanished(self, progress: Progress) -> None:
         unsettled = open_tickets(progress, with_ended(await self._issued(), progress))
+        # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
         stored = await self._queue.stored_tickets() if unsettled else {}
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
         gone = {name for name in unsettled if name not in stored or stored[name][0] <= floor}
+        # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
         for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
             kind, number = unsettled[ticket_id]
@@ -114,6 +121,7 @@ class Controller:
         kind, before = progress.phase.kind, dict(issued)
         while await self._evaluation_is_due(issued[Kind.EVAL], progress.step):
             await self._issue_next(Kind.EVAL, progress, issued)
+        # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
         while issued[kind] - progress.settled(kind) < self._limit(progress):
             await self._issue_next(kind, progress, issued)
         while issued[Kind.DEMO] < self._demos_due(progress):
@@ -145,6 +153,7 @@ class Controller:
         """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""
         last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
         needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
+        # Groups beyond the need of a phase would reach the learner in the next one, and be dropped as `phase`.
         return min(self.config.credit(progress.phase, progress.phase_step), needed)
 
     def _demos_due(self, progress: Progress) -> int:
@@ -156,6 +165,7 @@ class Controller:
             return 0
         ahead = min(progress.phase_step + self.config.rl.max_staleness + 1, self.config.rl.steps)
         ends = progress.outcomes.get(Kind.DEMO, Outcomes())
+        # A demonstration that ended without being trained is replaced.
         return self.config.demos_due(ahead) + ends.settled - ends.trained
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
@@ -167,6 +177,7 @@ class Controller:
             number=number,
             kind=kind,
             task=task,
+            # An expert has nothing to be compared with, so a demonstration is a group of one under the last horizon.
             group_size=rollout.group_size if train else exam.samples if evaluation else 1,
             horizon_turns=horizon or max(self.config.horizons(task.env_id)),
             announce_horizon=self.config.horizon.announce,

@@ -36,6 +36,7 @@ class DeepSpeedBackend:
         self.device = prepare_process(settings)
         self._deepspeed = _start_deepspeed(settings)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        # Stages 2 and 3 move gradients or parameters during a pass, where all ranks have to meet (ADR 6).
         self.same_pass_on_all_ranks = self._stage >= 2
         self.scorer = build_scorer(settings)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
@@ -82,6 +83,7 @@ class DeepSpeedBackend:
     def load(self, read: Callable[[str], Tensor], steps: int) -> None:
         self._partitions.restore(read, steps)
         for name, parameter in self._partitions.parameters.items():
+            # The checkpoint has no parameters: they are the masters, rounded to bfloat16 as they are copied.
             with self._whole([parameter], writer=0):
                 parameter.data.copy_(read(f"{MASTER}.{name}"))
 
@@ -100,6 +102,7 @@ class DeepSpeedBackend:
 
 def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
     config: dict[str, Any] = {
+        # DeepSpeed asks for it, and here it means nothing: micro-batches have any size, and `token_loss` scales them.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # `step` is the boundary, whatever the number of micro-batches.
@@ -108,6 +111,7 @@ def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
         "zero_optimization": {"stage": settings.zero_stage},
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": True},
+        # In bfloat16 the sum over ranks would be rounded at every addition, and the step would depend on their number.
         "communication_data_type": "fp32",
         "steps_per_print": 1 << 62,
     }
@@ -120,6 +124,7 @@ def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
 def _start_deepspeed(settings: EngineSettings) -> Any:
     """Import DeepSpeed quietly and join the other ranks; return the deepspeed module."""
     on_gpu = torch.cuda.is_available()
+    # Before the import, which reads them. LOCAL_RANK is torchrun's, which a single rank does not have.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     os.environ.setdefault("LOCAL_RANK", "0")
@@ -133,6 +138,7 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
 
     deepspeed.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")  # DeepSpeed's, every call
+    # An earlier engine of this process may have joined: `close` leaves the group, since DeepSpeed cannot join twice.
     if not dist.is_initialized():
         _join_ranks("nccl" if on_gpu else "gloo", timedelta(seconds=settings.collective_timeout_s))
     # DeepSpeed would compile a shared-memory collective for CPU: a minute, and a C++ compiler, for nothing we need.

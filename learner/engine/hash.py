@@ -40,6 +40,7 @@ class HashEngine:
     def train_step(self, batch: Batch, lr: float) -> StepStats:
         if batch.trained_tokens == 0:
             raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
+        # `!r` writes every bit of the rate, so that a schedule which is off by a rounding shows.
         trained = f"{self.weights} {batch.version} {batch.digest()} {lr!r}"
         self.weights = xxhash.xxh3_128_hexdigest(trained.encode())
         return StepStats(

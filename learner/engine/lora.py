@@ -45,6 +45,7 @@ def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
     for name, parameter in named.items():
         if ".lora_" in name:
             continue
+        # peft moves a wrapped layer's weight to `base_layer`; actors load the names of Hugging Face.
         layer = name.removesuffix(".base_layer.weight")
         factors = [] if layer == name else [named[f"{layer}.lora_{side}.default.weight"] for side in "AB"]
         yield name.replace(".base_layer.", "."), [parameter, *factors]
@@ -55,4 +56,6 @@ def merged(W: Tensor, A: Tensor | None = None, B: Tensor | None = None) -> Tenso
     """Return W itself, or the sum with its adapter, computed in float32 and rounded once to W's precision."""
     if A is None or B is None:
         return W
+    # The learner itself computes with W and B·A apart. A change below half a step of bfloat16 does not reach the
+    # actors, which `logprob_gap_fresh` shows and the correction treats like staleness (docs/lora.md).
     return torch.addmm(W.float(), B.float(), A.float(), alpha=ALPHA / len(A)).to(W.dtype)

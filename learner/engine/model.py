@@ -59,16 +59,20 @@ class TokenScorer(nn.Module):
         state at t − 1 scores the token at position t, so no row's first token may be asked about.
         """
         lm: Any = self.lm
+        # Before the head: logits of prompts and observations would cost V numbers per token, for nobody.
         hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
         logits_NV = lm.get_output_embeddings()(hidden_ND)
         ids_N = ids_BT.flatten().index_select(0, asked_N)
+        # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
         scores = token_scores(logits_NV, ids_N, temperatures_N / self._logit_scale)
         if self.critic is None:
             return ScorerOutput(*scores, values_N=torch.zeros_like(scores[0]))
+        # Detached: the critic reads the policy's features, and its errors must not move them.
         return ScorerOutput(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
 
     def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
         """Return the last hidden states of the rows. A prefix is read once; its gradient is the sum over rows."""
+        # The decoder alone: the model's own forward pass would go on to the logits of every token.
         model: Any = cast(Any, self.lm).base_model
         if len(prefix_P) == 0:
             return cast(Tensor, model(input_ids=ids_BT, use_cache=False).last_hidden_state)
@@ -92,12 +96,14 @@ class TokenScorer(nn.Module):
             lm.get_output_embeddings()(output.last_hidden_state),
             lm(input_ids=ids_BT, use_cache=False).logits,
         )
+        # Soft-capping is looked up by name below, because it bends large logits most and two tokens may not show it.
         differs = (ours * self._logit_scale - theirs).abs().amax() > 0.02 * theirs.abs().amax()
         if differs or getattr(lm.config, "final_logit_softcapping", None) is not None:
             raise ValueError(
                 f"{lm.config.model_type} models transform their logits: not supported; choose another model"
             )
         cache = getattr(output, "past_key_values", None)
+        # By class: some layers of hybrid models have caches that cannot be repeated (linear attention, Mamba).
         return isinstance(cache, Cache) and all(
             isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
             for layer in cache.layers
@@ -126,6 +132,7 @@ def checkpoint_layers(lm: nn.Module) -> None:
             "turn it off, or choose another model"
         )
     for layer in layers:
+        # The reentrant form needs an input with a gradient, which the first layer of a frozen model lacks.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
@@ -155,7 +162,9 @@ class _TokenScores(torch.autograd.Function):
             entropies_N[rows] = total_C.log() - expected_C
             logprobs_N[rows] = shifted_CV.gather(-1, ids_N[rows, None])[:, 0] - total_C.log()
             normalisers_N[rows] = largest_C1[:, 0] + total_C.log()
+        # One number per row restores its softmax: the float32 probabilities are computed again instead of kept.
         ctx.save_for_backward(logits_NV, ids_N, temperatures_N, normalisers_N, entropies_N)
+        # Without an entropy bonus the entropy's gradient stays None, which spares the backward pass its longer branch.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropies_N
 
@@ -174,6 +183,7 @@ class _TokenScores(torch.autograd.Function):
                 gradient_CV = logprobs_CV.exp_().mul_(-weight_C1)
             else:  # ∂H/∂logit = −p (log p + H)
                 entropy_C1 = entropy_gradient_N[rows, None] / temperatures_C1
+                # p log p of a token that is ruled out is 0 · −∞, which is NaN.
                 logprobs_CV.clamp_(min=LOG_OF_ZERO)
                 raised_CV = (logprobs_CV + entropies_N[rows, None]).mul_(entropy_C1).add_(weight_C1)
                 gradient_CV = logprobs_CV.exp_().mul_(-raised_CV)
@@ -186,6 +196,7 @@ def _critic(lm: nn.Module) -> nn.Module:
     embeddings: Any = cast(Any, lm).get_input_embeddings()
     width = embeddings.embedding_dim
     value = nn.Linear(width, 1)
+    # Values begin at 0, so the first advantages come from rewards alone and not from the noise of a random head.
     nn.init.zeros_(value.weight)
     nn.init.zeros_(value.bias)
     return nn.Sequential(nn.Linear(width, width), nn.GELU(), value).to(embeddings.weight.dtype)
@@ -195,4 +206,5 @@ def load_language_model(model_dir: Path) -> nn.Module:
     """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with."""
     from transformers import AutoModelForCausalLM
 
+    # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 7).
     return cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))

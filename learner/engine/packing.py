@@ -91,6 +91,8 @@ def families(traces: Sequence[Trace]) -> list[tuple[int, list[int]]]:
 def fill(lengths: Sequence[int], places: Iterable[int], micro_batch_tokens: int, prefix_tokens: int = 0) -> list[Cut]:
     """Split a family, longest trace first, into micro-batches of at most `micro_batch_tokens`."""
     cuts: list[Cut] = []
+    # Neighbours in length share a rectangle, which keeps padding small. The place breaks ties: every rank computes this
+    # plan for itself, and all have to get the same one.
     for place in sorted(places, key=lambda place: (-lengths[place], place)):
         if lengths[place] > micro_batch_tokens:
             raise ConfigError(
@@ -109,6 +111,8 @@ def fill(lengths: Sequence[int], places: Iterable[int], micro_batch_tokens: int,
 def spread(cuts: Sequence[Cut], lengths: Sequence[int], ranks: int) -> list[list[Cut]]:
     """Give every rank the same number of micro-batches: the next heaviest goes to the rank with the least so far."""
     waiting = list(cuts)
+    # Every collective needs all ranks, so all get the same number. Halving what is heaviest also balances the ranks, so
+    # an empty micro-batch is the last resort.
     while len(waiting) % ranks:
         heaviest = max(waiting, key=lambda cut: (len(cut.rows) > 1, cut.tokens))
         if len(heaviest.rows) < 2:

@@ -33,11 +33,15 @@ class Partitions:
     """The master weights and moments of an engine. This rank holds its own parts of them; at stage 0, all."""
 
     def __init__(self, engine: Any, stage: int) -> None:
+        # Names inside DeepSpeed's optimizers, which it does not promise: tests/learner/engine/test_checkpoints.py fails
+        # when they change.
         zero: Any = engine.optimizer
         self._adamw: Any = zero.optimizer
         self._whole_here = stage == 0 or dist.get_world_size() == 1
         groups: list[dict[str, Any]] = engine.module.trained()
         self.parameters = {name: parameter for named in groups for name, parameter in named.items()}
+        # Not by DeepSpeed's safe_get/set_full_*: they have nothing at stage 0 in bfloat16 and no moments before the
+        # first step, and at stage 3 they fail where the ranks do not divide a parameter's size (ADR 9).
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
         self._parts = {
             name: locate(zero, group, position, parameter)
@@ -58,6 +62,7 @@ class Partitions:
     def shapes(self) -> dict[str, list[int]]:
         """The shapes of the whole tensors, by name: the kind, a dot, and the parameter's."""
         return {
+            # At stage 3 the parameter is an empty shell between passes, and `ds_shape` is the shape of the whole.
             f"{kind}.{name}": list(getattr(parameter, "ds_shape", parameter.shape))
             for name, parameter in self.parameters.items()
             for kind in (MASTER, *MOMENTS)
@@ -67,6 +72,7 @@ class Partitions:
         """Yield name and tensor, whole on rank 0 only. Each is gathered when it is asked for."""
         for whole_name, shape in self.shapes.items():
             kind, name = whole_name.split(".", 1)
+            # One at a time, so that rank 0 never needs memory for all three float32 numbers per parameter.
             yield whole_name, self._gather(self._parts[name], kind, shape)
 
     @torch.no_grad()
@@ -75,6 +81,7 @@ class Partitions:
         for whole_name in self.shapes:
             kind, name = whole_name.split(".", 1)
             part = self._parts[name]
+            # Each rank cuts its part out of the whole tensor, so a checkpoint does not care how many ranks wrote it.
             self._held(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
         for state in self._adamw.state.values():
             state["step"].fill_(steps)
@@ -101,6 +108,8 @@ def _at_stage_0(zero: Any, group: int, position: int, parameter: Any) -> Paramet
 def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> ParameterSlice:
     """Stages 1 and 2 cut the sequence of a group's parameters into one partition per rank, wherever the cut falls."""
     (master,) = zero.optimizer.param_groups[group]["params"]
+    # None where this rank's partition holds nothing of the parameter. An empty slice keeps it in step with the others,
+    # which gather every parameter.
     mapping = parameter._hp_mapping
     if mapping is None:
         return ParameterSlice(master, offset=0, start=0, length=0)
@@ -111,6 +120,7 @@ def _at_stage_1_or_2(zero: Any, group: int, _: int, parameter: Any) -> Parameter
 def _at_stage_3(zero: Any, _: int, __: int, parameter: Any) -> ParameterSlice:
     """Stage 3 cuts every parameter into equal parts and fills the last ones up with padding."""
     group, offset, padded = zero.grad_position[zero.get_param_id(parameter)]
+    # The last ranks of a small parameter may hold padding alone: their slice is then empty, and starts at its end.
     start = min(dist.get_rank() * padded, parameter.ds_numel)
     return ParameterSlice(
         zero.fp32_partitioned_groups_flat[group], offset, start, min(padded, parameter.ds_numel - start)

@@ -34,6 +34,7 @@ class Leader:
 
     def train_step(self, batch: Batch, lr: float) -> StepStats:
         self._order("train_step", batch=encode_batch(batch), lr=lr)
+        # After the order: the followers have to be on their way into the same collectives.
         return self._engine.train_step(batch, lr)
 
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
@@ -74,6 +75,7 @@ def follow(engine: Engine) -> None:
             case "write_weights":
                 engine.write_weights(Path(command["path"]))
             case "save":
+                # Rank 0 alone writes the learner's state; the others only take part in the gathering.
                 engine.save(Path(command["directory"]), {})
             case "load":
                 engine.load(Path(command["directory"]))
@@ -108,10 +110,12 @@ def _command_group() -> Any:
 
 def _broadcast(command: bytes | None, group: Any) -> bytes:
     """Send rank 0's bytes to all ranks and return them: first their number, then the bytes."""
+    # A broadcast fills a tensor that exists, so the followers have to learn its size first.
     length = torch.tensor([len(command or b"")], dtype=torch.int64)
     dist.broadcast(length, src=0, group=group)
     content = torch.empty(int(length), dtype=torch.uint8)
     if command is not None:
+        # A bytearray, because torch warns of a buffer that it may not write to.
         content.copy_(torch.frombuffer(bytearray(command), dtype=torch.uint8))
     dist.broadcast(content, src=0, group=group)
     return content.numpy().tobytes()

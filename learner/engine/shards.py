@@ -31,6 +31,7 @@ def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]
         shard[name] = tensor.cpu()
         if sum(held.nbytes for held in shard.values()) >= SHARD_BYTES:
             yield shard
+            # The writer has saved this shard when it asks for the next one: its memory is free before more is gathered.
             shard.clear()
     if shard:
         yield shard

@@ -120,10 +120,13 @@ class PolicyGradientEngine:
         if batch.trained_tokens == 0:
             raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
         objective = self._settings.objective
+        # Not in imitation: the first scoring pass makes the reference, which is the policy at the start of RL.
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
         scores = self._scored(batch) if scored else None
+        # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
         all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
         stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
         return _step_stats(
             stats,
@@ -158,6 +161,8 @@ class PolicyGradientEngine:
         tensors = chain([(_RNG, torch.get_rng_state())], self._backend.state())
         if self.rank == 0:
             files = write_shards(tensors, directory)
+            # The learner's state travels with the tensors, by parameter name and without pickle: DeepSpeed's own files
+            # fit only the stage and the number of ranks that wrote them (ADR 9).
             written = {"state": state, "optimizer_steps": self._backend.steps, "files": files, "base": self._base}
             if self._reference is not None:
                 written["reference_version"] = self._reference_version
@@ -188,6 +193,7 @@ class PolicyGradientEngine:
                 )
             self._backend.load(shards.read, steps)
             torch.set_rng_state(shards.read(_RNG))
+        # A reference made before the load belongs to steps that are rolled back.
         self._reference = None
         if (directory / REFERENCE_FILE).is_file() and self._settings.objective.needs_reference:
             self._reference, self._reference_version = self._frozen_model(), int(written["reference_version"])
@@ -223,10 +229,13 @@ class PolicyGradientEngine:
             # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
             self._backend.backward((loss_N + 0.0 * output.values_N).sum())
             own_stats += loss_stats(loss_N, output, inputs, objective)
+        # Before the step and over all ranks: each of them must scale the rate by the same effective sample size.
         stats = self._total(own_stats)
+        # Without such an episode the ESS is NaN, and the rate would be too.
         if objective.correction.ess_lr and stats.episodes:
             lr *= math.sqrt(stats.ess_of_episodes)
         grad_norm = self._backend.step([lr, objective.critic.lr] if objective.advantage.needs_critic else [lr])
+        # Only now: DeepSpeed clips and steps in one call. The weights may be spoiled, but no step is committed.
         if not math.isfinite(grad_norm):
             raise RunFailed(
                 f"the gradient's norm is {grad_norm} in the step after version {version}: resume from the last "
@@ -240,6 +249,7 @@ class PolicyGradientEngine:
         self._move_reference(batch.version)
         tokens = [trace.trained_tokens for trace in batch.traces]
         starts = np.cumsum([0, *tokens])
+        # In the batch's order and not in that of the micro-batches, which depends on the number of ranks.
         table = torch.zeros(3, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
         for micro_batch in self._packed(batch.traces):
             output = self._output(micro_batch)
@@ -265,6 +275,7 @@ class PolicyGradientEngine:
         elif every is None or version < self._reference_version + every:
             return
         self._reference_version = version
+        # The reference is a full model without adapters, so it takes the merged weights, as actors do.
         own = dict(self._reference.lm.named_parameters())
         for name, tensor in self._weights():
             own[name].data.copy_(tensor)
@@ -275,6 +286,7 @@ class PolicyGradientEngine:
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
+        # Every rank computes the whole plan and takes its part: packing is deterministic, so no rank has to be told.
         return pack(traces, self.ranks, self._settings.micro_batch_tokens, share=self._shares_prompts)[self.rank]
 
     def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
@@ -304,6 +316,7 @@ def prepare_process(settings: EngineSettings) -> torch.device:
     """Seed torch, and take this rank's GPU or its share of the CPU; return the device to train on."""
     # oneDNN keeps a compiled kernel for each of the last 1024 shapes, and each batch brings new ones: 0.4 GB in vain.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    # Before the model is made: the critic's first layer is drawn at random.
     torch.manual_seed(settings.seed)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -69,7 +69,9 @@ class TorchBackend:
             group["lr"] = rate
             group["params"][0].grad.mul_(scale)
         self._adamw.step()
+        # Zeroed in place: `_gradients` are views of these tensors, and None would part them from the optimizer.
         self._adamw.zero_grad(set_to_none=False)
+        # The small steps add up in the float32 masters; in bfloat16 alone most of them would be rounded away.
         self._round_masters()
         return float(norm)
 

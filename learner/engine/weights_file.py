@@ -22,6 +22,7 @@ VERSION_FILE = "version.json"
 
 _MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
 """A model's other files: configurations, tokenizer, chat template."""
+# An index names the model's shards, but the export is a single file.
 _NOT_COPIED = ("*.index.json", VERSION_FILE)
 
 
@@ -34,6 +35,7 @@ def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str
     save_file(
         {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, incoming, metadata={"format": "pt"}
     )
+    # While the name is still hidden: nobody can read the file before its digest is known.
     digest = digest_file(incoming)
     incoming.rename(path)
     return digest

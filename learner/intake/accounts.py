@@ -32,6 +32,7 @@ class KindAccounts:
         if self.ended(number):
             raise RunFailed(f"ticket number {number} was settled twice: this is a defect, please report it")
         self.above.add(number)
+        # Numbers below the floor need no entry: `progress` carries the others, and every actor may follow that key.
         while self.floor in self.above:
             self.above.remove(self.floor)
             self.floor += 1

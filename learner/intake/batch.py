@@ -60,6 +60,7 @@ class Batch:
         """Return the xxh3_128 digest of everything in the batch that affects the weights."""
         hasher = xxhash.xxh3_128()
         for trace in self.traces:
+            # In the order of the class: a field that is added or moved changes the digests that a replay must match.
             for field in fields(trace):
                 hasher.update(np.asarray(getattr(trace, field.name)).tobytes())
         return hasher.hexdigest()
@@ -76,6 +77,7 @@ def trace_of(episode: Episode, group: int = 0, demo: bool = False) -> Trace:
         logprobs += turn.logprobs
         for span in turn.spans:
             versions += [span.version] * span.tokens
+        # On a token with loss. On an observation, which the mask leaves out, every return would be 0.
         rewards += [0.0] * (len(turn.output_ids) - 1) + [turn.reward]
         if place + 1 < len(episode.turns):
             read = len(turn.observation_ids)

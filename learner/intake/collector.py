@@ -40,6 +40,7 @@ class Rules:
     def same_model(self, made: Provenance) -> bool:
         """Return whether a group was sampled with the run's model and template; a missing digest passes."""
         digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
+        # An actor without the model's files sends no digest (PROTOCOL.md): that is no sign of another model.
         return all(not mine or not named or named == mine for mine, named in digests)
 
 
@@ -137,6 +138,7 @@ class Collector:
             case DeadLetter():
                 return self._consume_dead(entry)
             case Group(ticket=ticket) | Void(ticket=ticket) as record:
+                # An admitted group is settled at the commit, so the accounts do not know it yet.
                 if self.accounts.ended(ticket.kind, ticket.number) or self._is_pending(ticket.kind, ticket.number):
                     self.pending.repeats += 1
                 elif ticket.kind is Kind.EVAL:
@@ -158,6 +160,7 @@ class Collector:
         ended = self.accounts.above()
         for _, group in self.pending.admitted:
             ended[group.ticket.kind].add(group.ticket.number)
+        # As many as the record holds. A ticket beyond them may be issued again, which is harmless: it ends as a repeat.
         return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in ended.items()}
 
     def commit(self) -> PendingBatch:
@@ -193,6 +196,7 @@ class Collector:
             self.accounts.void(Kind.EVAL, ticket.number)
             return EvalEnd(sequence, ticket.number, "void", ticket)
         reason = None if self.rules.same_model(record.provenance) else DropReason.MALFORMED
+        # There is no bound on staleness here: an evaluated group trains nothing.
         if record.newest_version > position.version:
             reason = DropReason.LINEAGE
         if reason is not None:
@@ -233,6 +237,7 @@ class Collector:
             return DropReason.PHASE
         if len(valid) < (1 if demo else 2):
             return DropReason.TOO_FEW_VALID
+        # An expert has no version that could be stale, and a group of one has no variance.
         if demo:
             return None
         if group.newest_version > position.version:  # of a lineage that was rolled back behind it
@@ -254,6 +259,7 @@ class Collector:
             last_observation = len(ids.pop())
             if sum(map(len, ids)) > self.rules.max_context_tokens or last_observation > self.rules.max_context_tokens:
                 return False
+            # Such an id lies outside the embedding: it would end the learner, not only this group.
             if max((max(part) for part in ids if part), default=0) >= self.rules.vocabulary:
                 return False
         return True

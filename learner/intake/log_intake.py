@@ -78,6 +78,7 @@ class LogIntake:
             if len(state.collector.pending.dropped) == warn_at:
                 self._warn_of_starvation()
                 warn_at *= 2
+            # Once for all entries of a fetch: each put of `progress` reaches every actor that follows it.
             if not reader.ahead or not state.groups_missing:
                 await self._announcer.announce_progress()
         self.tickets_issued = sum([await self._tickets.count_issued(kind) for kind in Kind])
@@ -116,6 +117,7 @@ class LogIntake:
         if not tasks:
             return issued
         last = await self._tickets.last_issued(Kind.EVAL)
+        # Rounded up: a round that has begun is completed, by the next controller if need be.
         rounds = -(-issued // tasks)
         if last is None or last.issued_at_version.version < config.total_steps:
             rounds += 1  # the controller has yet to issue it

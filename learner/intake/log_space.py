@@ -56,8 +56,10 @@ class LogSpace:
         if self._keep:
             await self._foresee(kept[0].step if kept else 0)
             return
+        # Down to the newest checkpoint, without which the run could not resume: what it needs is never freed.
         while kept:
             floor = await self._needed_from(kept)
+            # A purge has no condition that the broker could check, so the fence is asked first (one learner speaks).
             await self._fence.check()
             if floor > (await self._extent()).first_sequence:
                 await self._groups.purge_below(floor)

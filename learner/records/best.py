@@ -40,11 +40,13 @@ class Best:
         link, incoming_result = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
         incoming = self._directory / f".{frame.name}"
         incoming.unlink(missing_ok=True)
+        # A hard link: the frame is tidied away one day, the weights stay, and nothing is copied.
         os.link(frame, incoming)
         os.replace(incoming, link)
         incoming.unlink(missing_ok=True)  # still there if both were links to the same file: rename does nothing then
         incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
         os.replace(incoming_result, self._directory / RESULT_FILE)
+        # Only now, since the earlier result named its file until it was replaced.
         for other in self._directory.glob("*.safetensors"):
             if other != link:
                 other.unlink()

@@ -69,6 +69,7 @@ class CheckpointStore:
         visible, incoming = self._places(step)
         if _opened(visible) is not None:
             raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
+        # A damaged one stands where a resumed learner gets to the same step again.
         self._discard(visible)
         _remove(incoming)
         with self._space_for(incoming):
@@ -128,6 +129,7 @@ class CheckpointStore:
         for path in list(self._root.iterdir()):
             if path.name.startswith((_INCOMING, _OUTGOING)):
                 _remove(path)
+        # Never empty: the checkpoint that was just sealed is complete.
         *_, oldest_kept = self.all()[: self._keep]
         for path in self._visible():
             if int(path.name.removeprefix("step-")) < oldest_kept.step:
@@ -181,13 +183,16 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
         text = json.dumps({**facts, "files": sizes}, indent=2, sort_keys=True)
     except TypeError as error:
         raise CheckpointError(f"the state of step {facts['step']} is not JSON ({error}): use plain values") from error
+    # Last of all files, so that it never lists one that a power cut could still take away.
     (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
     _sync(directory / STATE_FILE)
+    # A file's fsync does not cover its name, which is part of the directory.
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         _sync(folder)
 
 
 def _sync(path: Path) -> None:
+    # Read-only, because a directory cannot be opened in any other way; fsync does not mind.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -101,6 +101,7 @@ class Rounds:
         self._open[number].append(Result.of(end))
         if len(self._open[number]) < len(self._tasks):
             return None
+        # The log has them in the order in which they ended; tasks are matched by number.
         ended = sorted(self._open.pop(number), key=lambda result: result.number)
         return list(zip(self._tasks, ended, strict=True))
 
@@ -129,6 +130,8 @@ def evaluation_line(results: Results, config: RunConfig, learner: PolicyVersion,
     the episodes lie between `oldest_version` and `newest_version`. The round's last ticket ended during `settled_step`.
     """
     issued = [result.issued_at_version for _, result in results if result.issued_at_version is not None]
+    # Tickets of one round name several versions if the controller died between them: the oldest one is judged. Messages
+    # that could not be decoded name none.
     policy = min(issued, key=lambda policy: (policy.version, policy.lineage), default=learner)
     phase, phase_step = config.phase(policy.version)
     by_env = _group_by(results, lambda task: task.task.env_id)

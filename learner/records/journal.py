@@ -53,6 +53,7 @@ class Journal:
         """Remove what was written for steps after `step`, and lines that a crash cut short."""
         for path, key in ((self._metrics, "step"), (self._ledger, "step"), (self._evaluations, "settled_step")):
             _cut(path, key, step)
+        # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
         for path in self._episodes.glob("*-*.jsonl"):
             if _step(path) > step:
@@ -77,6 +78,7 @@ class Journal:
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
         """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
+        # Without fsync: nothing is resumed from these files. A step that is trained again overwrites its own.
         with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
             for group in groups:
                 _write_group(file, group)
@@ -135,6 +137,7 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
                 "reward": turn.reward,
                 "versions": sorted({span.version for span in turn.spans}),
                 "ids": list(turn.output_ids),
+                # Rounded for readers: what was trained is in the log, to the last bit.
                 "logprobs": [round(logprob, 3) for logprob in turn.logprobs],
                 "spans": [[span.version, span.lineage, span.tokens] for span in turn.spans],
             }

@@ -45,6 +45,7 @@ class Recorder:
         state = self._state
         settled = sum(outcomes.settled for outcomes in state.collector.accounts.outcomes().values())
         rl_step = state.step - state.config.imitation.steps
+        # The state keeps each environment's last growth, which may be many steps old.
         grown = [growth for growth in state.horizons.growths() if growth.phase_step == rl_step]
         line = metrics_line(phase, state.policy, pending, stats, times)
         line |= {"tickets_issued": tickets_issued, "tickets_outstanding": tickets_issued - settled}
@@ -65,6 +66,7 @@ class Recorder:
         results = state.rounds.add(end)
         if results is None:
             return
+        # The step that is in the making: the round is rolled back together with it, and written again.
         line = evaluation_line(results, state.config, state.policy, settled_step=state.step + 1)
         self._journal.write_evaluation(line)
         mirror_evaluation(self._metrics, line)

@@ -65,6 +65,7 @@ class Replay:
         reader = await GroupLog(self.transport, signer).read(after=collector.cursor)
         for line in ledger:
             step = int(line["step"])
+            # Step s trains version s − 1. With the same phase and version the collector decides as it did.
             phase, _ = self.config.phase(step - 1)
             while collector.pending.count(phase) < self.config.groups_per_step(phase):
                 entry = await reader.next(ENTRY_WAIT_S)

@@ -60,6 +60,7 @@ def metrics_line(
     by_env = _by_env(consumed)
     horizons = {env: max(group.ticket.horizon_turns for group in groups) for env, groups in by_env.items()}
     trained = [group for _, group in pending.admitted]
+    # From the version that was trained, one below the version that the step made.
     staleness = [policy.version - 1 - group.oldest_version for group in trained if group.ticket.kind is not Kind.DEMO]
     generated = sum(episode.generated_tokens for episode in valid)
     line = {
@@ -87,6 +88,7 @@ def metrics_line(
         "wait_s": times.wait_s,
     }
     measured = {key: value for key, value in asdict(stats).items() if key not in ("trained_tokens", "compute_s")}
+    # JSON has no NaN, which is how the engine says that there was nothing to measure.
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
 
 
