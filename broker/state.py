@@ -51,6 +51,7 @@ class StateStore:
         async for progress in self.watch(Key.PROGRESS):
             if not isinstance(progress, Progress):
                 continue
+            # The first value may be the end of an earlier, shorter run, which says nothing about this one.
             running = running or not progress.finished
             yield progress
             if progress.finished and (running or progress.step >= total_steps):
@@ -69,6 +70,7 @@ class StateStore:
 def _decoded(key: Key, data: bytes) -> StateRecord | None:
     try:
         return decode(data, RECORDS[key])
+    # UnknownSchema goes on to the caller: a role that cannot read the run's state has to end, and to say so.
     except (MalformedRecord, RecordTooLarge) as error:
         log.error("state_defaced", key=key.value, reason=str(error))
         return None
