@@ -62,7 +62,7 @@ class MemoryStream:
         self.messages[self.last_sequence] = Message(subject, data, self.last_sequence, message_id, headers)
         self.stored_bytes += len(data)
         if message_id is not None:
-            # Never forgotten, where NATS forgets after an hour: no test may depend on a repeat that comes so late.
+            # Never forgotten, where NATS forgets after an hour (DUPLICATE_WINDOW_S).
             self.ids[message_id] = self.last_sequence
         return self.last_sequence
 

@@ -70,7 +70,7 @@ class StateStore:
 def _decoded(key: Key, data: bytes) -> StateRecord | None:
     try:
         return decode(data, RECORDS[key])
-    # UnknownSchema goes on to the caller: a role that cannot read the run's state has to end, and to say so.
     except (MalformedRecord, RecordTooLarge) as error:
+        # UnknownSchema goes on to the caller: a role that cannot read the run's state has to end, and to say so.
         log.error("state_defaced", key=key.value, reason=str(error))
         return None

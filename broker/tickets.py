@@ -48,7 +48,7 @@ class Lease:
         have the ticket.
         """
         try:
-            # The heartbeat is inside the deadline that it moves, so that it has ended whenever the body has.
+            # The heartbeat is inside, so that it has ended before the deadline that it moves does.
             async with asyncio.timeout(self.ack_wait_s) as deadline, self._extended(deadline):
                 yield
         except TimeoutError:
@@ -71,7 +71,7 @@ class Lease:
 
     @asynccontextmanager
     async def _extended(self, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
-        # Not a TaskGroup, which would wrap the body's errors: callers tell LeaseLost from others by its type.
+        # Not a TaskGroup, which would wrap the body's errors in a group: callers catch them by type.
         heartbeat = asyncio.create_task(self._extend(deadline))
         try:
             yield
@@ -97,8 +97,8 @@ class Lease:
             except LeaseLost:
                 move(asked)
                 return
-            # The broker may come back in time. If it does not, the deadline ends the body.
             except BrokerError as error:
+                # The broker may come back in time. If it does not, the deadline ends the body.
                 log.warning("lease_not_extended", ticket=self.ticket.ticket_id, error=str(error))
             # A third, so that two extensions in a row may fail before the lease is lost.
             await asyncio.sleep(max(0.0, asked + self.ack_wait_s / 3 - loop.time()))
@@ -121,7 +121,7 @@ class TicketQueue:
 
     async def issue(self, ticket: Ticket) -> bool:
         """Publish a ticket; return False if it had been issued before."""
-        # A controller that restarts issues its last ticket again under the same id, and the server keeps one copy.
+        # Under the ticket's own id: if a controller that restarts repeats this, the server keeps one copy.
         data = encode(self._signer.sign(ticket))
         stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
         return not stored.duplicate
@@ -189,7 +189,7 @@ class TicketQueue:
             if keep > self._purged.get(kind, 0):
                 await self._purge(_subject(kind), {kind: keep})
                 self._purged[kind] = keep
-        # All of them may go: nothing is counted by this subject.
+        # Here the last one may go too: nothing is counted by this subject.
         await self._purge(REISSUED, lowest_unsettled)
 
     async def _purge(self, subject: str, keep: Mapping[Kind, int]) -> None:

@@ -39,9 +39,9 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
-    # `force` replaces the handlers that vLLM or DeepSpeed installed at import.
+    # `force` removes the root handlers that a library may have installed before.
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    # From warnings on: their info lines would outnumber the run's own events.
+    # Libraries speak from warnings on, so that the log has one line per event of the run.
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(run=run, role=role)

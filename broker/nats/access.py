@@ -52,6 +52,7 @@ PURGES = {
 
 def account(run: str, role: Role) -> str:
     """Return the name of a role's account. No run's name has a dot, so that no two runs share an account."""
+    # The controller needs no other account: who may create streams may do anything in the run's account (ADR 16).
     return f"{run}.{role.value}" if role in GUESTS else run
 
 

@@ -218,8 +218,8 @@ class EmbeddedServer:
             free = shutil.disk_usage(self.directory).free
             if complaint is not None and not ails:
                 log.warning("broker_ails", reason=complaint, free_mib=free >> 20)
-            # At the second look at the earliest, and only with room: on a full disk a restart repairs nothing.
             elif complaint is not None and free >= ROOM_BYTES:
+                # At the second look at the earliest, and only with room: on a full disk a restart repairs nothing.
                 return
             ails = complaint is not None
             await asyncio.sleep(LOOK_S)

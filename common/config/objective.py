@@ -36,7 +36,6 @@ class AdvantageSection(Section):
     @property
     def group_relative(self) -> bool:
         """Whether episodes are compared with their siblings, so that a group of equal returns teaches nothing."""
-        # These compare with siblings. The others have a signal even if all returns are equal.
         return self.kind in ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "dpo")
 
     @property

@@ -96,7 +96,6 @@ class BrokerSection(Section):
 
     @model_validator(mode="after")
     def _names_no_secret(self) -> Self:
-        # config.toml, the logs and the process list show the url.
         if "@" in (self.url or ""):
             raise ValueError(
                 "url holds credentials, which would show in logs, in config.toml and to users of the machine: give "
@@ -193,7 +192,7 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "
                 f"a group's episodes run at once; set actor.slots to {self.rollout.group_size} or more"
             )
-        # An episode is never split: one that fits in no micro-batch could not be trained.
+        # A row is never split over micro-batches, so the longest one has to fit into one.
         if self.learner.micro_batch_tokens < self.model.max_context_tokens:
             raise ValueError(
                 f"learner.micro_batch_tokens is {self.learner.micro_batch_tokens} but a sequence may have "
