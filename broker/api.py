@@ -87,6 +87,7 @@ class Extent:
     @property
     def full(self) -> bool:
         """Whether another message of the usual size would be refused."""
+        # Not the limit itself: a stream is full for its publishers as soon as the next message does not fit.
         usual = self.stored_bytes / max(1, self.messages)
         return self.limit_bytes is not None and self.stored_bytes + usual > self.limit_bytes
 
@@ -232,6 +233,7 @@ def dead_bytes(max_log_bytes: int) -> int:
 
 def check_gap(stream: str, wanted: int, first: int, last: int) -> None:
     """Raise LogGap if a stream that holds `first` to `last` cannot continue at `wanted`. Every reader calls it."""
+    # Said aloud, since a reader that went on would lose groups in silence (conservation).
     if wanted < first:
         raise LogGap(
             f"{stream} begins at {first} but {wanted} is to be read next: it has been purged. Resume from a newer "

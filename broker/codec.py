@@ -61,6 +61,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
     if len(data) > MAX_RECORD_BYTES:
         raise RecordTooLarge(f"a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     envelope = _unpack(data)
+    # `type`, because isinstance takes True for the integer 1.
     if not isinstance(envelope, dict) or type(envelope.get("schema")) is not int:
         raise MalformedRecord(f"not a {name}: no map with a schema version")
     if envelope["schema"] not in (1, SCHEMA_VERSION):
@@ -71,6 +72,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
         raise MalformedRecord(f"not a {name}: type is {envelope.get('type')!r:.80}")
     body = envelope.get("body")
     if envelope["schema"] == 1:
+        # Before validation: its bounds and defaults are then those of today.
         body = schema1.upgraded(name, body)
     try:
         return record_type.model_validate(body)
@@ -92,6 +94,7 @@ def _fields(record: object) -> dict[str, Any]:
     """Turn a record into a map; the packer calls this for every record inside a record."""
     if not isinstance(record, Record):
         raise MalformedRecord(f"a {type(record).__name__} cannot travel: only records can")
+    # A record is a map of its fields in the order of its class. Signatures depend on this order.
     return {name: _pack_array(PACKED[name], value) if name in PACKED else value for name, value in record}
 
 
@@ -103,6 +106,7 @@ def _unpack(data: bytes) -> Any:
     numbers = count(1)
 
     def counted(container: C) -> C:
+        # msgpack bounds each collection, but not their number: empty ones take far more in memory than on the wire.
         if next(numbers) > MAX_CONTAINERS:
             raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
         return container

@@ -22,11 +22,13 @@ async def store_dead_letter(
     kept = message.data if data is None else data
     room = transport.max_payload_bytes  # joined parts are larger than a message
     headers = {REASON: _header_text(reason), SUBJECT: message.subject, SEQUENCE: str(message.sequence)}
+    # At least once: an empty message is a dead letter too.
     for offset in range(0, max(len(kept), 1), room):
         place = f".{offset}" if offset else ""
         await transport.publish(
             f"dead.{stream.value.lower()}",
             kept[offset : offset + room],
+            # A learner that resumes reads the message again, and stores the same pieces under the same ids.
             message_id=f"dead-{stream.value}-{message.sequence}{place}",
             headers={**headers, OFFSET: str(offset)},
         )

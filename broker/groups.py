@@ -103,6 +103,7 @@ class GroupLog:
         return await self._end(group.ticket, f"groups.{group.ticket.kind.value}", data)
 
     async def _check_size(self, ticket_id: str, size: int) -> None:
+        # Usually one request for the whole life of an actor: most groups are far smaller than the log.
         if self._room is None or size > self._room:  # an operator may have raised the limit since
             limit = (await self._transport.extent(Stream.GROUPS)).limit_bytes
             self._room = sys.maxsize if limit is None else limit
@@ -119,6 +120,7 @@ class GroupLog:
     async def _end(self, ticket: Ticket, subject: str, data: bytes) -> Stored:
         """Append the message that ends a ticket; repeat until the learner can read the one that is stored."""
         message_id = ticket.end_id
+        # Conservation: a ticket whose stored end cannot be read would stay open for ever.
         while True:
             if len(data) > self._transport.max_payload_bytes:
                 stored, readable = await self._publish_parts(ticket.end_id, message_id, data)
@@ -129,6 +131,7 @@ class GroupLog:
             if readable:
                 return stored
             log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
+            # Named after the end that failed: every actor that sees it uses the same id, so only one ends the ticket.
             message_id = f"{ticket.end_id}{REPEAT}{stored.sequence}"
 
     async def _passed_over(self, ticket: Ticket, stored: Stored) -> bool:
@@ -150,6 +153,7 @@ class GroupLog:
         it, its parts are appended again. A part's id names the content, not only the ticket, because two actors may
         work on the same ticket, with different groups.
         """
+        # Parts are stored one after the other: part 0 lies first, so while it is there, a purge has taken none of them.
         room, repeat = self._transport.max_payload_bytes, ""
         digest = xxhash.xxh3_128_hexdigest(data)
         while True:
@@ -162,9 +166,11 @@ class GroupLog:
             first = parts[0].sequence
             if await self._holds(first):
                 break
+            # Under the old ids the server would take the parts for repeats, and store nothing.
             repeat = f"{REPEAT}{first}"
         headers = {PARTS: str(len(parts)), DIGEST: digest, FIRST: str(first)}
         joined = await self._transport.publish(JOINED, b"", message_id=message_id, headers=headers)
+        # Once more: the purge may have come between the first look and the join.
         return joined, await self._holds(first)
 
     async def _holds(self, sequence: int) -> bool:
@@ -185,6 +191,7 @@ class GroupLog:
         async with aclosing(scan(self._transport, Stream.GROUPS, sequence - 1, JOINED)) as joined:
             async for message in joined:
                 first = _first_part(message)
+                # Only a genuine join holds a purge back: with a forged one, any publisher could keep the whole log.
                 if self._signer.ended_by(_first_id(message)) and first < floor and await self._holds(first):
                     floor = first
         await self._transport.purge(Stream.GROUPS, below=floor)
@@ -200,6 +207,7 @@ class LogReader:
         self._ahead: deque[Message] = deque()
         self._last: Message | None = None
         """The last message that was taken."""
+        # A restarted broker may have lost its end, so the log is compared with what was read (`continuity.py`).
         self._reconnects = transport.counters.reconnects
 
     @property
@@ -220,7 +228,9 @@ class LogReader:
                 await self._check_continuity()
             if not self._ahead:
                 return None
+            # It leaves the queue only after the awaits below: a call that is cancelled there loses nothing.
             message = self._ahead[0]
+            # A part is read by the message that joins it; by itself it means nothing.
             entry = None if message.subject == PART else await self._entry(message)
             self._last = self._ahead.popleft()
             if entry is not None:
@@ -243,7 +253,9 @@ class LogReader:
             record = decode(data, Void) if message.subject == VOID else decode(data, Group)
             self._signer.verify(record.ticket)
         except RecordError as error:
+            # Stored before the entry is returned: once the cursor has passed it, a purge may take the original.
             await store_dead_letter(self._transport, Stream.GROUPS, message, str(error), data)
+            # A join whose parts were purged ends nothing, because its sender publishes the group again.
             ended = None if isinstance(error, PartsPurged) else self._signer.ended_by(_first_id(message))
             return Entry(message.sequence, DeadLetter(str(error), ended, CAUSES[type(error)]), digest)
         return Entry(message.sequence, record, digest)
@@ -255,9 +267,11 @@ class LogReader:
         Raises MalformedRecord if parts are missing for another reason, or do not have the announced digest.
         """
         end_id = _first_id(message)
+        # Before anything is fetched: nobody without a ticket can make the learner read up to 64 MiB.
         if self._signer.ended_by(end_id) is None:
             raise ForgedRecord("joins parts under the id of no ticket that its sender was given")
         first, count = _first_part(message), _number(message, PARTS)
+        # The headers are a stranger's words. The second bound keeps the map of wanted ids at 65,536 entries.
         if not 0 < first < message.sequence or not 0 < count <= MAX_RECORD_BYTES // 1024:
             raise MalformedRecord(f"joins {count} parts from sequence {first}: no such parts")
         upload = _upload(end_id, message.headers.get(DIGEST, ""))
@@ -265,6 +279,7 @@ class LogReader:
             parts = await self._fetch_parts(first, message.sequence, {f"{upload}{i}": i for i in range(count)})
         except LogGap:
             parts = {}
+        # After the fetch: what is missing and lies below the start of the log by now has been purged.
         extent = await self._transport.extent(Stream.GROUPS)
         if len(parts) < count and first < extent.first_sequence:
             raise PartsPurged(f"joins parts from sequence {first}, and the log begins at {extent.first_sequence}")
@@ -277,6 +292,7 @@ class LogReader:
         """Return the wanted parts between two sequences, by index. `wanted` gives the index for each message id."""
         parts: dict[int, bytes] = {}
         room = MAX_RECORD_BYTES
+        # One at a time: a part is as large as a message may be, and the parts found so far are in memory too.
         async with aclosing(scan(self._transport, Stream.GROUPS, first - 1, PART, batch=1)) as stored:
             async for message in stored:
                 if message.sequence >= before:
@@ -285,6 +301,7 @@ class LogReader:
                 if index is not None:
                     parts[index] = message.data
                     room -= len(message.data)
+                # Parts that add up to more than a record may have are not worth fetching: no record can come of them.
                 if len(parts) == len(wanted) or room < 0:
                     break
         return parts
@@ -306,4 +323,5 @@ def _first_part(message: Message) -> int:
 
 def _number(message: Message, header: str) -> int:
     text = message.headers.get(header, "")
+    # `int` alone would take signs, spaces and underscores. 15 digits stay below 2^53, as every count on the wire.
     return int(text) if text.isdecimal() and len(text) < 16 else 0

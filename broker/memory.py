@@ -62,6 +62,7 @@ class MemoryStream:
         self.messages[self.last_sequence] = Message(subject, data, self.last_sequence, message_id, headers)
         self.stored_bytes += len(data)
         if message_id is not None:
+            # Never forgotten, where NATS forgets after an hour (DUPLICATE_WINDOW_S).
             self.ids[message_id] = self.last_sequence
         return self.last_sequence
 
@@ -136,6 +137,7 @@ class MemoryDelivery:
 
     def _lease(self) -> MemoryLease:
         lease = self.leases.get(self.message.sequence)
+        # The count tells this hold from a later one of the same ticket.
         if lease is None or lease.deliveries != self.deliveries:
             raise LeaseLost(f"the ticket at {self.message.sequence} has been given to another actor")
         return lease
@@ -150,6 +152,7 @@ class MemoryReader:
         self._pattern = pattern
 
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
+        # As with NATS: a reader never passes over purged messages in silence.
         check_gap(self._name, self._next, self._stream.first_sequence, self._stream.last_sequence)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -200,6 +203,7 @@ class MemoryTransport:
         await self._wait_for_room(stream, len(data))
         if message_id is not None and message_id in stream.ids:
             return Stored(stream.ids[message_id], duplicate=True)
+        # A copy, as on a wire: the caller may use its buffer again.
         sequence = stream.append(subject, bytes(data), message_id, dict(headers or {}))
         if stream is self._run.streams[Stream.DEAD]:
             self._make_room(stream)
@@ -230,6 +234,7 @@ class MemoryTransport:
         while (delivery := self._next_delivery()) is None:
             if (remaining := deadline - _now()) <= 0:
                 return None
+            # A lease that lapses notifies nobody, so the wait ends when the next one does.
             next_expiry = min((lease.expires for lease in self._run.leases.values()), default=deadline) - _now()
             await self.server.wait_for_change(max(0.0, min(remaining, next_expiry)))
         self.counters.redelivered += delivery.deliveries > 1
@@ -263,6 +268,7 @@ class MemoryTransport:
 
     async def queue(self) -> QueueState:
         fresh = [sequence for sequence in self._run.streams[Stream.TICKETS].messages if sequence > self._run.delivered]
+        # As a consumer's acknowledgement floor: everything below the oldest open lease is done.
         floor = min(self._run.leases, default=self._run.delivered + 1) - 1
         return QueueState(len(fresh), len(self._run.leases), floor, self._run.idle)
 

@@ -19,6 +19,7 @@ async def scan(
     Use it with `aclosing`, which closes its reader. Raises LogGap, and BrokerUnreachable if the broker answers but does
     not deliver what it stores.
     """
+    # The end is fixed first: a scan of a stream that grows all the time would otherwise never end.
     last = await transport.last(stream, subject)
     reader = await transport.reader(stream, after, subject)
     reached, silent = after, False

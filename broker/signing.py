@@ -58,17 +58,21 @@ class TicketSigner:
     def ended_by(self, message_id: str) -> str | None:
         """Return the id of the ticket that a message under this id may end, or None if it may end none."""
         ticket_id, dot, half = message_id.partition(".")
+        # One spelling only: a second id for the same ticket would let it end twice.
         if not TICKET_ID.fullmatch(ticket_id):
             return None
+        # In constant time, so that nobody can find the half digit by digit. Without a key, an end id has no half.
         genuine = hmac.compare_digest(half.encode(), self._half(ticket_id.encode()).encode()) if self.key else not dot
         return ticket_id if genuine else None
 
     def _genuine(self, ticket: Ticket) -> bool:
+        # Schema 1 has other field names in the signed bytes, so the log of an old run has signatures of its own.
         return hmac.compare_digest(ticket.signature, self._signature(ticket)) or hmac.compare_digest(
             ticket.signature, self._signature_schema1(ticket)
         )
 
     def _signature(self, ticket: Ticket) -> str:
+        # The signature is a field of what it signs, so it is left empty there.
         unsigned = encode(ticket.model_copy(update={"signature": ""}))
         return self._half(ticket.ticket_id.encode()) + self._half(unsigned)
 

@@ -51,6 +51,7 @@ class StateStore:
         async for progress in self.watch(Key.PROGRESS):
             if not isinstance(progress, Progress):
                 continue
+            # The first value may be the end of an earlier, shorter run, which says nothing about this one.
             running = running or not progress.finished
             yield progress
             if progress.finished and (running or progress.step >= total_steps):
@@ -70,5 +71,6 @@ def _decoded(key: Key, data: bytes) -> StateRecord | None:
     try:
         return decode(data, RECORDS[key])
     except (MalformedRecord, RecordTooLarge) as error:
+        # UnknownSchema goes on to the caller: a role that cannot read the run's state has to end, and to say so.
         log.error("state_defaced", key=key.value, reason=str(error))
         return None

@@ -48,9 +48,11 @@ class Lease:
         have the ticket.
         """
         try:
+            # The heartbeat is inside, so that it has ended before the deadline that it moves does.
             async with asyncio.timeout(self.ack_wait_s) as deadline, self._extended(deadline):
                 yield
         except TimeoutError:
+            # A TimeoutError of the body's own is not a lost lease.
             if deadline.expired():
                 raise LeaseLost(
                     f"{self.ticket.ticket_id}: no extension was confirmed for {self.ack_wait_s} s; another actor may "
@@ -69,11 +71,13 @@ class Lease:
 
     @asynccontextmanager
     async def _extended(self, deadline: asyncio.Timeout | None) -> AsyncIterator[None]:
+        # Not a TaskGroup, which would wrap the body's errors in a group: callers catch them by type.
         heartbeat = asyncio.create_task(self._extend(deadline))
         try:
             yield
         finally:
             heartbeat.cancel()
+            # Waits for the end, whatever it is: no extension may follow the acknowledgement.
             await asyncio.wait([heartbeat])
 
     async def _extend(self, deadline: asyncio.Timeout | None) -> None:
@@ -85,6 +89,7 @@ class Lease:
                 deadline.reschedule(when)
 
         while True:
+            # Counted from the request and not from its answer: the server's own clock starts somewhere in between.
             asked = loop.time()
             try:
                 await self.delivery.extend()
@@ -93,7 +98,9 @@ class Lease:
                 move(asked)
                 return
             except BrokerError as error:
+                # The broker may come back in time. If it does not, the deadline ends the body.
                 log.warning("lease_not_extended", ticket=self.ticket.ticket_id, error=str(error))
+            # A third, so that two extensions in a row may fail before the lease is lost.
             await asyncio.sleep(max(0.0, asked + self.ack_wait_s / 3 - loop.time()))
 
     async def acknowledge(self) -> None:
@@ -114,12 +121,14 @@ class TicketQueue:
 
     async def issue(self, ticket: Ticket) -> bool:
         """Publish a ticket; return False if it had been issued before."""
+        # Under the ticket's own id: if a controller that restarts repeats this, the server keeps one copy.
         data = encode(self._signer.sign(ticket))
         stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
         return not stored.duplicate
 
     async def reissue(self, ticket: Ticket, earlier: int) -> None:
         """Publish a lost ticket again, under its own id; `earlier` is the sequence of its newest copy, or 0."""
+        # A message id of its own: the server remembers the ticket's first one for an hour, and would store nothing.
         data = encode(self._signer.sign(ticket))
         await self._transport.publish(REISSUED, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
 
@@ -134,6 +143,7 @@ class TicketQueue:
         second time.
         """
         if kind not in self._issued:
+            # Once per process and kind: a scan reads every standing ticket.
             stored = await self._scan(_subject(kind))
             self._issued[kind] = max((ticket.number for _, ticket in stored), default=-1) + 1
         if (ticket := await self.last_issued(kind)) is not None:
@@ -150,6 +160,7 @@ class TicketQueue:
 
     async def was_issued(self, kind: Kind, number: int) -> bool:
         """Return whether a ticket was issued; ask the broker only for a number above those known to be issued."""
+        # A signature that was verified proves it already (`LogReader` has done so).
         return self._signer.signs or number < self._issued.get(kind, 0) or number < await self.count_issued(kind)
 
     async def lease(self, timeout_s: float) -> Lease | None:
@@ -163,6 +174,7 @@ class TicketQueue:
             try:
                 ticket = decode(delivery.message.data, Ticket)
             except RecordError as error:
+                # Stored before it is acknowledged: a crash in between repeats this, and DEAD keeps each message once.
                 await store_dead_letter(self._transport, Stream.TICKETS, delivery.message, str(error))
                 await delivery.acknowledge()
                 continue
@@ -173,9 +185,11 @@ class TicketQueue:
         """Remove the tickets of each kind below its number, but never the last one: `count_issued` reads it."""
         for kind, number in lowest_unsettled.items():
             keep = min(number, await self.count_issued(kind) - 1)
+            # Without something new to free, the scan would be for nothing.
             if keep > self._purged.get(kind, 0):
                 await self._purge(_subject(kind), {kind: keep})
                 self._purged[kind] = keep
+        # Here the last one may go too: nothing is counted by this subject.
         await self._purge(REISSUED, lowest_unsettled)
 
     async def _purge(self, subject: str, keep: Mapping[Kind, int]) -> None:
@@ -191,10 +205,12 @@ class TicketQueue:
                 return await self._scan_once(subject)
 
     async def _scan_once(self, subject: str) -> list[tuple[int, Ticket]]:
+        # From what is left: a reader that begins at 0 would report the purged tickets as a gap.
         before = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
         found: list[tuple[int, Ticket]] = []
         async with aclosing(scan(self._transport, Stream.TICKETS, before, subject, SCAN_BATCH)) as messages:
             async for message in messages:
+                # Whoever leases it moves it to DEAD. To a scan it is no ticket.
                 with suppress(RecordError):
                     found.append((message.sequence, decode(message.data, Ticket)))
         return found

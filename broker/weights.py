@@ -38,10 +38,12 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
     slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
     async def publish(index: int) -> int:
+        # The slice copies its chunk, so it is made inside: only the chunks in flight are in memory.
         async with slots:
             stored = await transport.publish(
                 FRAME,
                 mapped[index * step : (index + 1) * step],
+                # With the lineage: a learner that resumed may reach the same version with other weights.
                 message_id=f"w-{policy.lineage}-{policy.version}-{index}",
                 headers={POLICY: str(policy), OFFSET: str(index * step)},
             )
@@ -51,6 +53,7 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
         size = len(mapped)
         async with asyncio.TaskGroup() as group:
             chunks = [group.create_task(publish(index)) for index in range(-(-size // step))]
+    # Not in order: chunks are stored as they come, and one that had been stored before keeps its old sequence.
     sequences = [chunk.result() for chunk in chunks]
     return WeightsManifest(
         policy=policy,
@@ -71,6 +74,7 @@ async def fetch_frame(
     Raises WeightsRejected if the weights cannot be had, and LogGap if a newer frame has replaced them.
     """
     shared = _within(shared_dir, manifest.path)
+    # In a thread: the event loop extends leases, and reading a whole frame would hold it up.
     if shared is not None and await asyncio.to_thread(_verified, shared, manifest):
         return shared
     if not manifest.chunks:
@@ -79,12 +83,14 @@ async def fetch_frame(
             f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or "
             "turn it on at every actor, with the learner's run directory under the same run.root"
         )
+    # Under a name of its own, since other actors on this machine may fetch the same version.
     partial = into.with_name(f".{into.name}.{os.getpid()}")
     try:
         with partial.open("wb") as target:
             await _fetch_chunks(transport, manifest, target)
         if not await asyncio.to_thread(_verified, partial, manifest):
             raise WeightsRejected(f"{manifest.policy}: the bytes received are not the ones announced")
+        # Only a verified file ever has the final name.
         os.replace(partial, into)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -99,12 +105,14 @@ async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target:
     try:
         while len(written) < manifest.chunks:
             messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
+            # A learner that was replaced may have stored chunks of its own frame in between.
             ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
             chunks = {_offset(message, manifest): message.data for message in ours}
             await asyncio.to_thread(
                 _write_chunks, target, {offset: chunks[offset] for offset in chunks.keys() - written}
             )
             written |= chunks.keys()
+            # The manifest is set after its chunks, so what is not there now does not come later.
             if not messages or (len(written) < manifest.chunks and messages[-1].sequence >= manifest.last_sequence):
                 missing = manifest.chunks - len(written)
                 raise WeightsRejected(f"{manifest.policy}: {missing} of {manifest.chunks} chunks are not in the stream")
@@ -114,6 +122,7 @@ async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target:
 
 def _offset(message: Message, manifest: WeightsManifest) -> int:
     text = message.headers.get(OFFSET, "")
+    # Checked before it is written: an offset far beyond the frame would make a file of that size.
     offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
     if offset + len(message.data) > manifest.weights_bytes:
         raise WeightsRejected(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
@@ -127,11 +136,13 @@ def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes]) -> None:
 
 async def discard_frames_below(transport: Transport, manifest: WeightsManifest) -> None:
     """Remove the frames older than the manifest's."""
+    # An actor that still reads an older frame gets a LogGap, and then fetches the newer one.
     await transport.purge(Stream.WEIGHTS, below=manifest.first_sequence)
 
 
 def digest_file(path: Path) -> str:
     """Return the xxh3_128 of a file's bytes, as hexadecimal."""
+    # It finds damage, not malice: xxh3 is not a cryptographic hash (threat model).
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(DIGEST_BYTES):

@@ -16,6 +16,7 @@ from multiprocessing.context import ForkProcess, SpawnProcess
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+# Loaded at import: between fork and exec it is too late to load anything.
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -23,6 +24,7 @@ def bind(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Send this process `number` when `parent`, the process that started it, ends; now where it has ended already."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, number)
+    # The parent may have died before the request took effect. Then no signal would ever come.
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
@@ -52,6 +54,7 @@ def children_bound() -> Iterator[None]:
 
 def _bind_children() -> None:
     for method, process in METHODS.items():
+        # vLLM starts its processes through these contexts by itself, so the class that it finds there is replaced.
         multiprocessing.get_context(method).Process = process  # type: ignore[attr-defined]
 
 
@@ -66,6 +69,7 @@ class _Forked(ForkProcess):
 
 class _Spawned(SpawnProcess):
     def __reduce__(self) -> tuple[Any, ...]:
+        # spawn pickles the process object, and the child unpickles it first: the earliest place for our code.
         return _revive, (os.getpid(),), self.__dict__
 
 
@@ -73,7 +77,9 @@ def _revive(parent: int) -> _Spawned:
     """Make the process object in the child, which reads this before it imports what it will run; `__main__` alone
     comes earlier.
     """
+    # SIGKILL, since a child that is busy in C code or has handlers of its own may not react to SIGTERM.
     bind(parent, signal.SIGKILL)
+    # A spawned process begins with fresh contexts, so its own children need the classes again.
     _bind_children()
     return _Spawned.__new__(_Spawned)
 

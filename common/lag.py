@@ -17,6 +17,7 @@ class LoopLag:
         while True:
             due = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
+            # The longest delay and not the mean: a single blocking call holds up everything else on the loop.
             self.worst_s = max(self.worst_s, loop.time() - due)
 
     def take(self) -> float:

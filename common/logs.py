@@ -31,6 +31,7 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    # JSON needs the traceback as text; on a terminal the renderer formats it.
     tail = [] if terminal else [structlog.processors.format_exc_info]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
@@ -38,7 +39,9 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
     )
     handler = logging.StreamHandler(stream)
     handler.setFormatter(formatter)
+    # `force` removes the root handlers that a library may have installed before.
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+    # Libraries speak from warnings on, so that the log has one line per event of the run.
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.contextvars.bind_contextvars(run=run, role=role)

@@ -18,6 +18,7 @@ from horizonrl.common.types import DropReason, Kind, StopReason
 Role = Literal["controller", "actor", "learner", "server", "every"]
 
 PREFIX = "horizonrl_"
+# The client's default buckets end at 10 s. A generation or a step may take minutes.
 CALL_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 STEP_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
 ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
@@ -230,11 +231,13 @@ class Metrics:
     def __init__(self, role: Role | None = None, env_ids: Collection[str] | None = None) -> None:
         """Hold the metrics of `role` for the environments `env_ids`. None holds all of them, for any environment."""
         self.registry = CollectorRegistry()
+        # An environment server has no broker, and `every` is about the broker.
         declared = METRICS if role is None else TABLE[role] + (EVERY if role != "server" else ())
         self._declared = {metric.name: metric for metric in declared}
         self._env_ids = env_ids
         self._metrics: dict[str, Counter | Gauge | Histogram] = {}
         for metric in declared:
+            # A rate over a series that appears with its first event misses that event.
             if metric.kind != "gauge":
                 self._start_at_zero(metric)
 
@@ -258,6 +261,7 @@ class Metrics:
         self.set("broker_connected", float(link.connected))
         self.set("broker_stalled_seconds", link.stalled_s)
         for field, name in MIRRORED.items():
+            # The client allows a counter to be increased only, so the difference is added.
             self.count(name, getattr(link.counters, field) - self.value(name))
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
@@ -269,6 +273,7 @@ class Metrics:
         child = self._metric(metric.name)
         values = [self._values(metric, label) for label in metric.labels]
         for row in product(*(each for each in values if each is not None)):
+            # Without a known list of values, a series can only begin with its first event.
             if row and len(row) == len(metric.labels):
                 child.labels(*row)
 
@@ -287,6 +292,7 @@ class Metrics:
         if name not in self._metrics:
             metric = self._declared[name]
             options: dict[str, Iterable[float]] = {"buckets": metric.buckets} if metric.buckets else {}
+            # Made at first use: a gauge without labels would be shown as 0 from the start.
             self._metrics[name] = KINDS[metric.kind](
                 PREFIX + name, metric.help, metric.labels, registry=self.registry, **options
             )

@@ -27,6 +27,7 @@ class Quantity:
     @property
     def metric_name(self) -> str:
         """The name in Prometheus, without the prefix of all metrics."""
+        # Prometheus wants base units spelled out and `_total` on counters; the short key suits a file that people read.
         spelled = f"{self.name.removesuffix('_s')}_seconds" if self.name.endswith("_s") else self.name
         return f"{spelled}_total" if self.metric == "counter" else spelled
 

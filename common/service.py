@@ -71,6 +71,7 @@ class Service:
         """Answer signals and HTTP while the body runs; `link` is read for readiness and at each reading of metrics."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
+            # Through the loop: a plain handler would run between any two bytecodes, where asyncio's Event is not safe.
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         runner = web.AppRunner(self._application(link), access_log=None, keepalive_timeout=IDLE_S)
         await runner.setup()
@@ -88,6 +89,7 @@ class Service:
             with _watched(loop, self.stall_limit_s):
                 yield self
         finally:
+            # First, so that nobody is told "ready" while the rest closes.
             self.ready = False
             server.close()
             await runner.cleanup()
@@ -96,6 +98,7 @@ class Service:
 
     def _stop(self, signal_name: str) -> None:
         """Set `stopping`. The timer is never cancelled: what closes after the body may hang as well."""
+        # A second signal does not begin a second grace period.
         if self.stop_within_s is not None and not self.stopping.is_set():
             _deadline(self.stop_within_s, "stop_overdue", f"of {signal_name}").start()
         self.stopping.set()
@@ -105,6 +108,7 @@ class Service:
             return web.Response(text="alive\n")
 
         async def readyz(_: web.Request) -> web.Response:
+            # A role that drains is not ready, but it is healthy: a restart would only lose what it is finishing.
             ready = self.ready and not self.stopping.is_set() and (link is None or link.connected)
             return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
 
@@ -137,6 +141,7 @@ def _door(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
 
 class _Refusal(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not `close`: nothing is owed, and the descriptor should be free at once.
         cast(asyncio.Transport, transport).abort()
 
 
@@ -146,6 +151,7 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
 
     The watch counts its own ticks and reads no clock: while a process is paused, a clock goes on and its ticks do not.
     """
+    # Threading's events, because the watch is a thread: a blocked loop cannot watch itself.
     beat, closed, tick_s = threading.Event(), threading.Event(), limit_s / WATCH_TICKS
 
     async def beating() -> None:
@@ -159,12 +165,14 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
     def watching() -> None:
         missed = 0
         while not closed.wait(tick_s):
+            # Each tick puts the alarm off. It goes off only if this thread could not run either.
             allow_lock()
             missed = 0 if beat.is_set() else missed + 1
             beat.clear()
             if missed == WATCH_TICKS:
                 _end_process("loop_stalled", f"the event loop has not run for {limit_s:g} s: something blocks it")
 
+    # A daemon thread, so that a watch that is stuck does not keep the process alive.
     beats, watch = loop.create_task(beating()), threading.Thread(target=watching, daemon=True)
     allow_lock()
     watch.start()
@@ -193,14 +201,17 @@ def _end_process(event: str, reason: str) -> None:
         stack = "".join(traceback.format_stack(frame))
         print(f"error: {reason}; the main thread stands at:\n{stack}", file=sys.stderr, flush=True)
 
+    # In a thread of its own: writing the log may be what hangs, and the process has to end anyway.
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
     reporter.join(REPORT_S)
+    # Not `sys.exit`, which would only end this thread and leave the blocked one running.
     os._exit(os.EX_SOFTWARE)
 
 
 async def until_stopped(work: Awaitable[None], stopping: asyncio.Event) -> None:
     """Run `work` until it returns or `stopping` is set; then cancel it and wait for it to end."""
+    # The group raises what `work` raised, and waits until both tasks have really ended.
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_awaited(work))
         stop = group.create_task(_awaited(stopping.wait()))
@@ -210,6 +221,7 @@ async def until_stopped(work: Awaitable[None], stopping: asyncio.Event) -> None:
 
 
 async def _awaited(awaitable: Awaitable[object]) -> None:
+    # `create_task` takes a coroutine, and `work` may be any awaitable.
     await awaitable
 
 
@@ -218,6 +230,7 @@ def run_role(role: Callable[[], Awaitable[None]], run_dir: Path | None = None) -
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # macOS grants fewer than it says
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, MAX_DESCRIPTORS)), most))
+    # Started when the work ends: closing the loop waits for its threads, and one that is stuck would hold the process.
     closing = _deadline(CLOSE_S, "close_overdue", "after its work: a thread of it is stuck")
     try:
         return uvloop.run(_run_and_report(role, run_dir, closing))
@@ -237,6 +250,7 @@ async def _run_and_report(role: Callable[[], Awaitable[None]], run_dir: Path | N
                 print(f"error: {message}", file=sys.stderr)
         if any(message is None for _, message in messages):
             traceback.print_exception(error)
+        # The highest code wins: 2 tells the supervisor not to start this role again.
         return max(leaf.exit_code if isinstance(leaf, HorizonError) else 1 for leaf, _ in messages)
     finally:
         closing.start()
@@ -244,6 +258,7 @@ async def _run_and_report(role: Callable[[], Awaitable[None]], run_dir: Path | N
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
+    # Every loop runs in a TaskGroup, so that even a single error arrives wrapped.
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from _leaves(part)
@@ -264,6 +279,7 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
 def locked(file: IO[str]) -> bool:
     """Lock a file for this process and those that inherit it; return False if another process holds it."""
     try:
+        # A lock and not a file with a process id: the kernel frees it when its last holder dies, however that happens.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False

@@ -80,12 +80,14 @@ class Progress(Record):
 
     def ended(self, kind: Kind, number: int) -> bool:
         """Return whether the learner has read the end of a ticket."""
+        # Tickets end out of order. One number and a few ranges say which, however long the run is.
         return number < self.lowest_unsettled.get(kind, 0) or any(
             first <= number <= last for first, last in self.ended_ranges.get(kind, ())
         )
 
     def reached(self, kind: Kind) -> int:
         """Return the number after the highest one of a kind whose end is known."""
+        # The 0 keeps a second argument for `max` when there are no ranges.
         return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.ended_ranges.get(kind, ())), 0)
 
 

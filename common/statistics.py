@@ -36,6 +36,7 @@ def pass_at_k(samples: int, successes: int, k: int) -> float:
     _check(successes, samples)
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {samples} samples: k lies between 1 and the number of samples")
+    # Exact integers until the division. `comb` is 0 when fewer than k tries failed, which makes the estimate 1.
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 

@@ -43,9 +43,13 @@ ShortText = Annotated[str, AfterValidator(partial(_cut, most=MAX_SHORT_TEXT))]
 LongText = Annotated[str, AfterValidator(partial(_cut, most=MAX_LONG_TEXT))]
 """Text for people. One that is too long is cut, which loses nothing that is trained."""
 Digest = Annotated[str, Field(max_length=128)]
+# JavaScript's integers are exact below 2^53, and an actor may be written in it (plain protocol).
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+# Token ids travel as int32.
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+# `fail_fast` on every array: pydantic would describe each wrong element of a forged one.
 TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
+# A NaN or an infinity would reach the loss, and then every weight.
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
 Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
@@ -67,6 +71,7 @@ Few = BeforeValidator(_few)
 class Record(BaseModel):
     """A frozen record. Fields that a newer writer added are ignored."""
 
+    # `ignore`, where config has `forbid`: a newer actor must not lose its groups because of a field we do not know.
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
 
@@ -105,10 +110,12 @@ class StopReason(StrEnum):
     @property
     def broken(self) -> bool:
         """Whether the failure is not the agent's: the episode is kept out of baseline and batch, never a zero."""
+        # Broken is not zero: a zero would teach the agent to avoid what merely broke (invariants).
         return self in (StopReason.ENV_ERROR, StopReason.ENV_TIMEOUT, StopReason.POLICY_ERROR, StopReason.UNFIT)
 
     @property
     def truncated(self) -> bool:
+        # By exclusion, so that every reason is exactly one of the three.
         return not self.terminated and not self.broken
 
 
@@ -215,6 +222,7 @@ class Turn(Record):
             raise ValueError("a turn has at least one generated token")
         if len(self.logprobs) != tokens:
             raise ValueError(f"{len(self.logprobs)} logprobs for {tokens} generated tokens")
+        # A token without a version could not be judged: neither its staleness nor its lineage.
         if sum(span.tokens for span in self.spans) != tokens:
             raise ValueError(f"version spans cover {sum(s.tokens for s in self.spans)} of {tokens} generated tokens")
         return self
@@ -241,6 +249,7 @@ class Episode(Record):
     def _attributed(self) -> Self:
         if self.stop.broken and not self.error:
             raise ValueError(f"an episode that stopped with {self.stop.value} must say what broke in `error`")
+        # A valid episode without a turn has nothing to train, but would count in the baseline.
         if not self.stop.broken and not (self.prompt_ids and self.turns):
             raise ValueError(f"an episode that stopped with {self.stop.value} must hold a prompt and a turn")
         return self
@@ -292,10 +301,12 @@ class Group(Record):
 
     @model_validator(mode="after")
     def _as_ordered(self) -> Self:
+        # Broken episodes travel too: without them, a group would hide how often the environment fails.
         if len(self.episodes) != self.ticket.group_size:
             raise ValueError(f"{len(self.episodes)} episodes for a ticket of {self.ticket.group_size}")
         if [episode.index for episode in self.episodes] != list(range(len(self.episodes))):
             raise ValueError("episode indexes are not 0, 1, 2, ...")
+        # The horizon is what the ticket ordered: an actor that plays on would train a longer task than the schedule's.
         longest = max((len(episode.turns) for episode in self.episodes), default=0)
         if longest > self.ticket.horizon_turns:
             raise ValueError(f"an episode of {longest} turns under a horizon of {self.ticket.horizon_turns}")
@@ -306,6 +317,7 @@ class Group(Record):
         return tuple(episode for episode in self.episodes if episode.valid)
 
     def spans(self) -> tuple[VersionSpan, ...]:
+        # Broken episodes are not trained, so their versions make a group neither stale nor fresh.
         return tuple(span for e in self.valid_episodes for turn in e.turns for span in turn.spans)
 
     @property

@@ -52,6 +52,7 @@ PURGES = {
 
 def account(run: str, role: Role) -> str:
     """Return the name of a role's account. No run's name has a dot, so that no two runs share an account."""
+    # The controller needs no other account: who may create streams may do anything in the run's account (ADR 16).
     return f"{run}.{role.value}" if role in GUESTS else run
 
 
@@ -71,6 +72,7 @@ def publishes(run: str, role: Role) -> list[str]:
         *(f"{run}.{subject}" for subject in WRITES[role]),
         *(f"$KV.{bucket_name(run)}.{key.value}" for key in SETS[role]),
         "$JS.API.INFO",
+        # Actors too: a publisher of parts asks whether a purge has overtaken them (`GroupLog._holds`).
         *(f"$JS.API.STREAM.INFO.{name}" for name in names(run)),
         *(_reading(run, stream) for stream in READS[role]),
         f"$JS.API.STREAM.MSG.GET.KV_{bucket_name(run)}",
@@ -98,6 +100,7 @@ def _queue(run: str, role: Role) -> Iterator[str]:
     """Yield the subjects of the ticket queue. Acknowledgements have two forms: nats-server may ask for either."""
     consumer = f"{stream_name(run, Stream.TICKETS)}.{ACTORS}"
     yield f"$JS.API.CONSUMER.INFO.{consumer}"
+    # Every other role may see how long the queue is, but cannot take a ticket or end one.
     if role is Role.ACTOR:
         yield f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
         yield f"$JS.ACK.{consumer}.>"

@@ -49,6 +49,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             await connection.client.connect(
                 servers,
                 name=f"horizonrl {run}",
+                # For ever: a role outlives any restart of the server, and each call has a deadline of its own.
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # the client only sleeps for it
                 ping_interval=PING_S,
@@ -57,10 +58,13 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
                 disconnected_cb=connection.on_disconnected,
                 reconnected_cb=connection.on_reconnected,
                 closed_cb=connection.on_closed,
+                # A user may subscribe to no other inbox, so that no actor hears the answers of another (threat model).
                 inbox_prefix=inbox(run, role, _user(broker.nats)),
                 **credentials,
             )
+            # Before the first `ask`, which waits for it.
             connection.opened()
+            # One role creates the streams: the others lack the permission, and need not agree on the settings.
             if role is Role.CONTROLLER:
                 await connection.ask(
                     lambda: ensure_streams(connection.client.jetstream(), run, broker.max_log_bytes, broker.ack_wait_s),
@@ -68,6 +72,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
                 )
         if role is Role.CONTROLLER:
             return NatsTransport(connection, run, broker.ack_wait_s)
+        # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.
         patience_s = broker.connect_timeout_s if role is Role.MONITOR else STREAMS_WAIT_S
         return NatsTransport(connection, run, await _await_streams(connection, run, patience_s))
     except TimeoutError:
@@ -96,6 +101,7 @@ async def _await_streams(connection: Connection, run: str, patience_s: float) ->
                         lambda: js.stream_info(f"KV_{bucket_name(run)}")
                     )  # the last one that is created
                     consumer = await connection.ask(lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS))
+                    # What the server enforces and not what this role's recipe says: the heartbeat has to match it.
                     return float(consumer.config.ack_wait or 0.0)
                 log.info("streams_awaited", run=run)
                 await asyncio.sleep(STREAMS_POLL_S)

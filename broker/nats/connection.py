@@ -49,11 +49,13 @@ PASSING = (
 """Errors that pass by themselves: the server is restarting, electing a leader, or full."""
 
 
+# Without limits of its own: stamina's default gives up after 45 s, but the deadline belongs to each call (`ask`).
 _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
     PASSING
 )
 
 
+# Compared by identity, so that a set can hold it while its fields change.
 @dataclass(eq=False)
 class Stall:
     """A request whose first attempt failed."""
@@ -92,6 +94,7 @@ class Connection:
         """Refuse a server that does not offer TLS: somebody may be in between."""
         self.client = Client()
         self.counters = TransportCounters()
+        # Set while there is something to say: a connection, a refusal, or the end. The last two raise at once.
         self._up = asyncio.Event()
         self._waiting: set[asyncio.Timeout] = set()
         """The requests in flight."""
@@ -116,6 +119,7 @@ class Connection:
             async with asyncio.timeout(deadline_s):
                 return await self._answered(what, request)
         except TimeoutError:
+            # The server does not answer what it refuses, so a refusal first shows as a timeout.
             self.raise_refusal()
             raise BrokerUnreachable(f"{self.url} has not answered for {deadline_s} s ({what})") from None
         except nats.errors.ConnectionClosedError:
@@ -131,6 +135,7 @@ class Connection:
                 async with self.while_connected():
                     return await request()
             except PASSING as error:
+                # The clock starts with the first failure: a single slow answer is no stall.
                 stall = stall or Stall(what, error)
                 stall.cause = error
                 stall.tell(self.url)
@@ -143,6 +148,7 @@ class Connection:
                 log.info("broker_recovered", what=what, after_s=round(stall.lasts_s, 1), url=self.url)
             return answer
         finally:
+            # Also when the caller is cancelled: nobody waits for this request any more.
             self._stalls -= {stall}
 
     @property
@@ -159,15 +165,18 @@ class Connection:
         an answer that comes at the same moment wins over the cancellation.
         """
         await self._up.wait()
+        # A refusal sets `_up` as well, to wake those who wait for a connection that would never do their work.
         self.raise_refusal()
         task = asyncio.current_task()
         cancelled_before = task.cancelling() if task else 0
+        # A timeout without a deadline is a handle: `_interrupt` moves its deadline to now when the connection is lost.
         async with asyncio.timeout(None) as patience:
             self._waiting.add(patience)
             try:
                 yield
             finally:
                 self._waiting.discard(patience)
+        # ADR 11: a heartbeat whose cancellation was swallowed once extended its lease for ever.
         if task and task.cancelling() > cancelled_before:
             raise asyncio.CancelledError
 
@@ -184,6 +193,7 @@ class Connection:
         self._up.set()
 
     def _check_encryption(self) -> None:
+        # Checked after each reconnect too: whoever sits in between could wait for one to take the encryption away.
         if self.encrypted and not self.client._server_info.get("tls_required"):
             self._refuse(
                 f"{self.url} offers no TLS although broker.nats.ca_file is set: check the address, or unset it"
@@ -205,6 +215,7 @@ class Connection:
         log.info("broker_reconnected", url=self.url, reconnects=self.counters.reconnects)
 
     async def on_disconnected(self) -> None:
+        # Our own close and a refusal end the connection for good: clearing `_up` would let their waiters hang.
         if not self.client.is_closed and self._refusal is None:
             self._up.clear()
             self._interrupt()
@@ -213,10 +224,12 @@ class Connection:
     async def on_closed(self) -> None:
         if isinstance(self.client.last_error, nats.errors.AuthorizationError):  # revoked while connected
             await self.on_error(self.client.last_error)
+        # Waiters wake and find the client closed, instead of waiting for a reconnect that never comes.
         self._up.set()
 
     async def on_error(self, error: Exception) -> None:
         """Tell a refusal from the noise of a lost connection; raise one that comes before the first connection."""
+        # The server reports a refusal as a line of text on the connection, so the text is all there is to go by.
         text = str(error).removeprefix("nats: ").strip("'")
         if "permissions violation" in text.lower():
             self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
@@ -232,6 +245,7 @@ class Connection:
         else:
             log.debug("broker_error", url=self.url, error=repr(error))
             return
+        # `connect` would try a refused address again until its timeout. Afterwards each call raises the refusal itself.
         if not self._opened:
             self.raise_refusal()
 

@@ -101,6 +101,7 @@ def _account(keys: KeyFolder, run: str, role: Role) -> str:
             "imports", [*(_import(run, "service", name) for name in may), _import(run, "stream", hears(run))]
         )
     else:
+        # Sorted, so that an unchanged folder gives an unchanged file and nobody reloads the server for nothing.
         services = sorted({name for guest in GUESTS for name in publishes(run, guest)})
         exports = [*map(_export, services), f'{{ stream: "{hears(run)}" }}']
         shared = "    jetstream: enabled\n" + _lines("exports", exports)
@@ -167,6 +168,7 @@ def _server_certificate(folder: Path, hosts: Sequence[str]) -> list[Path]:
     assert isinstance(authority_key, ec.EllipticCurvePrivateKey)
     authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
+    # A common name has at most 64 characters. Clients check the alternative names below, which hold every host in full.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     builder = (
         _builder(name, authority.subject, key, SERVER_DAYS)
@@ -209,6 +211,7 @@ def _write_pair(stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.C
 
 def _write_secret(path: Path, secret: bytes) -> Path:
     """Write a file that nobody else has ever been able to read."""
+    # O_EXCL with the mode at creation: a chmod afterwards would leave a moment in which others can open the file.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret)
     return path

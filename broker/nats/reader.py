@@ -75,9 +75,11 @@ async def stored_messages(
 
     async def answered() -> list[Message | None]:
         try:
+            # In one `ask`: a lost connection repeats the batch, and the answers stay in the order of the queries.
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(one(query)) for query in queries]
         except ExceptionGroup as errors:
+            # `ask` decides by the type of an error whether to repeat, and an ExceptionGroup would hide the type.
             raise errors.exceptions[0] from None
         return [task.result() for task in asked]
 
@@ -94,7 +96,9 @@ def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None
             return None
         nats.js.errors.APIError.from_error(error)  # raises it
     stored = found["message"]
+    # Stored headers begin with the protocol's version line, which the parser does not expect.
     _, _, lines = base64.b64decode(stored.get("hdrs", "")).partition(b"\r\n")
+    # The client's own parser, so that a fetched message has the same headers as a delivered one.
     headers = connection.client._parse_header_lines(lines)
     data = base64.b64decode(stored.get("data", ""))
     return to_message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
@@ -102,8 +106,10 @@ def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None
 
 def _direct(answer: Msg, prefix: str, connection: Connection) -> Message | None:
     headers = dict(answer.headers or {})
+    # A direct get is answered by a status instead of JSON.
     if headers.get("Status") == "404":
         return None
+    # What is left then are the publisher's own headers.
     _stream, subject, sequence, time = (headers.pop(name) for name in ADDED_HEADERS)
     return to_message(subject.removeprefix(prefix), answer.data, int(sequence), headers, _seconds(time))
 
@@ -148,16 +154,20 @@ class NatsReader:
 
         The position moves last, so that a caller whose time runs out in here has read nothing.
         """
+        # Read before the check: a reconnect during the check makes the next look check again.
         reconnects = self._connection.counters.reconnects
+        # A server that restarted may have lost its end or have another log, so the position is not trusted across it.
         if self._reconnects != reconnects:
             await self._check_gap(self._next)
             self._reconnects = reconnects
+        # One request first: most looks of a reader that waits find nothing, and cost the server only this one.
         found = await self._from(self._next, 1)
         while found and len(found) < limit:
             more = await self._from(found[-1].sequence + 1, min(REQUESTS_AT_ONCE, limit - len(found)))
             found += more
             if not more:
                 break
+        # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.
         expected = (self._next, *(message.sequence + 1 for message in found))
         for wanted, message in zip(expected, found, strict=False):
             if message.sequence != wanted:
@@ -198,6 +208,7 @@ def _in_order(answers: Sequence[Message | None]) -> list[Message]:
     for message in answers:
         if message is None:
             break
+        # Two queries find the same message where the sequence of the first one has another subject.
         if not found or message.sequence > found[-1].sequence:
             found.append(message)
     return found

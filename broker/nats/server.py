@@ -36,6 +36,8 @@ LOOK_S = 5.0
 ROOM_BYTES = 64 << 20
 """Free disk that makes it worth restarting a server whose disk was full: room for a few messages and its own files."""
 
+# Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, so it is
+# open on loopback only.
 CONFIG = """\
 listen: "{host}:{port}"
 http: "127.0.0.1:-1"
@@ -96,6 +98,7 @@ class EmbeddedServer:
         """Start the server and return once it takes clients. Raises BrokerUnreachable with the end of its log."""
         binary = find_server()
         self.directory.mkdir(parents=True, exist_ok=True)
+        # The files below belong to whoever holds the lock.
         lock = await self._hold()
         for left in self.directory.glob("nats-server_*.ports"):
             left.unlink(missing_ok=True)  # a killed server leaves it, and in a container the next one has the same pid
@@ -124,6 +127,7 @@ class EmbeddedServer:
             async with asyncio.timeout(START_S):
                 self.port, self._monitoring = await self._addresses()
         except BaseException as error:
+            # The server inherited the lock: while it lives, releasing ours frees nothing.
             await self.kill()
             self._release()
             if not isinstance(error, TimeoutError):
@@ -162,6 +166,7 @@ class EmbeddedServer:
         """Wait for the file in which nats-server writes where it listens; a file has no event, so this polls."""
         assert self._process is not None
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
+        # The file exists before it is complete, so its last character decides.
         while not (ports.exists() and ports.read_text().rstrip().endswith("}")):
             if self._process.returncode is not None:
                 raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
@@ -214,6 +219,7 @@ class EmbeddedServer:
             if complaint is not None and not ails:
                 log.warning("broker_ails", reason=complaint, free_mib=free >> 20)
             elif complaint is not None and free >= ROOM_BYTES:
+                # At the second look at the earliest, and only with room: on a full disk a restart repairs nothing.
                 return
             ails = complaint is not None
             await asyncio.sleep(LOOK_S)

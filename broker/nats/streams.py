@@ -67,6 +67,8 @@ def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamC
     return api.StreamConfig(
         name=stream_name(run, spec.stream),
         subjects=[f"{run}.{spec.subject}"],
+        # Not a work queue, which deletes what is acknowledged: the last ticket tells how many were issued, and a
+        # learner that resumes reads groups again.
         retention=api.RetentionPolicy.LIMITS,
         storage=api.StorageType.FILE,
         discard=api.DiscardPolicy.OLD if dead else api.DiscardPolicy.NEW,
@@ -84,7 +86,9 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
         durable_name=ACTORS,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=ack_wait_s,
+        # ADR 3: a server that stops delivering a ticket leaves it to nobody, and the run would wait for it for ever.
         max_deliver=UNLIMITED,
+        # Credit already bounds the tickets in flight. A second bound here could only leave actors idle.
         max_ack_pending=UNLIMITED,
     )
 
@@ -99,6 +103,7 @@ async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack
         own = ACTORS if spec.stream is Stream.TICKETS else ""
         await _remove_foreign_consumers(js, stream_name(run, spec.stream), own)
     await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(ack_wait_s))
+    # After all streams and the consumer: the other roles wait for the bucket, then use the rest (`_await_streams`).
     await _ensure_bucket(js, run)
     await _remove_foreign_consumers(js, f"KV_{bucket_name(run)}")
 
@@ -106,6 +111,7 @@ async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack
 async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
     """Create the run's state bucket, every change of which the server announces."""
     bucket = bucket_name(run)
+    # Headers only, because every role hears the news, and a progress with many ranges has kilobytes.
     announced = api.RePublish(src=f"$KV.{bucket}.>", dest=news_subject(run, ">"), headers_only=True)
     try:
         await js.key_value(bucket)
@@ -113,12 +119,14 @@ async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
         await js.create_key_value(bucket=bucket, history=1, storage=api.StorageType.FILE, republish=announced)
         return
     present = (await js.stream_info(f"KV_{bucket}")).config
+    # A bucket that another version created is changed in place, which keeps the keys of a run that goes on.
     if present.republish != announced:
         await js.update_stream(present.evolve(republish=announced))
 
 
 async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str = "") -> None:
     """Remove every consumer but the run's own: beyond its limit of consumers, a server would refuse that one too."""
+    # The server lists consumers in pages, so the list is requested until it has only our own.
     while foreign := [found.name for found in await js.consumers_info(stream) if found.name != own]:
         for name in foreign:
             with contextlib.suppress(nats.js.errors.NotFoundError):  # it has ended by itself
@@ -146,6 +154,7 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
     except nats.js.errors.NotFoundError:
         await _add_stream(js, wanted)
         return
+    # The settings that the run's guarantees depend on, and no others.
     ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct")
     changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
     if changes:
@@ -163,5 +172,6 @@ async def _ensure_actors(js: JetStreamContext, stream: str, wanted: api.Consumer
         present = (await js.consumer_info(stream, ACTORS)).config
     except nats.js.errors.NotFoundError:
         present = api.ConsumerConfig()
+    # The only setting that comes from a recipe. `add_consumer` changes a consumer that exists in place.
     if present.ack_wait != wanted.ack_wait:
         await js.add_consumer(stream, wanted)

@@ -44,16 +44,19 @@ class NatsDelivery:
         self._ack_wait_s = ack_wait_s
 
     async def extend(self) -> None:
+        # Given up after one period of the heartbeat, which then asks again (`Lease._extend`).
         await self._say(b"+WPI", self._ack_wait_s / 3)
 
     async def acknowledge(self) -> None:
         await self._say(b"+ACK")
 
     async def give_back(self, delay_s: float = 0.0) -> None:
+        # JetStream counts the delay in nanoseconds.
         await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
 
     async def _say(self, word: bytes, deadline_s: float = CALL_DEADLINE_S) -> None:
         """Send an acknowledgement as a request, which the server confirms."""
+        # If an acknowledgement were lost unnoticed, the lease would lapse and the ticket would be played again.
         await self._connection.ask(
             lambda: self._connection.client.request(self._reply, word, timeout=ANSWER_S),
             deadline_s,
@@ -66,10 +69,12 @@ class NatsTransport:
         self.run = run
         self.ack_wait_s = ack_wait_s
         self.counters = connection.counters
+        # The server announces its limit when it accepts a connection, so a transport needs an open one.
         self.max_payload_bytes = connection.client.max_payload - HEADER_ROOM
         self._connection = connection
         self._js: JetStreamContext = connection.client.jetstream()
         self._leasing = asyncio.Lock()
+        # Bound by the first `lease`: only an actor has the permission to request tickets (`access.py`).
         self._tickets: JetStreamContext.PullSubscription | None = None
 
     @property
@@ -91,21 +96,25 @@ class NatsTransport:
         return await self._store(f"{self.run}.{subject}", data, sent)
 
     async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> Stored:
+        # A chunk of weights needs time on a slow line: after a fixed wait, every attempt would be given up halfway.
         answer_s = ANSWER_S + SECONDS_PER_MB * len(data) / 1e6
 
         async def attempt() -> Stored:
             try:
                 ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
             except nats.js.errors.APIError as error:
+                # Counted at each attempt and raised again: the repeats of `ask` are the back-pressure.
                 self.counters.full_waits += is_full(error)
                 raise
             return Stored(ack.seq, bool(ack.duplicate))
 
+        # No deadline: nothing may be dropped, so a publish waits for the server or for room as long as it takes.
         return await self._connection.ask(attempt, deadline_s=None, what=f"publish {subject}")
 
     async def lease(self, timeout_s: float) -> NatsDelivery | None:
         """One caller waits at a time: concurrent pulls on one subscription would take one another's answers."""
         with contextlib.suppress(TimeoutError):
+            # The timeout is outside the lock, so that a caller that only waits for its turn returns in time too.
             async with asyncio.timeout(timeout_s), self._leasing:
                 while True:
                     if (raw := await self._pull_ticket()) is not None:
@@ -121,6 +130,7 @@ class NatsTransport:
                 if self._tickets is None:
                     stream = stream_name(self.run, Stream.TICKETS)
                     self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream)
+                # One at a time: the lease of each ticket in a batch would begin to run out before anyone works on it.
                 return (await self._tickets.fetch(1, SLICE_S))[0]
         except TimeoutError:
             return None
@@ -128,6 +138,7 @@ class NatsTransport:
             await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
             return None
         except nats.errors.ConnectionClosedError:
+            # A key that is revoked closes the connection: the refusal says more than "closed".
             self._connection.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self._connection.url} is closed") from None
 
@@ -146,6 +157,7 @@ class NatsTransport:
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
         found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        # A stream without a limit has -1 here, or nothing.
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
@@ -159,16 +171,20 @@ class NatsTransport:
         if below <= 1:
             return  # to the server, 0 means "everything"
         name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
+        # Safe to repeat, because it names a sequence and not a number of messages.
         purge = self._js.purge_stream
         await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
+        # JetStream's compare-and-set, on which "one learner speaks" rests (invariants).
         expected = {} if after is None else {"Nats-Expected-Last-Subject-Sequence": str(after)}
         try:
+            # No message id: a new learner takes the key by setting the last value of the one before it again (ADR 10).
             return (await self._store(self._subject(key), data, expected)).sequence
         except nats.js.errors.APIError as error:
             if error.err_code != WRONG_LAST_SEQUENCE:
                 raise
+        # Without an id, a repeat after a lost answer meets its own write. Equal bytes tell it from another program's.
         entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
         if entry is not None and entry.data == data:  # set by this call, whose answer was lost
             return entry.sequence
@@ -190,18 +206,21 @@ class NatsTransport:
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
         """The server announces on a separate subject that a key was set; the key's value is then read."""
+        # Not the client's key-value watch: it creates a consumer, which only the controller may do (ADR 16).
         name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
         news = asyncio.Event()
 
         async def hear(_: Msg) -> None:
             news.set()
 
+        # Subscribed before the first read, so that no value falls between the two.
         subscription = await self._connection.ask(
             lambda: self._connection.client.subscribe(news_subject(self.run, key.value), cb=hear)
         )
         seen = 0
         try:
             while True:
+                # Before the read: news that comes during the read leads to another one.
                 news.clear()
                 entry = await self._last(name, subject)
                 if entry is not None and entry.sequence != seen:
@@ -211,6 +230,7 @@ class NatsTransport:
                     async with self._connection.while_connected(), asyncio.timeout(REFRESH_S):
                         await news.wait()
         finally:
+            # A closed connection has no subscription left to end.
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
 

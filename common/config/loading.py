@@ -31,6 +31,7 @@ def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides
     """
     for recipe in recipes:
         _require_toml(recipe)
+    # By hand and not by pydantic-settings: an override then gives the same message as a recipe (ADR 5).
     given = parse_overrides(overrides)
     _refuse_unknown_variables(config)
 
@@ -43,6 +44,7 @@ def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides
             # Here, since the recipes are merged here: a secret in any of them is found before it is validated.
             _refuse_secrets(given, "the command line")
             _refuse_secrets(recipe.toml_data, "a recipe")
+            # The first source wins: command line, environment, recipes.
             return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)
 
     try:
@@ -126,6 +128,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _parse_value(text: str) -> Any:
     try:
+        # Numbers, lists and booleans as in JSON; everything else is text, so that paths and names need no quotes.
         return json.loads(text)
     except ValueError:
         return text
@@ -160,6 +163,7 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
         known = _known_keys(problem["loc"], model)
         return f"{place}: no such key{_meant(problem['loc'], known, model)} Known keys: {', '.join(known)}"
     message = PLAINLY.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    # A wrong value in this section may be a password, which must not reach a log.
     secret = problem["loc"][:1] == ("broker",)
     given = "" if problem["type"] == "value_error" or not place or secret else f" (got {problem['input']!r})"
     return f"{place + ': ' if place else ''}{message}{given}"

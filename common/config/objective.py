@@ -176,6 +176,7 @@ class Objective(Section):
     def weight(self) -> Literal["token", "sequence", "icepop"] | None:
         """The weight that `correction.kind` stands for."""
         if self.correction.kind == "auto":
+            # The ratio of the other losses is π/μ, which is the correction already.
             return "token" if self.loss.kind in WEIGHED else None
         return self.correction.kind
 
@@ -191,6 +192,7 @@ class Objective(Section):
     @property
     def needs_scores(self) -> bool:
         """Whether a forward pass at the start of the step must score the batch."""
+        # With a single update, the policy at the start of the step is the one in training, so it needs no pass.
         proximal = self.loss.kind == "decoupled_ppo" and self.correction.proximal == "exact" and self.loss.updates > 1
         return self.needs_reference or self.advantage.needs_critic or proximal
 
@@ -202,6 +204,7 @@ class Objective(Section):
     @property
     def _is_dpo(self) -> bool:
         """Whether the loss of the advantage dpo is DPO's."""
+        # DPO's gradient is that of the policy at the start of the step: a second update, a clip or a weight changes it.
         clones = (self.loss.kind, self.weight, self.loss.updates) == ("reinforce", None, 1)
         evenly = self.loss.counted_by in ("token", "constant")
         return clones and evenly and self.advantage.truncated == "keep" and not self.correction.masks
@@ -226,6 +229,7 @@ class Objective(Section):
                 "whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or kind "
                 "to grpo, dr_grpo or reinforce_pp_baseline"
             )
+        # A discount needs a distance in turns or tokens. The return of a whole episode has none.
         ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")
         if advantage.discount < 1 and not ahead:
             raise ValueError(
@@ -239,6 +243,7 @@ class Objective(Section):
                 "minibatches and epochs to 1, loss.normalisation to token or constant, advantage.truncated to keep, "
                 "and every mask of correction to none"
             )
+        # DPO's implicit reward is β times the log-ratio to the reference: a second KL would count it twice.
         if advantage.kind == "dpo" and self.reference.kl > 0:
             raise ValueError("reference.kl is set but dpo already has its KL in dpo_beta: set reference.kl to 0")
 

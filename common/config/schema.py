@@ -192,6 +192,7 @@ class RunConfig(RunSchedule, BaseSettings):
                 f"rollout.group_size is {self.rollout.group_size} but actor.slots is {self.actor.slots}: "
                 f"a group's episodes run at once; set actor.slots to {self.rollout.group_size} or more"
             )
+        # A row is never split over micro-batches, so the longest one has to fit into one.
         if self.learner.micro_batch_tokens < self.model.max_context_tokens:
             raise ValueError(
                 f"learner.micro_batch_tokens is {self.learner.micro_batch_tokens} but a sequence may have "
@@ -220,6 +221,7 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @model_validator(mode="after")
     def _actors_keep_up(self) -> Self:
+        # The credit would reach 0 before the next publication, and the run would stand still (`RunSchedule.credit`).
         if self.rl.publish_every > self.rl.max_staleness + 1:
             raise ValueError(
                 f"rl.publish_every is {self.rl.publish_every} but rl.max_staleness is {self.rl.max_staleness}: groups "
@@ -279,6 +281,7 @@ class RunConfig(RunSchedule, BaseSettings):
     @property
     def objective(self) -> Objective:
         """The sections that say what an RL step optimises."""
+        # Without validation, which the sections have behind them: `refuse_unsound` checks the combination.
         return Objective.model_construct(
             advantage=self.advantage,
             loss=self.loss,
@@ -296,6 +299,7 @@ class RunConfig(RunSchedule, BaseSettings):
             max_context_tokens=self.model.max_context_tokens,
             system_prompt=self.rollout.system_prompt,
             environments=tuple(
+                # As JSON: a recipe may hold dates, which have no form on the wire.
                 EnvironmentSettings(
                     env_id=env.id, options=env.model_dump(mode="json")["options"], step_timeout_s=env.step_timeout_s
                 )
@@ -306,4 +310,5 @@ class RunConfig(RunSchedule, BaseSettings):
     @classmethod
     def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
         """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake."""
+        # Without validation: `load_sections` has done it, and would read the environment again.
         return cls.model_construct(**load_sections(cls, recipes, overrides))

@@ -15,6 +15,7 @@ Band = tuple[AboveZero, AboveZero]
 class Section(BaseModel):
     """Keys of one subject. The word "none" stands for None in every source, since TOML has no null."""
 
+    # A misspelt key is an error: a run of days with a default in its place would be worse.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
