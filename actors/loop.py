@@ -131,7 +131,7 @@ class ActorLoop:
             self.metrics.count("leases_repeated_total")
         try:
             await self._settle(lease)
-        # No failure of this actor: another one has the ticket, and its group will be the run's.
+        # No failure of this actor, which goes on: the ticket may be another one's by now.
         except LeaseLost as error:
             self.metrics.count("tickets_given_back_total", reason="lease_lost")
             log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
@@ -171,7 +171,7 @@ class ActorLoop:
                     await self._publish(group)  # before the acknowledgement: a crash in between can only repeat it
                     await lease.acknowledge()
                 return
-        # Before BaseException: a lost lease cannot be given back, it is another actor's.
+        # Before BaseException: what may be another actor's by now is not ours to give back.
         except LeaseLost:
             raise
         except RecordTooLarge as error:  # another actor's group would be too large as well
