@@ -21,10 +21,12 @@ async def agreed(transport: Transport, mine: RunSettings, wait_s: float = AGREEM
     """
     differing = ""
     try:
+        # No deadline until a recipe differs: an actor may be started long before its controller.
         async with asyncio.timeout(None) as patience:
             async for published in StateStore(transport).watch(Key.RUN):
                 if not isinstance(published, RunSettings) or not (differing := differences(mine, published)):
                     return
+                # One deadline for all differences: another wrong recipe must not postpone it.
                 if patience.when() is None:
                     log.warning("recipe_differs", differences=differing, wait_s=wait_s)
                     patience.reschedule(asyncio.get_running_loop().time() + wait_s)
@@ -41,6 +43,7 @@ def differences(mine: RunSettings, published: RunSettings) -> str:
     here, there = _by_name(mine), _by_name(published)
     return "; ".join(
         f"{name} is {here.get(name, 'absent')!s:.300} here and {there.get(name, 'absent')!s:.300} in the run"
+        # Names of both sides: an option that only one recipe has is a difference too.
         for name in here | there
         if here.get(name, "absent") != there.get(name, "absent")
     )

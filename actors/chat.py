@@ -77,12 +77,17 @@ class ChatTemplate:
         self._special = {
             str(token): int(token_id) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
+        # An alternation takes its first match, so a token that begins another one must come after it.
         longest_first = sorted(self._special, key=len, reverse=True)
+        # An empty pattern would match everywhere; `(?!)` matches nowhere.
         self._special_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        # Two renderings, because a template may add a system message of its own where none is given.
         self._open = self._render([("user", USER)])
         self._open_with_system = self._render([("system", SYSTEM), ("user", USER)])
         conversation = self._render([("user", USER), ("assistant", ASSISTANT), ("user", NEXT)])
+        # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
         self._tail = conversation[1 + _place_of(ASSISTANT, conversation) :]
+        # Before the first ticket: a text that the tokenizer changes would be changed in every episode of the run.
         self._check_round_trip()
 
     @classmethod
@@ -101,7 +106,9 @@ class ChatTemplate:
 
     def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the observation, the next prompt."""
+        # The last generation is an argument, not a text to encode: sampled ids are never edited (token exactness).
         ids = self._encode(self._tail, {NEXT: observation})
+        # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt.
         closed = self.end_of_turn is not None and tuple(last_output_ids[-1:]) == (self.end_of_turn,)
         return ids[1:] if closed else ids
 
@@ -111,6 +118,7 @@ class ChatTemplate:
 
     def encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of a turn that was written rather than sampled, with the end-of-turn token."""
+        # With the token that a policy samples to end a turn: otherwise a demonstration would not teach when to stop.
         return self._encode_plain(text) + self.stop_ids[:1]
 
     @cached_property
@@ -128,6 +136,7 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
         """Render messages whose contents are sentinels, and cut the text at these."""
+        # Templates strip contents without saying so. If the padding is gone, `Place.fit` strips observations alike.
         conversation = [{"role": role, "content": PADDING + content + PADDING} for role, content in messages]
         text = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         parts: list[Part] = []
@@ -154,6 +163,7 @@ class ChatTemplate:
             if isinstance(part, Place):
                 plain += part.fit(contents[part.name])
                 continue
+            # Special tokens are looked for in the template's text alone, never in a content.
             start = 0
             for special in self._special_text.finditer(part):
                 ids += self._encode_plain(plain + part[start : special.start()])
@@ -165,9 +175,12 @@ class ChatTemplate:
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
+        # split_special_tokens keeps an observation with `<|im_end|>` in it from ending a turn. add_special_tokens would
+        # put a beginning of text before every part; where one belongs, it is in the template's text.
         return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        # The clean-up removes spaces before punctuation: the environment would read a text that was not sampled.
         return str(
             self._tokenizer.decode(
                 list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

@@ -25,9 +25,11 @@ from horizonrl.envs.api import Environment
 
 log = get_logger()
 
+# The length of one pull from the queue. Without a ticket the loop pulls again, so this bounds nothing else.
 LEASE_WAIT_S = 10.0
 RETRY_DELAY_S = 2.0
 """Wait before a ticket whose group broke is delivered again: time for the cause to pass."""
+# PROTOCOL.md, "Have the weights": begin anyway after 60 s, since the spans say which version sampled each token.
 WEIGHTS_WAIT_S = 60.0
 TELL_S = 60.0
 """Interval at which an actor logs what it has played."""
@@ -63,6 +65,7 @@ class ActorLoop:
         self._tickets = TicketQueue(self.transport)
         self._log = GroupLog(self.transport)
         self._running = 0
+        # Slots, not groups, so that small groups fill what a whole group leaves.
         self._free = self.settings.slots
         """Slots that no leased ticket uses. A group that is larger than expected makes it negative."""
         self._freed = asyncio.Event()
@@ -74,18 +77,24 @@ class ActorLoop:
         Takes tickets; gives groups; waits for leases, generations and environments; woken by the broker. A cancelled
         ticket is given back once.
         """
+        # One group for all: when the follower or the watch fails, the serving tasks are cancelled and give their
+        # tickets back.
         async with asyncio.TaskGroup() as group:
             endless = (self.follower.run(), self._watch_run(), self._tell())
             background = [group.create_task(work) for work in endless]
             serving: set[asyncio.Task[None]] = set()
             while not self.stopping.is_set():
+                # Room first, lease second: a ticket that waits here for slots is kept from actors that have some.
                 await until_stopped(self._room(), self.stopping)
                 if not self.stopping.is_set() and (lease := await self._next_lease()) is not None:
+                    # Counted before the task starts: the next pass of this loop must not see these slots as free.
                     self._free -= lease.ticket.group_size
                     serving.add(task := group.create_task(self._serve(lease)))
                     task.add_done_callback(serving.discard)
             log.info("drain_started", deadline_s=self.settings.drain_s)
             late = await self._drained(serving)
+            # After the deadline a ticket is given back rather than left to expire: another actor has it at once, and
+            # not only after `broker.ack_wait_s`.
             for task in (*late, *background):
                 task.cancel()
         log.info("actor_drained", given_back=len(late))
@@ -98,6 +107,7 @@ class ActorLoop:
 
     async def _drained(self, serving: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
         """Wait up to `drain_s` for the tickets that are being served; return those that are not finished."""
+        # asyncio.wait rejects an empty set.
         return (await asyncio.wait(set(serving), timeout=self.settings.drain_s))[1] if serving else set()
 
     async def _watch_run(self) -> None:
@@ -121,6 +131,7 @@ class ActorLoop:
             self.metrics.count("leases_repeated_total")
         try:
             await self._settle(lease)
+        # No failure of this actor, which goes on: the ticket may be another one's by now.
         except LeaseLost as error:
             self.metrics.count("tickets_given_back_total", reason="lease_lost")
             log.warning("lease_lost", ticket=lease.ticket.ticket_id, reason=str(error))
@@ -136,26 +147,31 @@ class ActorLoop:
             await asyncio.wait({lease, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
             lease.cancel()
+        # cancel() does nothing to a task that is done: a lease that has arrived is served, and drained like the others.
         return None if lease.cancelled() else lease.result()
 
     async def _settle(self, lease: Lease) -> None:
         """End the lease in one of three ways: its group is published, its ticket is void, or it is given back."""
         ticket = lease.ticket
+        # Actors enforce the limit, not the server: a server that stops delivering leaves the ticket to nobody (ADR 3).
         if lease.deliveries > self.settings.max_deliver:
             await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
             return
         try:
             async with lease.held():
                 if ticket.kind is not Kind.DEMO:  # an expert needs no weights
+                    # No matter the result: spans name the version, and the learner decides (bounded staleness).
                     await self.follower.reached(ticket.issued_at_version, WEIGHTS_WAIT_S)
                 group = await self._run_group(ticket, lease.deliveries)
             # A baseline needs two valid episodes. With fewer the learner would drop the group; a retry may do better.
             if len(group.valid_episodes) >= min(2, ticket.group_size):
                 self._unfit_in_a_row = 0
+                # Not `held()`, which may cancel: a finished group is worth publishing however long the broker is away.
                 async with lease.kept():
                     await self._publish(group)  # before the acknowledgement: a crash in between can only repeat it
                     await lease.acknowledge()
                 return
+        # Before BaseException: what may be another actor's by now is not ours to give back.
         except LeaseLost:
             raise
         except RecordTooLarge as error:  # another actor's group would be too large as well
@@ -164,6 +180,7 @@ class ActorLoop:
         except BaseException:  # drained, or the engine died: either way another actor must have the ticket
             await self._give_back(lease, "drained" if self.stopping.is_set() else "failed", 0.0)
             raise
+        # Only now: one unfit episode does not void a group that has enough others.
         if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
             await self._void_unfit(lease, _first_error(group) or "")
             return
@@ -172,6 +189,7 @@ class ActorLoop:
 
     async def _void(self, lease: Lease, label: str, reason: str) -> None:
         """End a ticket without a group."""
+        # The same order as for a group: stored, then acknowledged (the broker remembers).
         async with lease.kept():
             await self._log.publish_void(Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor))
             await lease.acknowledge()
@@ -192,11 +210,13 @@ class ActorLoop:
     async def _give_back(self, lease: Lease, reason: str, delay_s: float) -> None:
         self.metrics.count("tickets_given_back_total", reason=reason)
         with contextlib.suppress(TimeoutError, BrokerError):  # the lease then expires after ack_wait
+            # The actor may be ending, so a broker that is away does not hold it up.
             async with asyncio.timeout(5.0):
                 await lease.give_back(delay_s)
 
     async def _run_group(self, ticket: Ticket, deliveries: int) -> Group:
         started_at_ms = time.time_ns() // 1_000_000
+        # `play` raises EngineDead and nothing else, so one episode ends the others only if none of them can go on.
         async with asyncio.TaskGroup() as tasks:
             episodes = [tasks.create_task(self._run_episode(ticket, index)) for index in range(ticket.group_size)]
         return Group(
@@ -219,6 +239,7 @@ class ActorLoop:
         self.metrics.count("sampled_tokens_total", episode.generated_tokens, env=env_id)
         self.metrics.observe("episode_turns", len(episode.turns), env=env_id)
         if episode.turns:
+            # The ticket's id becomes the exemplar, so that a slow step in a graph leads to its episode.
             turns, ticket_id = len(episode.turns), ticket.ticket_id
             self.metrics.observe("environment_step_seconds", episode.environment_s / turns, ticket_id, env=env_id)
             self.metrics.observe("generate_seconds", episode.generate_s / turns, ticket_id)
@@ -228,6 +249,7 @@ class ActorLoop:
         env_id = ticket.task.env_id
         if env_id not in self.rollouts:
             known = ", ".join(self.rollouts)
+            # Broken, not raised: the ticket goes back to the queue, and another actor may play this environment.
             return broken(index, f"this actor plays {known}, not {env_id}: start its actors with the run's recipe")
         return await play(partial(self.make_environment, env_id), self.rollouts[env_id], ticket, index)
 
@@ -237,6 +259,7 @@ class ActorLoop:
 
     async def _publish(self, group: Group) -> None:
         stored = await self._log.publish(group)
+        # A success: the ticket has ended, and this actor acknowledges it too (the broker remembers).
         if stored.duplicate:
             self.metrics.count("groups_refused_total")
             log.info("group_refused", ticket=group.ticket.ticket_id, reason="delivered by another actor before")

@@ -28,6 +28,7 @@ async def run_actor(
     environments = {env.id: env for env in config.envs}
     shared_dir = config.run_dir / WEIGHTS if config.broker.shared_files else None
     try:
+        # Makes every environment once: a wrong option ends the actor here, before it leases a ticket.
         versions = ", ".join([await registry.versioned_id(env.id, env.options) for env in config.envs])
         async with connected(config.run.name, config.broker, Role.ACTOR) as transport:
             loop = ActorLoop(
@@ -56,7 +57,9 @@ async def run_actor(
                 metrics=service.metrics,
             )
             async with service.open(config.metrics.host, config.metrics.port, transport):
+                # Before the first lease: what is played with another recipe would be trained as this run's.
                 await until_stopped(agreed(transport, config.settings), service.stopping)
+                # Not earlier: an actor that waits for its recipe to match plays nothing.
                 service.ready = True
                 await loop.run()
     finally:

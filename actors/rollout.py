@@ -62,10 +62,12 @@ class ExpertAgent:
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
         # An expert may plan, or ask a simulator: the other episodes do not wait for it, and it may hang like one.
         output = self.encode(await within(self.timeout_s, asyncio.to_thread(self.expert.act, observation)))
+        # Rejected, not cut: imitation would take the cut for the end of the turn.
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
                 f"a turn of the demonstration has {len(output)} tokens and max_turn_tokens is {self.max_turn_tokens}"
             )
+        # Nobody sampled these tokens, but each needs a version: PROTOCOL.md says the ticket's own.
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
@@ -85,6 +87,7 @@ class Recording:
 
     def finish(self, index: int, stop: StopReason, error: str | None = None) -> Episode:
         """Return the episode. The last observation is kept as text only, since no turn has read its tokens."""
+        # The context may end the episode after these ids were rendered, and only what was read is context.
         last = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
         return Episode(
             index=index,
@@ -117,6 +120,7 @@ class Rollout:
             return recording.finish(index, stop)
         except EngineDead:  # before PolicyFailure, of which it is one
             raise
+        # Broken is not zero: a failure ends the episode with its reason, and never with a reward.
         except EnvironmentTimeout as error:
             return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
         except EpisodeUnfit as error:
@@ -139,6 +143,7 @@ class Rollout:
         agent = self._agent(environment, ticket)
         while True:
             # 2. Is there room for one more turn?
+            # A whole turn must fit: a turn that the context cut would look as if the agent had stopped there.
             if not self._has_room(recording, ticket):
                 return StopReason.CONTEXT
             # 3. Generate.
@@ -164,10 +169,13 @@ class Rollout:
                     observation=read,
                 )
             )
+            # Of the last step alone: an environment decides about success when it ends the episode.
             recording.success = step.success
             # 5. Stop, or go on with the observation appended.
             if stop is not None:
                 return stop
+            # Append only (token exactness). Sampled ids do not survive decoding and encoding: 11 of 32 sequences came
+            # back as other ids.
             recording.ids += generation.ids + answer_ids
 
     def _has_room(self, recording: Recording, ticket: Ticket) -> bool:
@@ -188,6 +196,7 @@ class Rollout:
     def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
         sampling = ticket.sampling
         if ticket.kind is Kind.DEMO:
+            # An environment without an expert raises here; the ticket goes back, and ends as void after `max_deliver`.
             expert, encode = expert_of(environment), self.chat.encode_turn
             return ExpertAgent(expert, encode, ticket.issued_at_version, sampling.max_turn_tokens, self.step_timeout_s)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
@@ -209,12 +218,14 @@ class Rollout:
         try:
             return await within(self.step_timeout_s, call)
         finally:
+            # In `finally`, since a step that times out is the environment's time too.
             recording.environment_s += time.monotonic() - started
 
 
 async def within(timeout_s: float, call: Awaitable[T]) -> T:
     """Await what an environment or its expert does. Raises EnvironmentTimeout."""
     try:
+        # A TimeoutError that the environment itself raises ends here as well: either way there was no answer.
         async with asyncio.timeout(timeout_s):
             return await call
     except TimeoutError:
@@ -234,6 +245,7 @@ async def play(make: Callable[[], Environment], rollout: Rollout, ticket: Ticket
     except Exception as error:  # noqa: BLE001 - what the environment gave makes no episode: too long, or not text
         return broken(index, f"{type(error).__name__}: {error}")
     finally:
+        # Here and not in `episode`, so that an environment is closed however its episode ended.
         await _close(environment, ticket.task.env_id)
 
 
@@ -249,6 +261,7 @@ def printable(error: str) -> str:
 
 async def _close(environment: Environment, env_id: str) -> None:
     try:
+        # An environment that never closes must not hold up the other episodes of its group.
         async with asyncio.timeout(CLOSE_S):
             await environment.close()
     except Exception as error:  # noqa: BLE001 - the episode is over: what its environment leaves is only told
@@ -259,6 +272,7 @@ def stop_reason(step: Step, turns_taken: int, horizon_turns: int) -> StopReason 
     """Return why the episode ends after this step, or None. The environment's verdict comes before the horizon's."""
     if step.terminated:
         return StopReason.TERMINATED
+    # Truncated is not failed: the learner must be able to tell a limit from a task that is over (broken is not zero).
     if step.truncated:
         return StopReason.ENV_TRUNCATED
     return StopReason.HORIZON if turns_taken >= horizon_turns else None

@@ -50,6 +50,7 @@ class WeightsFollower:
         self._metrics = metrics or Metrics()
         self._announced: WeightsManifest | None = None
         self._news = asyncio.Event()
+        # A Condition, because every group waits for a version of its own.
         self._applied = asyncio.Condition()
 
     async def run(self) -> None:
@@ -59,6 +60,7 @@ class WeightsFollower:
         WeightsRejected when the policy's probe fails: the engine has to be replaced.
         """
         self._metrics.set("actor_policy_version", self._policy.version.version)
+        # Two tasks, so that announcements are noted while a frame is fetched: all but the newest are then skipped.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             group.create_task(self._keep_up())
@@ -71,6 +73,7 @@ class WeightsFollower:
         try:
             async with asyncio.timeout(timeout_s):
                 if not self._is_applied(version):
+                    # The key itself, not `_announced`: the watch may be behind it.
                     newest = await StateStore(self._transport).get(Key.POLICY)
                     if isinstance(newest, WeightsManifest):
                         # With rl.publish_every a ticket may name a version that is never announced: the newest must do.
@@ -88,13 +91,16 @@ class WeightsFollower:
             if isinstance(manifest, WeightsManifest):
                 self._announced = manifest
                 self._news.set()
+        # No silent end: an actor without news would sample stale groups for the rest of the run.
         raise RunFailed("the watch of the key `policy` ended: no more weights would arrive")
 
     async def _keep_up(self) -> None:
         """Apply the newest announcement. Takes what `_listen` noted; gives applied weights; woken by `_listen`."""
         while True:
             await self._news.wait()
+            # Cleared before `_announced` is read: an announcement during an apply sets it again and is not missed.
             self._news.clear()
+            # Read anew each time: after a slow fetch the newest version counts, not the one that was next.
             while self._announced is not None and not self._is_applied(self._announced.policy):
                 if not await self._apply(self._announced):
                     await self._wait_for_news()
@@ -104,6 +110,7 @@ class WeightsFollower:
         started = time.monotonic()
         scratch = self._scratch_dir / f"{manifest.policy}.safetensors"
         try:
+            # Only this is tried again. A WeightsRejected of the policy ends the actor, because its engine is in doubt.
             frame = await fetch_frame(self._transport, manifest, scratch, self._shared_dir)
         except (WeightsRejected, BrokerError) as error:
             log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
@@ -112,6 +119,7 @@ class WeightsFollower:
         try:
             await self._policy.apply(frame, manifest.policy)
         finally:
+            # missing_ok: a frame in the shared folder was read where it is.
             scratch.unlink(missing_ok=True)
         done = time.monotonic()
         self._metrics.observe("weights_apply_seconds", done - started)
@@ -122,6 +130,7 @@ class WeightsFollower:
             fetch_s=round(fetched - started, 3),
             apply_s=round(done - fetched, 3),
         )
+        # Also wakes those that wait for an older version: a newer one will do.
         async with self._applied:
             self._applied.notify_all()
         return True

@@ -86,6 +86,7 @@ class Environment(Protocol):
         """Release all resources. Calling it again does nothing."""
 
 
+# Checked with isinstance, so that an environment of another package needs no base class of ours.
 @runtime_checkable
 class Demonstrates(Protocol):
     """An environment that has an expert. One without can be used for RL, but not for imitation."""

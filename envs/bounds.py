@@ -18,6 +18,7 @@ def readable(reply: str) -> str:
 
     A lone surrogate cannot be encoded as UTF-8, so it would raise wherever a text leaves the process.
     """
+    # Cut first: the cost must not grow with the length of a reply.
     return reply[:MAX_REPLY_CHARS].encode("utf-8", "replace").decode()
 
 

@@ -106,6 +106,7 @@ class Subject:
     async def step(self, environment: Environment, text: str) -> Step:
         self.last_call = f"step({shown(text)})"
         began = time.perf_counter()
+        # Cut as rollouts and servers cut: nobody ever sends an environment more.
         step = await environment.step(readable(text))
         self.step_times_s.append(time.perf_counter() - began)
         self._measure(step.observation)
@@ -190,6 +191,7 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     except Violation as violation:
         detail, place = str(violation), subject.place_of(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
+        # Our own limit, and not a TimeoutError that the environment raised.
         detail = f"took longer than {CHECK_S:.0f} s" if limit.expired() else f"{type(error).__name__}: {error}"
         place = subject.raised_at(error)
     finally:
@@ -228,6 +230,7 @@ async def _expert_solves(subject: Subject) -> str:
     environment, turns = subject.make(), []
     for task_id in subject.task_ids:
         _, steps = await subject.play(environment, task_id)
+        # A success without a reward is a task from which RL learns nothing.
         if not (steps[-1].success and sum(step.reward for step in steps) > 0):
             raise Violation(
                 f"the expert ended task {task_id!r} after {len(steps)} turns without success; the last observation: "
@@ -240,6 +243,7 @@ async def _expert_solves(subject: Subject) -> str:
 
 
 async def _episodes_repeat(subject: Subject) -> str:
+    # Advantages compare the episodes of one task: instances that differ would add noise to every baseline.
     one, other = subject.make(), subject.make()
     for task_id in subject.task_ids:
         (first, steps), (again, repeated) = [await subject.play(each, task_id) for each in (one, other)]
@@ -302,6 +306,7 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     subject.last_call = f"step({shown(text)}), cancelled"
     step = asyncio.ensure_future(environment.step(text))
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
+    # What a rollout does at `step_timeout_s`, and a drained actor at any time.
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
     if await subject.reset(environment, task_id) != first:

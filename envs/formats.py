@@ -53,6 +53,7 @@ class Command:
         """Matches an action of this kind, with one group per argument."""
         parts = _HOLE.split(self.words)
         return re.compile(
+            # Lazy, so that an argument ends where the words that follow it first occur.
             "".join(f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in enumerate(parts))
         )
 
@@ -103,6 +104,7 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
         case "code":
             name, arguments = _call_of(action, commands)
             call = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+            # Without the newlines of the thought: the second line of a comment would be code.
             return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
 
 
@@ -128,6 +130,7 @@ def _read_react(text: str) -> str | Unreadable:
     parts = _ACTION.split(text)
     if len(parts) == 1:
         return Unreadable('There is no "Action:" in the reply. Write a thought, then one action after "Action:".')
+    # As AgentGym's clients do. The second action rests on an answer that the model has only imagined.
     if len(parts) > 2:
         return Unreadable(f"There are {len(parts) - 1} actions in the reply. Take one action at a time.")
     # A model that keeps generating may start its next thought on the action's own line.
@@ -136,9 +139,11 @@ def _read_react(text: str) -> str | Unreadable:
 
 
 def _read_function(text: str, commands: Sequence[Command]) -> str | Unreadable:
+    # From the first brace to the last: models like to write words around the object.
     start, end = text.find("{"), text.rfind("}")
     try:
         call = json.loads(text[start : end + 1]) if 0 <= start < end < _MAX_CALL_CHARS else None
+    # `json` recurses once per bracket.
     except (ValueError, RecursionError):
         call = None
     if not isinstance(call, dict):
@@ -188,7 +193,9 @@ def _read_code(text: str, commands: Sequence[Command]) -> str | Unreadable:
 def _fill_call(name: str, call: ast.Call, commands: Sequence[Command]) -> str | Unreadable:
     try:
         positional = [ast.literal_eval(argument) for argument in call.args]
+        # `**arguments` has no name and is left out here, so that the counts below differ and the call is rejected.
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    # What Python's documentation lists for malformed literals.
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return Unreadable(f"An argument of {name} is no literal. Write texts and numbers as they are.")
     known = next((command.arguments for command in commands if command.name == name), ())
@@ -207,6 +214,7 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
     values = {key: written(value) for key, value in arguments.items()}
     if None in values.values():
         return Unreadable(f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits.")
+    # Joined to one line: a newline in an argument must not become a second line of the action.
     action = _HOLE.sub(lambda hole: " ".join((values[hole[1]] or "").split()), command.words).strip()
     return action or Unreadable(f"The arguments of {name} are empty.")
 

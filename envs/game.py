@@ -84,6 +84,7 @@ class GameEnvironment(ABC, Generic[G]):
             self._prepared = True
         text, game = self.begin(task_id)
         text = whole(text, task_id, self._max_chars)
+        # Last, so that a reset that fails changes nothing.
         self._game, self._over = game, False
         return Observation(text)
 
@@ -158,11 +159,13 @@ def words(text: str) -> tuple[str, ...]:
 
 def drawn(name: str) -> Random:
     """Return a random generator that depends on the name alone, so it is the same on every machine."""
+    # sha256, because `hash()` of a text differs from process to process.
     return Random(int.from_bytes(sha256(name.encode()).digest()))
 
 
 def split_tasks(category_of: Mapping[str, str], test: int) -> tuple[TaskSpec, ...]:
     """Return the tasks in the given order. The `test` tasks whose ids have the lowest sha256 form the test split."""
+    # A hash draws the test tasks: no random generator that a new Python may change, and no pattern of the order.
     held_out = frozenset(sorted(category_of, key=lambda task_id: sha256(task_id.encode()).digest())[:test])
     return tuple(
         TaskSpec(task_id, "test" if task_id in held_out else "train", category)

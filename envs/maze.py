@@ -93,6 +93,7 @@ class Walk:
         self._here = ways.get(side, self._here)
         if self._here == self._goal:
             return Step("You are at the goal.", reward=1.0, terminated=True, success=True)
+        # The limit is the environment's own: truncated and never terminated (broken is not zero).
         return Step(hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
 
     def look(self) -> str:
@@ -184,6 +185,7 @@ class MazeWalk(GameEnvironment[Walk]):
             raise self.unknown(task_id)
         draw, size = drawn(task_id), SIZES[category]
         maze = Maze(size, draw)
+        # Sorted, so that the draw does not depend on the order in which the cells were dug.
         goal = draw.choice(sorted(maze.ways))
         steps = maze.steps_to(goal)
         farthest = min(LONGEST_WAY, max(steps.values()))

@@ -49,6 +49,7 @@ def load(env_id: str) -> type[Environment]:
 def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
     """Return every task of the environment under these options. Options that do not choose tasks are ignored."""
     listing = load(env_id).tasks
+    # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
     known = inspect.signature(listing).parameters
     return _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
 

@@ -141,6 +141,7 @@ class Transcripts:
 
     async def step(self, text: str) -> Step:
         """Answer as the record does."""
+        # The reply is not read: the record goes on as recorded, whatever an agent would have done.
         transcript = self._begun()
         observation = transcript.observations[self._turn]
         self._turn += 1
@@ -186,6 +187,7 @@ def load_transcripts(path: Path | None, solved_at: float | None = None) -> Trans
         raise ConfigError('transcripts need a file: give the environment options = { path = "demos.jsonl" }')
     if not path.is_file() and not path.is_dir():
         raise ConfigError(f"no transcripts at {path}: a relative path starts at {Path.cwd()}, on every machine")
+    # Resolved, so that the cache holds a file once however its path is written.
     return _load(path.resolve(), solved_at)
 
 
@@ -195,10 +197,12 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
     records: list[tuple[str, Any]] = []
     for file in _files(path):
         content = file.read_bytes()
+        # Over the bytes of all files, since each machine must read the same demonstrations (see `version`).
         digest.update(content)
         records += _records(file, _decoded(file, content))
     if not records:
         raise ConfigError(f"{path} holds no record: write one a line as {FORM}")
+    # Unsolved records are left out unparsed: nobody has to repair what is not imitated.
     found = [_parse(place, record) for place, record in records if _is_solved(place, record, solved_at)]
     if len(found) < len(records):
         log.info("transcripts_unsolved", path=str(path), left_out=len(records) - len(found), records=len(records))
@@ -218,6 +222,7 @@ def _files(path: Path) -> Sequence[Path]:
 
 def _decoded(path: Path, content: bytes) -> str:
     try:
+        # Some editors begin a file with a byte order mark, which JSON does not allow.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 ({error}): write it anew as UTF-8") from None
@@ -315,6 +320,7 @@ def _check(number: int, message: Message, agents: bool) -> None:
 
 def _unique(names: Sequence[str]) -> Iterable[str]:
     """Yield the names, made unique: the second one of a name gets #2, and so on."""
+    # All names are taken from the start, because a later record may itself be called `x#2`.
     taken, uses = set(names), Counter[str]()
     for name in names:
         uses[name] += 1

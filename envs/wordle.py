@@ -68,6 +68,7 @@ class Guessing:
         return Move(self._spelled(guess), "It can only be this word." if count == 1 else f"{count} words fit.")
 
     def _fitting(self) -> tuple[str, ...]:
+        # All words again: the answers decide, so the expert can take over in the middle of an episode.
         fitting = self._words
         for guess, signs in self._answers.items():
             fitting = tuple(word for word in fitting if signs_of(guess, word) == signs)

@@ -56,6 +56,7 @@ def _again(error: Exception) -> bool | float:
     """Return whether to try again, or after how many seconds."""
     if not isinstance(error, _Passing):
         return False
+    # At least 0.01 s: a date in `Retry-After` may be in the past, and stamina waits for any number that it is given.
     return True if error.wait_s is None else error.wait_s <= LONGEST_WAIT_S and max(error.wait_s, 0.01)
 
 
@@ -64,7 +65,9 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
+        # Endpoints disagree on the name of this key. The first refusal settles it for all episodes (see `_post`).
         self._limit_key = "max_tokens"
+        # `timeout=None`: stamina's default of 45 s in all would give up before a `Retry-After` of a minute.
         self._repeat = stamina.AsyncRetryingCaller(
             attempts=ATTEMPTS, timeout=None, wait_initial=settings.first_wait_s, wait_max=30.0
         ).on(_again)
@@ -76,6 +79,7 @@ class Endpoint:
     async def __aenter__(self) -> Self:
         key = self._settings.key
         self._http = ClientSession(
+            # Slots bound the requests; aiohttp's default of 100 connections would queue those beyond it unseen.
             connector=TCPConnector(limit=0),
             timeout=ClientTimeout(total=self._settings.timeout_s),
             headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
@@ -103,6 +107,7 @@ class Endpoint:
                 f"no answer from {address} ({type(error).__name__}: {error}): is the server up, and is this its "
                 "address up to and including the version, such as http://127.0.0.1:8000/v1?"
             ) from None
+        # Not 404: a server may answer completions without a list of models.
         if answer.status in (401, 403):
             raise self._refusal(answer.status, None, text)
 
@@ -123,6 +128,7 @@ class Endpoint:
     async def _post(self, route: str, reply: type[Reply], body: Mapping[str, Any]) -> Reply:
         address = f"{self._settings.url.rstrip('/')}/{route}"
         try:
+            # aiohttp follows a redirected POST with a GET (301 to 303), whose error would hide the wrong address.
             async with self._http.post(address, json=body, allow_redirects=False) as answer:
                 text = await answer.text(errors="replace")
         except (ClientError, TimeoutError, OSError) as error:
@@ -151,6 +157,7 @@ class Endpoint:
             return EngineDead(f"{sentence}. Check the key's environment variable, the URL and the model's name")
         if status in PASSING:
             return _Passing(sentence, _seconds(retry_after))
+        # By words, since servers share no error code. Missed, a full context would count as a failure of the endpoint.
         if status == 400 and ("context_length" in text or "maximum context length" in text):
             return ContextFull(sentence)
         return PolicyFailure(sentence)

@@ -85,6 +85,7 @@ class Conversation:
             seed=None if seed is None else seed % SEEDS,
         )
         message = self._append("assistant", completion.choices[0].message.content)
+        # Padded to the number of tokens, because metrics and reports count the ids of a turn.
         output = message + (COUNTED,) * (completion.tokens - 1)
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))

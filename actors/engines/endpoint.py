@@ -32,6 +32,7 @@ async def start(settings: InferenceSettings) -> Policy:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     endpoint = Endpoint(EndpointSettings(settings.endpoint, model=None, key=SecretStr(key) if key else None))
     policy = EndpointPolicy(endpoint, settings.max_context_tokens)
+    # Entered by hand: the connections live as long as the policy, which closes them.
     await endpoint.__aenter__()
     try:
         await endpoint.reach()
@@ -74,12 +75,15 @@ class EndpointPolicy:
             **UNSHAPED,
         )
         choice = answer.choices[0]
+        # An aborted request has tokens too, but they are no turn that the policy ended.
         if choice.finish_reason not in ("stop", "length"):
             raise PolicyFailure(f"{self.engine} ended a request with {choice.finish_reason!r}")
         logprobs = choice.logprobs.token_logprobs
+        # Token exactness: an id without its logprob cannot be used, and a missing one would shift all that follow.
         if len(logprobs) != len(choice.token_ids) or not all(map(math.isfinite, logprobs)):
             raise PolicyFailure(f"{self.engine} gave {len(choice.token_ids)} tokens and the logprobs {logprobs!s:.200}")
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(logprobs))
+        # Rounding may lift the logprob of a certain token above 0, which a record rejects.
         return Generation(tuple(choice.token_ids), tuple(min(0.0, logprob) for logprob in logprobs), (span,))
 
     async def apply(self, weights: Path, version: PolicyVersion) -> None:

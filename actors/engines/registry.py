@@ -12,6 +12,7 @@ from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 
+# Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
 ENGINES = {
     "vllm": "horizonrl.actors.engines.vllm:start",
     "endpoint": "horizonrl.actors.engines.endpoint:start",

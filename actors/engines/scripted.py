@@ -77,11 +77,13 @@ class ScriptedPolicy:
         if len(ids) >= self.max_context_tokens:
             raise PolicyFailure(f"{len(ids)} tokens leave no room in a context of {self.max_context_tokens}")
         stream = f"request {next(self._numbers)}" if seed is None else f"seed {seed}"
+        # Python digests a text as a seed alike in every process, unlike `hash()`.
         dice = random.Random(f"{self._seed} {stream} {list(ids)}")
         answer: Iterable[int] = self._script(ids) if self._script else self._random_ids(dice, stop_ids)
         output: list[int] = []
         versions: list[PolicyVersion] = []
         for token in itertools.islice(answer, min(max_tokens, self.max_context_tokens - len(ids))):
+            # Also with 0 s, so that weights are applied and requests cancelled between two tokens, as in a real engine.
             await asyncio.sleep(self._token_s)
             if self._closed:
                 raise EngineDead("the policy was closed")
@@ -89,6 +91,7 @@ class ScriptedPolicy:
             versions.append(self._version)
             if token in stop_ids:
                 break
+        # Possible values: at most 0, and 0 at temperature 0, where nothing is left to chance.
         logprobs = tuple(-dice.expovariate(1.0) * temperature for _ in output)
         return Generation(ids=tuple(output), logprobs=logprobs, spans=_spans(versions))
 

@@ -57,6 +57,7 @@ class WeightsExtension:
             loaded = tensors.get(name)
             if loaded is not None and name.removesuffix(".weight") not in matrices:
                 compared += 1
+                # vLLM pads the vocabulary, so its embedding has more rows than the file.
                 if not torch.equal(parameter[: len(loaded)].cpu(), loaded.to(parameter.dtype)):
                     stale.append(name)
         return {"stale": stale, "compared": compared}
@@ -82,12 +83,14 @@ def _computes(layer: Any, weights: list[Tensor], version: int) -> bool:
     """Return whether the layer's product with unit vectors gives the weights' columns."""
     K = weights[0].shape[1]
     P = min(PROBED_COLUMNS, K)
+    # Moves on by P with each version: a column that never changes is looked at only now and then.
     start = version * P % (K - P + 1)
     columns_NP = torch.cat([weight[:, start : start + P] for weight in weights])
     device, dtype = next(_floating(layer), columns_NP).device, columns_NP.dtype
     units_PK = torch.zeros(P, K, dtype=dtype, device=device)
     units_PK[torch.arange(P), start + torch.arange(P)] = 1
     products_PN = layer.quant_method.apply(layer, units_PK)
+    # Equal, not close: a column has one factor of 1 and the rest 0, so nothing is rounded.
     return torch.equal(products_PN[:, : len(columns_NP)].cpu(), columns_NP.T)
 
 

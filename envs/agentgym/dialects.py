@@ -107,7 +107,9 @@ class Dialect:
 
     def verdict(self, answer: Any) -> Verdict:
         """Return what a step's answer says."""
+        # A wrong type breaks the episode. Read as 0 it would be a zero reward (broken is not zero).
         score, done = _get(answer, self.score), _get(answer, self.done)
+        # In Python `true` is an int: it would pay 1.
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
             raise EnvironmentFailure(f"{self.name}: /step answered {_shown(answer)}, whose {self.score} is no number")
         if not isinstance(done, bool):
@@ -119,6 +121,7 @@ class Dialect:
             score=float(score),
             done=done,
             truncated=answer.get("truncated") is True and answer.get("terminated") is not True,
+            # Our own server says whether the task is solved; AgentGym's leave it to the score.
             success=done and bool(answer.get("success", score >= self.solved_at)),
         )
 
@@ -195,6 +198,7 @@ DIALECTS: Mapping[str, Dialect] = {
         Dialect("textcraft", "id", "data_idx", 444, 100, replies.only_action, closes=True),
         Dialect(
             "babyai", "id", "data_idx", 810, 90, replies.only_action,
+            # A win within the step limit pays 1 - 0.9 * steps / limit, which is 0.1 or more.
             score="score", cumulative=True, solved_at=0.1, closes=True,
         ),
         Dialect(
@@ -202,6 +206,7 @@ DIALECTS: Mapping[str, Dialect] = {
             score="score", cumulative=True, solved_at=100, unit=100, closes=True,
         ),
         Dialect("alfworld", "id", "game", 2_420, 200, replies.last_action, fields={"world_type": "Text"}),
+        # AgentGym's lists repeat the 26 starts of its server, and start 25 is the goal itself.
         Dialect("maze", "id", "game", 20, 5, replies.first_action, prefix="/maze"),
         Dialect("wordle", "id", "seed", 955, 25, replies.first_action, prefix="/wordle"),
         Dialect("webshop", "env_idx", "session_id", 3_930, 200, replies.last_action, observation="state"),

@@ -50,8 +50,10 @@ def door_of(env_id: str, options: Mapping[str, Any]) -> Door | None:
         own = {"format": "plain"} if knows_formats else {}
         return Door(dialect, {**options, **own}) if dialect else None
     own = {"style": "agentgym", "format": "react" if env_id in TOOLS else "plain"}
+    # AgentGym's task numbers are starts in the one maze of LMRL-Gym.
     if env_id == "maze":
         own["mazes"] = options.get("mazes", "lmrl")
+    # AgentGym's SearchQA lets an agent answer until it is right.
     if env_id == "deepsearch":
         own["single_answer"] = options.get("single_answer", False)
     return Door(DIALECTS[COUNTERPARTS[env_id]], {**options, **own})

@@ -59,6 +59,7 @@ class Remote:
             return Step(action.reason, reward=0.0, terminated=False)
         self._playing = False  # stays False if the server does not answer
         verdict = await self._wire.step(action)
+        # The increase, so that the return of an episode is the score that AgentGym's client reports.
         reward = verdict.score - self._total if self.dialect.cumulative else verdict.score
         self._total += reward
         over = verdict.done or verdict.truncated
@@ -102,6 +103,7 @@ class AgentGym(Remote):
         max_observation_chars: Chars = 32_768,
     ) -> None:
         tasks = numbered_tasks(self.dialect, train, test, mappings)
+        # Two machines with other lists are two versions, which the provenance of every group shows.
         digest = sha256(" ".join(f"{task.split} {task.task_id}" for task in tasks).encode()).hexdigest()
         self.version = f"{type(self).version} tasks:{digest[:16]}"
         rules = self.dialect.rules if instructions is None else instructions

@@ -52,6 +52,7 @@ class Handles:
 
     def drop(self, handle: Handle) -> None:
         """Forget an environment."""
+        # After `void_all` the number may be another handle's.
         if self._held.get(handle.number) is handle:
             del self._held[handle.number]
 
@@ -67,10 +68,12 @@ class Handles:
         await self._changed.wait()
 
     def _wake(self) -> None:
+        # A new event for the next change: whoever waits for this one wakes, and nobody has to clear it.
         self._changed.set()
         self._changed = asyncio.Event()
 
 
+# By loop, since an event belongs to one; weak, since loops end before the process does.
 _BY_LOOP: MutableMapping[asyncio.AbstractEventLoop, dict[str, Handles]] = WeakKeyDictionary()
 
 

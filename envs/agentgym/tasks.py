@@ -33,6 +33,7 @@ def numbered_tasks(dialect: Dialect, train: str | None, test: str | None, mappin
         ("train", [number for number in for_train if number not in tested]),
         ("test", for_test),
     )
+    # Without repetitions, which AgentGym's own lists have.
     return tuple(TaskSpec(str(number), split, "all") for split, numbers in splits for number in dict.fromkeys(numbers))
 
 

@@ -44,6 +44,7 @@ class _Pool:
     _open: dict[asyncio.AbstractEventLoop, "_Pool"] = {}  # noqa: RUF012 - shared on purpose
 
     def __init__(self) -> None:
+        # No limit of connections: aiohttp's default of 100 would hold up the steps of further episodes.
         self.http = ClientSession(connector=TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S))
         self._holders = 0
 
@@ -90,9 +91,11 @@ class Wire:
 
     async def step(self, action: str) -> Verdict:
         """Take one step. Raises EnvironmentFailure if the server's environment may belong to another client by now."""
+        # Until the answer is here: a cancelled step may or may not have been taken.
         self._sound = False
         handle = self._held()
         body = {self._dialect.key: handle.number, self._dialect.action: action}
+        # One key for all attempts: our server answers a repeat with the first answer.
         step = partial(self._post, "step", body, {KEY_HEADER: secrets.token_hex(8)})
         repeatable = self._handles.repeatable
         try:
@@ -103,6 +106,7 @@ class Wire:
             answer = await _repeat(step)
         verdict = self._dialect.verdict(answer)
         if self._dialect.shares and not self._handles.repeatable:
+            # SQLGym's server may have given this environment to another process too, with another question.
             await self._check_unshared()
         self._sound = True
         return verdict
@@ -190,6 +194,7 @@ class Wire:
                     await self._post("close", {self._dialect.key: handle.number})
             except (EnvironmentFailure, TimeoutError) as error:  # the episode is over, so this only costs the server
                 log.warning("served_environment_not_closed", url=self._base, reason=str(error))
+        # Without /close a server keeps an environment for ever, so the next episode uses it if its state is known.
         elif self._sound or self._dialect.shares:
             self._handles.keep_idle(handle)
         else:
@@ -220,9 +225,11 @@ class Wire:
         except TimeoutError:
             raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
         except (ClientError, OSError) as error:
+            # AgentGym's servers count from 0 after a restart: a number held here may belong to another episode now.
             if not self._handles.repeatable:
                 self._handles.void_all()
             raise _Passing(f"{url} cannot be reached ({error!r}): is the server running?") from None
+        # Of every answer anew, since another server may have taken over the address.
         self._handles.repeatable = REPEATABLE_HEADER in response.headers
         if status != 200:
             kind = _Passing if status in BUSY else EnvironmentFailure

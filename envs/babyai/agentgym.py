@@ -205,6 +205,7 @@ class AgentGymWorld(GridWorld):
             _, reward, terminated, _, _ = self.level.step(Actions(move))
             self._reward = float(reward)
             before, image = image, self._image()
+            # As AgentGym does: what the agent sees decides, not where it stands.
             if np.array_equal(before, image):
                 break
         self.view = self._look()

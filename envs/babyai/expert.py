@@ -168,6 +168,7 @@ class Planner:
     def _costs(self, cells: list[Cell], highest_toll: int = TO_UNLOCK) -> dict[Place, int]:
         """Return the cost of facing one of the cells, by Dijkstra's algorithm from the cells back to the agent."""
         ends = [(x - dx, y - dy, heading) for x, y in cells for heading, (dx, dy) in enumerate(HEADINGS)]
+        # Backwards from the goal, so that one search serves every pose from which an action may go on.
         heap = [(0, place) for place in ends if place[:2] in self._tolls]
         heapq.heapify(heap)
         costs: dict[Place, int] = {}

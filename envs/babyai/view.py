@@ -168,6 +168,7 @@ class Ways:
 
 def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> View:
     """Return the view of a grid of minigrid's, whose columns go from left to right and whose rows from far to near."""
+    # Ties are broken by place, so that the number of a thing depends on nothing but the view.
     seen = sorted(_things(grid, in_sight), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
     counts: dict[str, int] = {}
     things = []

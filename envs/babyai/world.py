@@ -82,6 +82,7 @@ class GridWorld:
             stood = tuple(self.level.agent_pos)
             _, reward, terminated, truncated, _ = self.level.step(Actions(move))
             if terminated or truncated:
+                # minigrid may report both in one move; a mission that is over was not cut off.
                 return Outcome(float(reward), terminated, truncated and not terminated)
             if move == Actions.forward and tuple(self.level.agent_pos) == stood:
                 break  # the path led through a hidden cell that turned out to be blocked

@@ -31,11 +31,13 @@ class Index:
             _plain(title): number for number, page in enumerate(pages) for title in (page.title, page.alias) if title
         }
         self._index = tantivy.Index(schema.build())
+        # 15 MB is the least that tantivy takes for a thread.
         writer = self._index.writer(15_000_000, num_threads=1)  # with one thread the segments are always the same
         for number, page in enumerate(pages):
             title = f"{page.title} {page.alias}"
             writer.add_document(tantivy.Document(title=title, text=page.text, number=number))
         writer.commit()
+        # Merges go on in the background; the searcher must see the segments that stay.
         writer.wait_merging_threads()
         self._index.reload()
         self._searcher = self._index.searcher()
@@ -45,9 +47,11 @@ class Index:
 
         A page whose title equals the query comes before all others.
         """
+        # Letters and digits only: quotes and brackets of a model are no operators.
         words = _plain(query[:MAX_QUERY_CHARS])
         parsed, _ = self._index.parse_query_lenient(words, ["title", "text"], field_boosts={"title": 3.0})
         hits = self._searcher.search(parsed, results).hits
+        # Ties go to the earlier page, wherever tantivy's segments hold it.
         found = sorted((-score, self._searcher.doc(address)["number"][0]) for score, address in hits)
         titled = [self._titled[words]] if words in self._titled else []
         numbers = dict.fromkeys([*titled, *(number for _, number in found)])

@@ -67,6 +67,7 @@ class House:
     def obey(self, action: str) -> str:
         """Follow a command and return what the agent sees."""
         plain = re.sub(r" (in/on|in|on) ", " in/on ", " ".join(action.lower().split()).strip(" ."))
+        # ALFWorld's word for it, which `choices` offers.
         plain = re.sub(r"^use ", "toggle ", plain)
         match match_command(plain, COMMANDS):
             case ("go_to", {"place": place}) if place in self.places:

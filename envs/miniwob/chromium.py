@@ -209,6 +209,7 @@ async def _start(executable: str) -> _Running:
     try:
         browser = await playwright.chromium.launch(
             executable_path=executable,
+            # A container's /dev/shm is often 64 MiB, and Chromium crashes when it is full.
             args=["--disable-gpu", "--disable-dev-shm-usage"],
             chromium_sandbox=os.geteuid() != 0,  # Chromium refuses its sandbox to root.
             timeout=START_S * 1e3,

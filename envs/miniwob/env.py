@@ -118,6 +118,7 @@ class MiniWob:
         if not reading["done"]:
             return Step(clip(_shown(reading), self._max_chars), 0.0, terminated=False)
         await self._leave()
+        # Only the full reward: a page's partial one is information, so that a return is a success rate.
         success = reading["reward"] == 1
         given: dict[str, str | int | float | bool] = {"page_reward": reading["reward"]}
         return Step("The page's task is over.", float(success), terminated=True, success=success, info=given)

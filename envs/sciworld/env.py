@@ -90,6 +90,7 @@ class SciWorld:
         task = numbered().get(task_id)
         if task is None:
             raise ConfigError(f"sciworld has no task {task_id[:80]!r}: a task is 0 to {len(numbered()) - 1}")
+        # No step is taken in a task whose reset failed.
         self._task = None
         if self._simulation is None or not self._simulation.lives:
             await self.close()
@@ -105,6 +106,7 @@ class SciWorld:
         task, simulation = self._begun()
         if self._over:
             raise EnvironmentFailure(f"the episode of task {task.spec.task_id} is over: reset before the next step")
+        # Before the reply is read: a reply without an action costs a turn too.
         self.turns += 1
         match read_action(text, self._format, COMMANDS):
             case Unreadable(reason):

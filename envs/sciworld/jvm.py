@@ -75,6 +75,7 @@ class Jvm:
             async with asyncio.timeout(CALL_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
         except TimeoutError:
+            # The thread is stuck in the call, and nothing but the end of the JVM frees it.
             self.kill()
             raise EnvironmentTimeout(f"the simulator has not answered for {CALL_S:.0f} s: its JVM was killed") from None
 
@@ -148,6 +149,7 @@ class Simulation:
         """Return a new simulation in the JVM with the fewest simulations. Raises MissingDependency without Java."""
         require_java()
         jvm = min(_POOL, key=lambda jvm: jvm.simulations)
+        # Counted before the wait: resets that come together would otherwise all choose the same JVM.
         jvm.simulations += 1
 
         def make(gateway: JavaGateway) -> "Simulation":
@@ -190,6 +192,7 @@ class Simulation:
         """Return the simulator's own solution of a task. Blocks for up to seconds: not for the event loop."""
 
         def generate(gateway: JavaGateway) -> list[str]:
+            # A simulation of its own: to ask for the solution means to load the task, which would end the episode.
             other = gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
             other.load(task, variation, "", True)
             path = _texts(other.getGoldActionSequence())
@@ -207,6 +210,7 @@ class Simulation:
                 await self._jvm.call(lambda gateway: gateway.detach(interface))
 
     def _step(self, action: str, seed: int) -> Seen:
+        # At every step, because the steps of other episodes draw from the same generator.
         self._random.setSeed(seed)
         observation = str(self._interface.step(action))
         score = round(100 * float(self._interface.getScore()))

@@ -109,6 +109,7 @@ class Episodes:
                     "full", f"the server holds {self._capacity} episodes of {self.env_id}: close one, or wait"
                 )
             await self.close(min(left, key=left.__getitem__))
+        # 53 bits, because a JavaScript client reads ids as doubles.
         episode_id = secrets.randbits(53)
         self._episodes[episode_id] = _Episode(way, time.monotonic(), way.tasks[0].task_id)
         self._count()
@@ -119,6 +120,7 @@ class Episodes:
         episode = self._find(episode_id)
         task_id = episode.task_id if task is None else self._task_id(episode, task)
         async with episode.lock:
+            # Not going until the environment has answered: no step is taken in what a failed reset leaves.
             episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
             episode.last = None
             async with _attributed():
@@ -131,6 +133,7 @@ class Episodes:
         episode = self._find(episode_id)
         started = time.monotonic()
         async with episode.lock:
+            # Before the check of `going`: the repeat of the last step of an episode is answered too.
             if key is not None and key == episode.last_key and episode.last is not None:
                 return episode.last
             if not episode.going:
@@ -154,11 +157,13 @@ class Episodes:
 
     async def close(self, episode_id: int) -> bool:
         """Close an episode. Returns whether it existed."""
+        # Removed first, so that no call finds it while its environment closes.
         episode = self._episodes.pop(episode_id, None)
         if episode is None:
             return False
         self._count()
         try:
+            # With the lock, so that a call in progress ends before its environment closes.
             async with asyncio.timeout(CLOSE_S), episode.lock:
                 await episode.way.host.close(episode_id)
         except Exception as error:  # noqa: BLE001 - the episode is over, so a failed close is only logged
@@ -168,10 +173,12 @@ class Episodes:
     async def reap(self, ttl_s: float) -> None:
         """Close episodes that have not been called for `ttl_s`. Runs for ever."""
         while True:
+            # Ten looks within a limit: no episode lives more than a tenth longer than allowed.
             await asyncio.sleep(min(ttl_s, BEGIN_WITHIN_S) / 10)
             now = time.monotonic()
             for episode_id, episode in list(self._episodes.items()):
                 limit_s = ttl_s if episode.begun else min(ttl_s, BEGIN_WITHIN_S)
+                # A call in progress keeps its episode: it has a deadline of its own (`hosts.CALL_S`).
                 if episode.used_at < now - limit_s and not episode.lock.locked():
                     log.info("episode_expired", env=self.env_id, idle_s=round(time.monotonic() - episode.used_at))
                     await self.close(episode_id)

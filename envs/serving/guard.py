@@ -32,6 +32,7 @@ def guarded(handler: Handler, names: Collection[str]) -> Handler:
         origin = request.headers.get("Origin")
         if origin is not None and _name(origin) != host:
             raise web.HTTPForbidden(text=f"pages of {origin!r} may not call this server\n")
+        # Browsers send forms and plain text to other origins without a preflight request.
         if request.method == "POST" and request.body_exists and request.content_type != "application/json":
             raise web.HTTPUnsupportedMediaType(text=f"a body is application/json, not {request.content_type}\n")
         return await handler(request)

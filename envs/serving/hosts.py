@@ -113,6 +113,7 @@ class WorkerHost:
                 await worker.stop()
 
     async def _choose(self) -> "_Worker":
+        # Resets that come together must not start two workers in one slot.
         async with self._starting:
             for slot, worker in enumerate(self._slots):
                 if worker is None or worker.dead:
@@ -141,11 +142,13 @@ class _Worker:
     async def start(cls, command: tuple[str, ...], options: Mapping[str, Any]) -> "_Worker":
         """Start a process and send it the options over the socket: they may be secret, and command lines are public."""
         ours, theirs = socket.socketpair()
+        # Our copy of the worker's end is closed after the start: while it is open, the socket has no end of file.
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
+                # Out of reach of a terminal's Ctrl-C, which is the server's to answer.
                 start_new_session=True,
                 preexec_fn=bound(signal.SIGKILL),  # a worker stuck in a call would not notice that its socket closed
             )
@@ -170,6 +173,7 @@ class _Worker:
             async with asyncio.timeout(CALL_S + GRACE_S):
                 return await answer
         except TimeoutError as error:
+            # It is a TimeoutError too: the worker's own answer, not our deadline.
             if isinstance(error, EnvironmentTimeout):
                 raise
             self.dead = True

@@ -15,6 +15,7 @@ from horizonrl.envs.serving.episodes import Episodes, Refusal, Way
 
 async def converse(request: web.Request, episodes: Episodes, way: Way) -> web.WebSocketResponse:
     """Answer messages until the client closes."""
+    # Pings find a client that has vanished, whose episode would otherwise stay open.
     channel = web.WebSocketResponse(heartbeat=30.0)
     await channel.prepare(request)
     episode: int | None = None

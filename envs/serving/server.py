@@ -231,6 +231,7 @@ class DialectRoutes:
 
     def _episode(self, given: Mapping[str, Any]) -> int:
         episode = given.get(self.dialect.key)
+        # A query holds texts. An id has 16 digits at most, and `int` raises for more than 4,300.
         if isinstance(episode, str) and episode.isdecimal() and len(episode) < 20:
             episode = int(episode)
         if isinstance(episode, bool) or not isinstance(episode, int):

@@ -34,6 +34,7 @@ async def _answer(
     if isinstance(value, Exception):
         kind = type(value).__name__
         error, value = kind, str(value) if isinstance(value, HorizonError) else f"{kind}: {value}"
+    # One write per line, so that answers of different episodes never mix.
     writer.write(json.dumps([number, error, value]).encode() + b"\n")
 
 

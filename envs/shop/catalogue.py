@@ -120,6 +120,7 @@ _BUILDING = Lock()
 
 def load_shelves() -> Index:
     """Return the index over titles and descriptions. The first call is slow: make it in a thread."""
+    # `cache` has no lock: threads that call at the same time would each build an index.
     with _BUILDING:
         return _shelves()
 

@@ -51,9 +51,11 @@ class Database:
             places = ", ".join("?" * len(columns))
             self._connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows[table])
         self._connection.commit()
+        # After the tables are filled: the limits are for the agent's queries, not for our rows.
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
         self._ticks, self._until = 0, 0.0
+        # After the rows, because from here on nobody can write, not even we.
         self._connection.set_authorizer(_authorize)
         self._connection.set_progress_handler(self._tick, _TICK)
 
@@ -87,5 +89,6 @@ def _within_bounds(answer: Iterator[Row]) -> list[Row]:
 
 
 def _authorize(action: int, table: str | None, column: str | None, database: str | None, source: str | None) -> int:
+    # For a function, sqlite passes the name in the place of the column.
     pure = action == sqlite3.SQLITE_FUNCTION and (column or "").lower() in _FUNCTIONS
     return sqlite3.SQLITE_OK if pure or action in _READING else sqlite3.SQLITE_DENY

@@ -39,6 +39,7 @@ class Answering:
             right, observation = False, f"The query failed: {refused}."
         if right:
             return Step(observation, reward=1.0, terminated=True, success=True)
+        # A wrong query may be mended while attempts are left; the last one ends the task, unsolved.
         return Step(f"{observation}\nThat is not the answer.", reward=0.0, terminated=not self._attempts)
 
     def advise(self) -> Move:

@@ -25,6 +25,7 @@ MAX_COMMAND_CHARS = 512
 ECHO_CHARS = 60
 """Characters of the agent's own words that an answer quotes."""
 
+# `[0-9]` and not `\d`, which takes the digits of every script.
 _GET = re.compile(r"get ([0-9]{1,4}) (.+)")
 _CRAFT = re.compile(r"craft (?:[0-9]{1,4} )?(.+?) using (.+)")
 _COUNTED = re.compile(r"([0-9]{1,4}) (.+)")

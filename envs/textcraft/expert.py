@@ -66,6 +66,7 @@ def shortest_plan(book: RecipeBook, goal: str, inventory: Mapping[str, int]) -> 
             best = plan
         else:
             options: tuple[str | Recipe, ...] = book.members.get(name) or book.recipes_of[name]
+            # A stack: reversed, so that the first option is tried first and wins a tie.
             open_choices.extend({**choices, name: option} for option in reversed(options))
     assert best is not None, "without cycles, some choice reaches every item of the book"
     return best

@@ -36,6 +36,7 @@ class Errand:
         self._tools = {tool.name: tool for tool in domain.tools}
         self._store = deepcopy(problem.store)
         self._wanted = deepcopy(problem.store)
+        # The solution's calls only define the goal: any others that lead to the same store are as good.
         for wanted in problem.calls:
             self._tools[wanted.tool].run(self._wanted, **wanted.arguments)
         self._changes = _changes(problem.store, self._wanted)

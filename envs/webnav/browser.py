@@ -138,6 +138,7 @@ class Browser:
 
     def _visit(self, url: str) -> None:
         tab, opened = self.tab, self._opened(url)
+        # A new page drops what `go_forward` would have reached, as in any browser.
         opened.history = [*tab.history[: tab.position + 1], url]
         opened.position = tab.position + 1
         self._tabs[self._current] = opened

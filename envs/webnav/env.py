@@ -121,6 +121,7 @@ class WebNav:
         self._episode = None
         drawn = episode.drawn
         answered = drawn.task.answer is None or drawn.task.answer.accepts(answer)
+        # The whole web is compared, so that a right answer does not pay for damage elsewhere.
         left = drawn.world == drawn.wanted
         success = answered and left
         judged: dict[str, str | int | float | bool] = {"answer_is_right": answered, "sites_are_right": left}

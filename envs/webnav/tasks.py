@@ -76,6 +76,7 @@ def draw_task(task_id: str, style: Style) -> Drawn:
             continue
         if task.effect is not None:
             task.effect(wanted)
+        # A task that is done before it begins would reward an agent that only stops.
         if task.effect is None or wanted != world:
             return Drawn(task, f"http://{site}/", world, wanted)
     raise EnvironmentFailure(f"none of {MAX_WORLDS} worlds has the task {task_id!r}")
