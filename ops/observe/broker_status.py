@@ -74,6 +74,7 @@ class Observer:
         self._tickets = TicketQueue(transport)
 
     async def look(self) -> BrokerStatus:
+        # Progress before the counts of tickets: issued only grows, so `outstanding` is never negative.
         progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
         return BrokerStatus(
             progress=progress if isinstance(progress, Progress) else None,

@@ -54,6 +54,7 @@ class Snapshot:
 
     @property
     def step(self) -> int:
+        # Either half may be missing or behind: files of another machine, or a broker that has ended.
         reported = self.broker.progress.step if self.broker and self.broker.progress else 0
         return max(reported, self.files.metrics[-1]["step"] if self.files.metrics else 0)
 
