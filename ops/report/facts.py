@@ -57,6 +57,8 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "accounts": ticket_accounts(files),
         "decisions": decisions(config, files),
         "lineages": lineages(files),
+        # `to_toml` leaves out the password's key. This is for one in an address, should any get there: the page is
+        # shared.
         "config": _PASSWORD.sub("://", to_toml(config)),
         "summary": summary(config),
     }
@@ -88,6 +90,7 @@ def ends(files: Files) -> dict[str, TicketEnd]:
 def state(config: RunConfig, files: Files) -> dict[str, Any]:
     """Return whether the run was over when the page was written, and how far it was."""
     step, steps = (files.metrics[-1]["step"] if files.metrics else 0), config.total_steps
+    # The last evaluation settles after the last step.
     finished = step >= steps and len(files.evals) >= config.eval_rounds
     return {
         "finished": finished,

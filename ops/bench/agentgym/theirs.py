@@ -58,6 +58,7 @@ async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, para
     tasks = registry.tasks(env_id, door(env_id).options)
     numbers = list(numbers_of(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
     if env_id == "textcraft":
+        # Theirs depend on directory order and hash seed, so a split of ours means nothing there.
         numbers = list(range(len(tasks)))
     chosen = Random(0).sample(numbers, min(episodes, len(numbers)))
     found, slots = GameComparison(env_id), asyncio.Semaphore(parallel)
@@ -174,6 +175,7 @@ async def _server(agentgym: Path, python: str, env_id: str, **variables: str) ->
         await _until_up(url, process)
         yield url
     finally:
+        # The group, since the server runs in a session of its own and may have children.
         os.killpg(process.pid, 15)
         await process.wait()
 

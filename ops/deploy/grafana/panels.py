@@ -64,6 +64,7 @@ def quantiles(name: str, *by: str, legend: str = "") -> tuple[Query, Query]:
 def metric_names(expression: str) -> set[str]:
     """Return the metrics of ours that an expression reads, by their names in the table."""
     written = set(re.findall(rf"(?<![\w:]){PREFIX}(\w+)", expression))
+    # A histogram is declared once and read as its _bucket, _sum and _count.
     return {name if name in DECLARED else re.sub(r"_(bucket|sum|count)$", "", name) for name in written}
 
 
