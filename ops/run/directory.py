@@ -78,9 +78,9 @@ def only_train(run_dir: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         try:
-            # The file stays: a lock belongs to the inode, and a removed file would let two processes hold "the" lock.
             yield
         finally:
+            # The file stays: a lock belongs to the inode, and a removed file would let two processes hold "the" lock.
             file.truncate(0)
 
 

@@ -138,8 +138,8 @@ async def _supervise(
                 # Before the parts are ended below: a watch that still ran would start each of them again.
                 for task in (*watches.values(), *others, stop):
                     task.cancel()
-        # The command line turns a HorizonError into a message and an exit code; it knows no groups of them.
         except* HorizonError as failures:
+            # The command line turns a HorizonError into a message and an exit code; it knows no groups of them.
             raise failures.exceptions[0] from None
         finally:
             with console.waiting("ending the actors, the controller and the learner"):

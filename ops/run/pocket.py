@@ -106,7 +106,6 @@ def make_pocket(
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     try:
-        # The caller's random state stays as it was.
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = new_model(tokenizer)
@@ -179,7 +178,6 @@ async def expert_episodes(
             sampling=Sampling(max_turn_tokens=MAX_TURN_TOKENS),
         )
         episodes.append(await rollout.episode(environment, ticket, 0))
-    # A careless expert may run out of turns, and an imitator would learn just that.
     return [episode for episode in episodes if episode.success]
 
 
@@ -218,7 +216,6 @@ def _repetitions(names: NDArray[np.int64], draw: np.random.Generator) -> PocketE
     items = draw.choice(names, (draw.integers(3, 10), 3))
     rounds = [items[draw.permutation(len(items))].ravel() for _ in range(math.ceil(COPYING_TOKENS / items.size))]
     weights = np.ones(COPYING_TOKENS, np.float32)
-    # No loss where nothing can be copied: in the first round, and at each item's first token, as the order is random.
     weights[: items.size] = weights[::3] = 0.0
     return PocketExample(np.concatenate(rounds)[:COPYING_TOKENS], weights)
 
@@ -231,12 +228,10 @@ def lesson_batches(
         drawn = [lessons[int(category)] for category in draw.choice(len(lessons), POOL, p=SHARES)]
         pool = [renamed(among[int(draw.integers(len(among)))], names, draw) for among in drawn]
         batches: list[list[PocketExample]] = [[]]
-        # Shortest first, so `each` is the longest so far and sets the padded length of its whole batch.
         for each in sorted(pool, key=lambda lesson: len(lesson.ids)):
             if (len(batches[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
                 batches.append([])
             batches[-1].append(each)
-        # Shuffled again: otherwise every pool would go from short lessons to long ones.
         yield from (batches[place] for place in draw.permutation(len(batches)))
 
 
@@ -302,7 +297,6 @@ def _train(model: Any, batches: Iterable[list[PocketExample]], steps: int, say: 
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    # Muon is made for hidden matrices. Embeddings, biases and norms keep AdamW.
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(matrices, lr=MATRIX_LR, weight_decay=0.1, momentum=0.95),
         torch.optim.AdamW(others, lr=OTHER_LR, betas=(0.9, 0.98), weight_decay=0.0),
@@ -335,7 +329,6 @@ def _loss(model: Any, batch: Sequence[PocketExample]) -> Any:
     weights_BT = np.zeros(ids_BT.shape, np.float32)
     for row, lesson in enumerate(batch):
         ids_BT[row, : len(lesson.ids)], weights_BT[row, : len(lesson.ids)] = lesson.ids, lesson.weights
-    # The logits at a position predict the next token, so targets and weights shift by one.
     ids, weights = torch.from_numpy(ids_BT), torch.from_numpy(weights_BT)[:, 1:].flatten()
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")

@@ -37,13 +37,13 @@ def run(role: str, config: RunConfig) -> int:
     return code
 
 
+# Each builder imports its own role: a controller starts without torch.
 def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.ops.run.broker import serve_broker
 
     return lambda: serve_broker(config)
 
 
-# Each builder imports its own role: a controller starts without torch.
 def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
     from horizonrl.learner.controller.main import run_controller

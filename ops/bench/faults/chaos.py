@@ -68,8 +68,8 @@ async def _chaos(
         try:
             await storm.rage()
             await finish(whole, settings)
-        # A run that does not finish is judged all the same: what it left behind says why.
         except* HorizonError as failures:
+            # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
         ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
         verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
