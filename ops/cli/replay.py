@@ -105,6 +105,7 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
         # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
         probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
         transport = await connect(config.run.name, probe, Role.LEARNER)
+    # ConfigError: the config of a run with its own broker has no broker.url.
     except (BrokerUnreachable, ConfigError):
         if not (run_dir / "nats").is_dir():
             raise

@@ -221,6 +221,7 @@ class Console:
 
     def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:
         done, total = lines[-1]["step"] if lines else 0, self._config.total_steps
+        # After the last step no other one comes, whose phase could be shown.
         phase, _ = self._config.phase(min(done, total - 1))
         bar = Table.grid(padding=(0, 1, 0, 0))
         left = time_left(self._config, lines, done)

@@ -162,6 +162,7 @@ def _watch(source: StatusSource, as_json: bool) -> None:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
                 time.sleep(REFRESH_S)
+    # Each look has an event loop and a connection of its own: a broker that ends in between is no special case.
     printed = ""
     while True:
         snapshot = asyncio.run(source.look())

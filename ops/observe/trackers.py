@@ -110,6 +110,7 @@ class Trackio:
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
+        # trackio sends to a Space or a server whenever these are set; here only `tracker.online` decides.
         if not run.online:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)

@@ -86,6 +86,7 @@ def only_train(run_dir: Path) -> Iterator[None]:
 
 def in_training(run_dir: Path) -> bool:
     """Return whether the directory's last `train` still lives; if so, a broker that is away will come back."""
+    # The id may have passed to another program by now. Then `status` waits PATIENCE_S for a broker that is gone.
     holder = _holder(run_dir)
     return holder is not None and psutil.pid_exists(holder)
 

@@ -163,6 +163,7 @@ def _words(env_id: str, text: str) -> Sequence[str]:
 async def _server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
     """Run one of AgentGym's servers; yield its address."""
     folder, application = SERVERS[env_id]
+    # AgentGym's server takes a number, not a socket. Nobody holds the port until the server binds it.
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

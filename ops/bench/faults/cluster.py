@@ -127,6 +127,7 @@ class RoleProcess:
                 cwd=self.log_file.parent,
                 # The model is tiny and the roles share the cores: more threads each would only get in each other's way.
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
+                # Ctrl-C reaches the bench alone, which then ends every role, also one that SIGSTOP has stopped.
                 start_new_session=True,
                 preexec_fn=bound(),
             )

@@ -100,6 +100,7 @@ class Storm:
             further = await self._whole.within(PROGRESS_S, lambda: self._whole.last_step > self._deadly_step)
             self.starved += not further
             await asyncio.sleep(event.choice * PAUSE_S)
+        # A learner that resumes cuts the ledger: without `max`, the steps that it repeats would count as progress.
         self._deadly_step = max(self._deadly_step, self._whole.last_step)
 
     async def _kill(self, event: Event, victim: str) -> None:

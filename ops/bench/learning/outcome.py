@@ -123,6 +123,7 @@ def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success
 
 
 def _valid_episodes(line: Line) -> float:
+    # A broken episode has no success to count (invariants: Broken is not zero). The journal has the share of these.
     return float(round(line["episodes"] * (1 - (line["error_share"] or 0.0))))
 
 

@@ -75,6 +75,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "title": f"HorizonRL · {dashboard.title}",
         "tags": ["horizonrl"],
         "schemaVersion": SCHEMA_VERSION,
+        # Made from code: a change in the browser would be lost at the next start.
         "editable": False,
         "graphTooltip": 1,
         "refresh": "30s",
@@ -138,6 +139,7 @@ def _datasource_variable() -> dict[str, Any]:
 
 def _run_variable() -> dict[str, Any]:
     query = f"label_values({PREFIX}broker_connected, run)"
+    # refresh 2 asks again with each change of the time range, so that a run that has just begun is in the list.
     return {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "query": query, "refresh": 2}
 
 
