@@ -70,6 +70,7 @@ def _python() -> Iterator[Finding]:
 
 def _core() -> Iterator[Finding]:
     """The packages that every role needs."""
+    # Requirements of extras carry a marker. `_packages` looks at those.
     required = [
         re.split(r"[^\w.-]", line)[0] for line in importlib.metadata.requires("horizonrl") or () if ";" not in line
     ]

@@ -78,6 +78,7 @@ def bounded(least: float, most: float = math.inf) -> Callable[[str], float]:
     """Return a reader of numbers within bounds; of integers if `least` is one."""
 
     def number(text: str) -> float:
+        # The bound's own type reads the text: `bounded(1)` refuses 1.5 and `bounded(0.1)` takes it.
         value = type(least)(text)
         if not least <= value <= most:
             at_most = f", {most:g} at most" if most < math.inf else ""

@@ -40,6 +40,7 @@ def show_ticket(run_dir: Path, ticket_id: str) -> int:
     for line in _ledger(run_dir):
         for sequence, ticket, end in _ends(line):
             if ticket == ticket_id:
+                # A dropped group stands in the line of the step that consumed it, but did not go into its version.
                 what = "trained into" if end == "trained" else f"{end} before"
                 print(
                     f"{ticket_id}: {what} version {line['version']} (lineage {line['lineage']}), log entry {sequence}"

@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
+        # A light install lacks packages by design: name the one to install instead of a traceback.
         package = (error.name or "").partition(".")[0]
         if package in ("", "horizonrl"):
             raise  # our own module is missing: a defect, not something to install

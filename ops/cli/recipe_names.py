@@ -21,6 +21,7 @@ def recipes() -> dict[str, Path]:
 def find_recipe(given: Path) -> Path:
     """Return a recipe's file: the path itself, or the recipe of this name. Raises ConfigError for an unknown name."""
     known = recipes()
+    # A file of that name comes first, so that an own recipe is never shadowed by one of ours.
     if given.exists() or given.suffix or len(given.parts) > 1:
         return given
     if given.name not in known:

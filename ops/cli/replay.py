@@ -51,9 +51,12 @@ def replay_run(request: ReplayRequest) -> int:
     spawn_ranks(config.learner.ranks)
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
+    # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.
     code = run_role(lambda: _replay(request, config, start, ledger, rows))
     if code == 0 and rows:  # only rank 0 has rows
         _report(request, rows)
+        # Another objective is replayed to compare losses, so its digests have to differ. A broker's address changes
+        # none.
         compared = any(not override.startswith("--broker.") for override in request.overrides)
         return 0 if compared or all(row["equal"] for row in rows) else 1
     return code
@@ -99,8 +102,10 @@ async def _replay(
 async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
     """Open the broker with the run's log: that of its config if it answers, else a new one on the run's files."""
     try:
+        # The run's broker is usually gone with the run. Nobody should wait for it as long as a role does.
         probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
         transport = await connect(config.run.name, probe, Role.LEARNER)
+    # ConfigError: the config of a run with its own broker has no broker.url.
     except (BrokerUnreachable, ConfigError):
         if not (run_dir / "nats").is_dir():
             raise
@@ -132,6 +137,7 @@ def _ledger(request: ReplayRequest) -> list[dict[str, Any]]:
     lines = read_lines(request.run_dir / LEDGER)
     last = request.last if request.last is not None else max((line["step"] for line in lines), default=0)
     wanted = [line for line in lines if request.first < line["step"] <= last]
+    # Weights follow from the step before: with one step missing, no later digest could match.
     if len(wanted) != max(last - request.first, 1):
         raise ConfigError(
             f"the ledger of {request.run_dir} holds steps 1 to {len(lines)}, so nothing can be replayed from "

@@ -53,6 +53,7 @@ class _Time(ProgressColumn):
 def _tell(progress: Progress, task: TaskID, text: str, share: float | None) -> None:
     progress.update(task, description=text)
     if share is not None:
+        # The total is set only now: without one, the bar and the time left are not shown.
         progress.update(task, total=1.0, completed=share)
 
 

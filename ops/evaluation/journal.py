@@ -81,6 +81,7 @@ class Line(Record):
         Up to there it is the same under every horizon: the agent does not know it, and seeds are counted by turn.
         """
         cut = len(self.turns) > turns or (self.stop.broken and len(self.turns) == turns)
+        # What broke says nothing about the policy (invariants: Broken is not zero).
         if self.stop.broken and not cut:
             return None
         taken = self.turns[:turns]
@@ -112,19 +113,23 @@ class EvaluationJournal:
                 raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out") from None
             file.seek(0)
             head, *rest = file.read().splitlines(keepends=True) or [b""]
+            # A first line without an end is that of an evaluation that was killed as it began. It has no episodes.
             if not head.endswith(b"\n"):
                 head, rest = (json.dumps({"settings": settings}, default=str) + "\n").encode(), []
                 file.truncate(0)
                 file.write(head)
+            # Through JSON, as the stored settings went: there tuples are lists and paths are texts.
             _refuse_other(path, json.loads(head)["settings"], json.loads(json.dumps(settings, default=str)))
             if rest and not rest[-1].endswith(b"\n"):  # cut off by a kill
                 file.truncate(file.tell() - len(rest.pop()))
             file.flush()
+            # An episode that broke may stand here twice: the later line, from playing it again, wins below.
             lines = map(Line.model_validate_json, rest)
             yield cls(file, {line.key: line for line in lines})
 
     def add(self, line: Line) -> None:
         """Append an episode; it is in the file when this returns."""
+        # Flushed to the kernel but not fsynced: it has to survive a kill of this process, and can be played again.
         self._file.write(line.model_dump_json().encode() + b"\n")
         self._file.flush()
         self.lines[line.key] = line

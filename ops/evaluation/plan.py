@@ -147,6 +147,7 @@ def make_plan(config: RunConfig, choice: Choice, *, own_envs: bool) -> Plan:
     Raises ConfigError, before anything starts, for what cannot be played or would say nothing.
     """
     samples = tuple(sorted(set(choice.samples))) or (config.eval.samples,)
+    # pass@k of k equal episodes would look like a measurement.
     if samples[-1] > 1 and config.eval.temperature == 0:
         raise ConfigError(
             f"--samples is {samples[-1]} at eval.temperature 0, where a task's episodes are all the same: give "
@@ -225,6 +226,7 @@ def _ticket(config: RunConfig, part: EvalPart, task: EvalTask, sample: int) -> T
         sampling=Sampling(
             temperature=config.eval.temperature,
             max_turn_tokens=config.rollout.max_turn_tokens,
+            # A hash of names and not of positions: the same episode has the same seed in a smaller or larger choice.
             seed=xxhash.xxh3_64_intdigest(name.encode()) >> (64 - SEED_BITS),
         ),
     )

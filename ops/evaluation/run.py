@@ -68,6 +68,7 @@ def _refuse_nothing(plan: Plan, lines: Mapping[Key, Line]) -> None:
     """Raise RunFailed when every episode of an environment broke: then nothing was evaluated there."""
     for part in plan.parts:
         played = [lines[planned.key] for planned in plan.plays if planned.env.id == part.env.id]
+        # A row of broken episodes has no success rate; exit code 0 would call that an evaluation.
         if all(line.stop.broken for line in played):
             raise RunFailed(
                 f"all {len(played)} episodes of {part.env.id} broke, the last with: {played[-1].error}. Fix that, and "
@@ -111,10 +112,12 @@ async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal,
             player = Player(make_rollout, journal, lambda: progress.advance(bar))
             try:
                 async with asyncio.TaskGroup() as group:
+                    # One iterator for all players. Taking from it never awaits, so each episode is played once.
                     queue = iter(left)
                     for _ in range(min(subject.config.actor.slots, len(left))):
                         group.create_task(player.run(queue))
             except* HorizonError as failures:
+                # The command line reports one HorizonError and knows no groups of them.
                 raise failures.exceptions[0] from None
 
 
@@ -122,6 +125,7 @@ async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal,
 def _noise_into(sink: IO[str]) -> Iterator[Console]:
     """Send what libraries and the engine's process write to stderr to the log; yield the console that was there."""
     sys.stderr.flush()
+    # The descriptor itself: the engine's process and C libraries inherit it, and know nothing of sys.stderr.
     with os.fdopen(os.dup(2), "w") as before:
         os.dup2(sink.fileno(), 2)
         try:
@@ -136,6 +140,7 @@ def _ended_by_interrupt(terminal: Console) -> Iterator[None]:
     """Let Ctrl-C end the process at once: an engine that starts blocks the event loop, and there is nothing to keep."""
 
     def end(*_: object) -> None:
+        # os._exit skips the hook with which multiprocessing ends its children.
         for child in multiprocessing.active_children():
             child.kill()
         terminal.show_cursor()
@@ -163,6 +168,7 @@ class Player:
         """Play what the queue holds. Takes from it as the others do; ends with it, or with the first RunFailed."""
         for planned in queue:
             make = partial(registry.make, planned.env.id, planned.env.options)
+            # Index 0: each ticket here is one episode, and its seed tells a task's samples apart.
             line = Line.of(planned, await play(make, self.make_rollout(planned.env), planned.ticket, 0))
             self.journal.add(line)
             self.advance()

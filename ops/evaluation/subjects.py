@@ -66,6 +66,7 @@ def subject_of(request: SubjectRequest) -> Iterator[Subject]:
             "which model? A Hugging Face directory, a run directory, a checkpoint, a known name, or --endpoint URL"
         )
     elif (run_dir := _run_dir(path := Path(request.model).expanduser())) is not None:
+        # Gone after the evaluation; if it is killed, the next process that makes such a directory removes it.
         with scratch() as place:
             with waiting(plain_console(stderr=True), f"exporting {path.name}"):
                 model_dir = _exported(run_dir, path, place / "model")
@@ -117,6 +118,8 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
     config = _config(recipes, request.overrides, min(longest, CONTEXT_TOKENS))
     facts = {
         **model_identity(model_dir),
+        # By content: a directory of the same name may hold other weights tomorrow, whose episodes must not mix with
+        # these.
         "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
         "max_context_tokens": config.model.max_context_tokens,
         "engine": config.actor.engine,
@@ -134,6 +137,7 @@ def _remote(request: SubjectRequest) -> Subject:
         raise ConfigError("--endpoint wants --model-name NAME: the model as the endpoint calls it")
     if request.model is not None:
         raise ConfigError(f"the model {request.model} and --endpoint were both given: evaluate one of them")
+    # The address goes into the file of episodes and into results.json, which people share.
     if "@" in request.endpoint:
         raise ConfigError(
             f"--endpoint holds a password, which would be written down: put it into {request.key_variable}"

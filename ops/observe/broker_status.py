@@ -48,6 +48,8 @@ class BrokerStatus:
         if self.progress is None:
             return 0
         kind = self.progress.phase.kind
+        # `ended_ranges` counts settled tickets above the lowest unsettled number, and groups admitted but not yet
+        # trained. All below that number are settled, so the difference is the batch.
         ended = sum(last - first + 1 for first, last in self.progress.ended_ranges.get(kind, ()))
         return ended - (self.progress.settled(kind) - self.progress.lowest_unsettled.get(kind, 0))
 
@@ -74,6 +76,7 @@ class Observer:
         self._tickets = TicketQueue(transport)
 
     async def look(self) -> BrokerStatus:
+        # Progress before the counts of tickets: issued only grows, so `outstanding` is never negative.
         progress, weights, horizons = [await self._state.get(key) for key in (Key.PROGRESS, Key.POLICY, Key.HORIZON)]
         return BrokerStatus(
             progress=progress if isinstance(progress, Progress) else None,

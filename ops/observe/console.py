@@ -100,6 +100,7 @@ class Console:
         logs = config.run_dir / "logs"
         self._usual_s = start_times(TroubleReader(logs))
         """Seconds each part took to start the last time."""
+        # A second reader, from the end: what earlier sessions logged is no trouble of this one.
         self._logs = TroubleReader.at_end(logs)
         self._shown_evals: set[tuple[int, int]] = set()
         """Version and lineage of the evaluations that were shown."""
@@ -134,6 +135,7 @@ class Console:
         self.say(f"run {self._config.run.name}: {self._config.total_steps} steps; logs in {self._config.run_dir}/logs")
         shown = self.skip_earlier()
         if not self.is_terminal:
+            # Never returns, so only a terminal gets to the live display below.
             await self._follow_plainly(started, shown)
         with Live(get_renderable=lambda: self.live(started()), console=self._console, transient=True):
             while True:
@@ -168,6 +170,7 @@ class Console:
 
         Steps that a resumed learner writes again are not printed again.
         """
+        # In a thread: this loop also supervises the parts, and a resumed run's journal may be long.
         lines = await asyncio.to_thread(self._metrics.read)
         for line in lines[shown:]:
             if self._since_header is None or (self.is_terminal and self._since_header == HEADER_EVERY):
@@ -218,6 +221,7 @@ class Console:
 
     def _bar(self, lines: Sequence[dict[str, Any]]) -> RenderableType:
         done, total = lines[-1]["step"] if lines else 0, self._config.total_steps
+        # After the last step no other one comes, whose phase could be shown.
         phase, _ = self._config.phase(min(done, total - 1))
         bar = Table.grid(padding=(0, 1, 0, 0))
         left = time_left(self._config, lines, done)

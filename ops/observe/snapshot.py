@@ -54,6 +54,7 @@ class Snapshot:
 
     @property
     def step(self) -> int:
+        # Either half may be missing or behind: files of another machine, or a broker that has ended.
         reported = self.broker.progress.step if self.broker and self.broker.progress else 0
         return max(reported, self.files.metrics[-1]["step"] if self.files.metrics else 0)
 
@@ -110,6 +111,7 @@ class Snapshot:
     def _rl(self, lines: Sequence[Line]) -> Rows:
         last, early, late = lines[-1], lines[:RECENT], lines[-RECENT:]
         success = [line["success_rate"] for line in lines]
+        # Success is drawn from 0 to 1. A reward has no known range and takes that of its own values.
         text = f"{percent(last['success_rate']):>5}  {sparkline(success, TREND, 0.0, 1.0)}"
         if len(lines) > RECENT:
             text += f"  {percent(mean_success(late))} in {RECENT} steps, {percent(mean_success(early))} at first"
@@ -294,6 +296,7 @@ def checkpoint_in_writing(root: Path, now: float) -> str | None:
         if sizes and now - max(changed for _, changed in sizes) < FRESH_S:
             complete = sorted(path for path in root.glob("step-*"))
             size = sum(size for size, _ in sizes) / 1e6
+            # Every checkpoint of a run holds the same tensors, so the size of the last one predicts that of the next.
             before = sum(size for size, _ in _sizes(complete[-1])) / 1e6 if complete else None
             total = f"of about {before:.0f} MB" if before is not None else "MB so far"
             step = int(incoming.name.rpartition("-")[2])

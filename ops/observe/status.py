@@ -78,6 +78,7 @@ class StatusSource:
             return cls(_config_of(run_dir, request.overrides), run_dir, described=True, overrides=request.overrides)
         named = [f"--run.name={request.run}"] if request.run else []
         config = RunConfig.load(request.places, [*named, *request.overrides])
+        # The default name would show another run's state, or none at all.
         known = request.run or request.places or any(token.startswith("--run.name") for token in request.overrides)
         if not known or config.broker.url is None:
             raise ConfigError("which run? Give its directory, or --broker.url nats://HOST:PORT --run NAME")
@@ -110,6 +111,7 @@ class StatusSource:
         settings = self.config.broker.model_copy(update={"connect_timeout_s": patience_s})
         async with connected(self.config.run.name, settings, Role.MONITOR) as transport:
             try:
+                # A run directory has something to show without its broker; a bare broker address has not, and waits.
                 async with asyncio.timeout(LOOK_S if self.run_dir else None):
                     return await Observer(transport).look()
             except TimeoutError:
@@ -160,6 +162,7 @@ def _watch(source: StatusSource, as_json: bool) -> None:
             while True:
                 live.update(screen(asyncio.run(source.look())), refresh=True)
                 time.sleep(REFRESH_S)
+    # Each look has an event loop and a connection of its own: a broker that ends in between is no special case.
     printed = ""
     while True:
         snapshot = asyncio.run(source.look())

@@ -67,6 +67,7 @@ class TensorBoard:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(wall_time=time.time(), step=point.step, summary=summary))
+        # At once, since the caller notes the point as tracked as soon as this returns.
         self._writer.flush()
 
     def close(self) -> None:
@@ -90,6 +91,7 @@ class Wandb:
             mode="online" if run.online else "offline",
             dir=str(run.directory),
             config=dict(run.config),
+            # A resumed run may have another config, for example more steps.
             allow_val_change=True,
             settings=quiet,
         )
@@ -108,6 +110,7 @@ class Trackio:
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
+        # trackio sends to a Space or a server whenever these are set; here only `tracker.online` decides.
         if not run.online:
             for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
                 os.environ.pop(name, None)

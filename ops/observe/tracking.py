@@ -59,6 +59,7 @@ class Tracked:
     def write(self, path: Path) -> None:
         beside = path.with_suffix(".incoming")
         beside.write_text(json.dumps(asdict(self)))
+        # By a rename: a kill in the middle of a write would lose the identity, and the tracker would show a second run.
         os.replace(beside, path)
 
 
@@ -77,6 +78,7 @@ class Tail:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
+                # The offset stays before this line, which is read again once it is complete and safe from a rollback.
                 if not line.endswith(b"\n") or (record := json.loads(line))[self._key] > upto:
                     return
                 self._offset += len(line)
@@ -103,6 +105,8 @@ class Tracking:
         earlier = self.tracked.points
         metrics = ((line["step"], line) for line in self._metrics.take(upto))
         evaluations = ((line["settled_step"], line) for line in self._evaluations.take(upto))
+        # Both files grow in the order of steps. At equal steps `merge` keeps the order of its inputs: evaluations
+        # first.
         for _, line in heapq.merge(evaluations, metrics, key=lambda found: found[0]):
             if "settled_step" in line:
                 self._track_evaluation(tracker, line)
@@ -111,11 +115,14 @@ class Tracking:
         return self.tracked.points - earlier
 
     def _track_step(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        # A new process reads the file from its beginning, and so meets what an earlier one has tracked.
         if line["step"] > self.tracked.step:
+            # Tracked first, noted after: a kill in between repeats the point under the same number, and loses none.
             tracker.track(Point(self.tracked.points, line["step"], metrics_values(line)))
             self._note(step=line["step"])
 
     def _track_evaluation(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
+        # A ticket id never returns in a run. A version may, after a resume.
         first_ticket = line["ends"][0][1]
         if first_ticket not in self.tracked.evaluations:
             tracker.track(Point(self.tracked.points, line["version"], evaluation_values(line)))
@@ -170,11 +177,14 @@ def track(run_dir: Path, overrides: Sequence[str], *, follow: bool) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
     directory = run_dir / "tracker"
+    # A restarted learner's tracker waits for the one before it, which may still be sending.
     with _only_tracker(directory, wait=follow):
         tracking = Tracking(config, run_dir)
         tracker = TRACKERS[config.tracker.kind](_tracked_run(config, directory, tracking.tracked))
         count = 0
         while True:
+            # Asked before the last look, so that a full look follows the signal: the last checkpoint may just have
+            # come.
             ending = stopping.is_set() or not follow
             count += tracking.catch_up(tracker)
             if ending:
@@ -217,6 +227,7 @@ async def tracked(config: RunConfig, metrics: Metrics) -> AsyncIterator[None]:
 
     The process is not restarted: the learner's next start, or `horizonrl track`, sends what is left.
     """
+    # One tracker per run, however many ranks the learner has.
     if config.tracker.kind is None or os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -245,6 +256,7 @@ async def _beside(config: RunConfig, metrics: Metrics, stop: asyncio.Event) -> N
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
+                # Ctrl-C reaches the learner alone, which ends the tracker after its own last checkpoint.
                 start_new_session=True,
                 preexec_fn=bound(),
             )

@@ -101,6 +101,7 @@ class TroubleReader:
         """Yield file and content of each new event. An unfinished line is left for the next call."""
         for path in sorted(self.folder.glob("*.log")):
             size = path.stat().st_size
+            # Such a start may fall into the middle of a line. What is left of it is no event, and `_event` skips it.
             start = self._read.get(path, max(0, size - TAIL_BYTES))
             if size < start:  # it has been truncated
                 start = 0

@@ -56,6 +56,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
     It holds the worker's own source, and starts that.
     """
+    # Unpacked, so that a theme that renames its worker ends the build.
     (worker,) = Path(config.site_dir).glob("assets/javascripts/workers/search.*.min.js")
     source = json.dumps(worker.read_text(encoding="utf-8")).replace("<", "\\u003c")
     (Path(config.site_dir) / SEARCH_SCRIPT).write_text(WORKER.replace("SOURCE", source), encoding="utf-8")

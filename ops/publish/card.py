@@ -31,6 +31,7 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
         return HUB_ID, "apache-2.0"
     if model_dir.name.startswith(f"{POCKET}-"):
         return None, "apache-2.0"
+    # Only what the model's own card says: a guessed licence would be worse than none.
     card = model_dir / "README.md"
     found = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", card.read_text(), re.S | re.M) if card.is_file() else None
     return hub_id(model_dir), "unknown" if found is None else found[1]
@@ -156,6 +157,7 @@ The same as JSON Schema: `schema.json`.
 
 def recipe(config: RunConfig) -> str:
     """Return what of a run's config is not the default, as a recipe; nothing of this machine."""
+    # Without validation: the defaults alone need not be a valid run.
     default, own = RunConfig.model_construct().model_dump(mode="json"), public_config(config)
     changed: dict[str, Any] = {}
     for name, section in own.items():

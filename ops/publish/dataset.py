@@ -50,6 +50,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
     ended = ends(Files.read(run_dir))
     for step, ticket, records in source.groups():
         for record in records:
+            # Text alone would have to be tokenised again, and may give other ids (invariants: Token exactness).
             if any("ids" not in turn for turn in record["turns"]):
                 written.without_ids += 1
                 continue

@@ -20,6 +20,7 @@ def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id
     env = _chosen(config, env_id)
     if count is not None and count < 1:
         raise ConfigError(f"--count is {count}: give 1 or more, or leave it out for every task")
+    # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
     with out.open("w", encoding="utf-8", newline="\n") as file:

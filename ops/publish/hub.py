@@ -33,6 +33,7 @@ def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: 
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise MissingDependency(f"--push needs {error.name}: pip install huggingface_hub") from error
+    # With the token: without one, the library would take that of a login on this machine.
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     try:
         api.create_repo(name, repo_type=kind, private=not public, exist_ok=True)
@@ -44,6 +45,7 @@ def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: 
             ignore_patterns=[".*"],
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
+        # What a library puts into its messages is not ours to know: the token might be in a header or an address.
         reason = str(error).replace(token, "***")
         raise RunFailed(
             f"{folder} is complete but was not pushed to {name}: {type(error).__name__}: {reason}"

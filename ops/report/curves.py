@@ -202,6 +202,8 @@ def _success(lines: Sequence[Line], env: str | None) -> dict[str, Any]:
         ]
         trials = sum(valid for rate, valid in outcomes if rate is not None)
         if trials:
+            # The journal has rates and shares, but Wilson's interval needs counts. Rounding may not make more successes
+            # than trials.
             successes = min(trials, round(sum(rate * valid for rate, valid in outcomes if rate is not None)))
             low, high = wilson(successes, trials)
             for key, value in zip(

@@ -63,6 +63,7 @@ def collect(
     episodes = Episodes(stride=max(1, math.ceil(source.size_bytes / max_bytes)))
     bodies: list[str] = []
     for number, (step, ticket, records) in enumerate(source.groups()):
+        # Whole groups are left out, never single episodes: an advantage compares the episodes of a group.
         if number % episodes.stride:
             continue
         first = records[0]
@@ -85,6 +86,8 @@ def collect(
 
 def packed(text: str) -> str:
     """Return a text gzipped and in base64: nothing in it can end a script element."""
+    # mtime=0: the same run gives the same bytes. "surrogatepass": JSON may hold lone surrogates, which UTF-8 refuses,
+    # and one odd reply must not cost the whole page.
     return base64.b64encode(gzip.compress(text.encode("utf-8", "surrogatepass"), 6, mtime=0)).decode()
 
 
@@ -143,6 +146,7 @@ def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes
         episodes.undecoded += tokens is not None
         return _said(turn, turn["text"]) | sampled
     sampled["lengths"] = [_units(piece) for piece in pieces.texts]
+    # Small integers instead of floats: there is one for each token.
     sampled["surprise"] = [round(-100 * logprob) for logprob in turn["logprobs"]]
     sampled["special"] = pieces.special
     return _said(turn, "".join(pieces.texts)) | sampled
@@ -155,4 +159,5 @@ def _said(turn: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 def _units(text: str) -> int:
     """Return a text's length as JavaScript counts it."""
+    # JavaScript counts UTF-16 units: an emoji is one character here and two there.
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

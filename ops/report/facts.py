@@ -57,6 +57,8 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "accounts": ticket_accounts(files),
         "decisions": decisions(config, files),
         "lineages": lineages(files),
+        # `to_toml` leaves out the password's key. This is for one in an address, should any get there: the page is
+        # shared.
         "config": _PASSWORD.sub("://", to_toml(config)),
         "summary": summary(config),
     }
@@ -88,6 +90,7 @@ def ends(files: Files) -> dict[str, TicketEnd]:
 def state(config: RunConfig, files: Files) -> dict[str, Any]:
     """Return whether the run was over when the page was written, and how far it was."""
     step, steps = (files.metrics[-1]["step"] if files.metrics else 0), config.total_steps
+    # The last evaluation settles after the last step.
     finished = step >= steps and len(files.evals) >= config.eval_rounds
     return {
         "finished": finished,
@@ -190,6 +193,7 @@ def ticket_accounts(files: Files) -> dict[str, Any]:
     later = 0
     for line_step, ticket, end in _ends(files):
         counts[ticket.partition("-")[0]][end] += 1
+        # The ledger may be a step ahead of the metrics, whose counts of tickets the check below uses.
         later += line_step > step
     settled = sum(count.total() for count in counts.values())
     accounts: dict[str, Any] = {"kinds": counts, "settled": settled, "step": step}

@@ -44,6 +44,7 @@ def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
     page, episodes = make_page(run_dir, config)
     incoming = file.with_name(f".{file.name}.incoming")
     incoming.write_text(page, encoding="utf-8")
+    # Whoever opens the page in this moment gets a whole one.
     incoming.rename(file)
     return episodes
 
@@ -62,6 +63,7 @@ def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
     )
     parts = {
         "title": html.escape(f"{config.run.name}: HorizonRL report"),
+        # No network and no other script, whatever an episode's text contains.
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "style": style,
@@ -70,6 +72,8 @@ def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
         "chunks": "\n".join(chunks),
         "script": script,
     }
+    # In one pass, so that an episode's text that looks like a place is not filled. By a function, because `sub` reads
+    # backslashes in a text, and JSON is full of them.
     return _PLACE.sub(lambda place: parts[place[1]], _own("page.html")), episodes
 
 

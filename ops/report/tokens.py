@@ -40,6 +40,8 @@ class TokenTexts:
     def pieces(self, ids: Sequence[int], text: str) -> Pieces | None:
         """Part a turn into its tokens' texts; None when the tokens do not join to `text`, the turn as recorded."""
         special = [place for place, token in enumerate(ids) if token in self._special]
+        # Token by token first, since that is cached. Only a character of several tokens, or a tokenizer whose text
+        # depends on the token before, needs the slow way.
         for texts in ([self._text(token) for token in ids], self._in_order(ids)):
             if "".join(part for place, part in enumerate(texts) if place not in special) == text:
                 return Pieces(texts, special)
@@ -55,7 +57,9 @@ class TokenTexts:
         texts: list[str] = []
         before, start = 0, 0  # where the last whole piece begins, and the one that is being put together
         for end in range(1, len(ids) + 1):
+            # Together with the piece before it: some tokenizers drop the space with which a text begins.
             piece = self._decode(ids[before:end]).removeprefix(self._decode(ids[before:start]))
+            # At the end no token follows that could complete the character.
             if end < len(ids) and piece.endswith(UNFINISHED):
                 texts.append("")
                 continue

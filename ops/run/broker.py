@@ -45,6 +45,7 @@ async def serve_broker(config: RunConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload)
         own = {"nkey_seed": keys.seed(config.run.name, Role.CONTROLLER), "ca_file": keys.authority} if keys else {}
         nats = config.broker.nats.model_copy(update=own)
+        # Only a controller may make the streams. With them in place, learner and actors may start before it does.
         transport = await connect(config.run.name, config.broker.model_copy(update={"url": server.url, "nats": nats}))
         await transport.close()
         log.info("broker_started", url=server.url)
@@ -73,6 +74,8 @@ async def end_when_curable(server: EmbeddedServer) -> None:
     """End a broker that a restart would cure; whoever supervises it starts it again."""
     while True:
         await server.curable()
+        # Not `stop`, which also releases the lock on the directory: another server could take the store meanwhile.
+        # What the server has acknowledged is on disk.
         await server.kill()
 
 
@@ -82,6 +85,8 @@ def earlier_port(run_dir: Path) -> int | None:
     if port is None:
         return None
     with socket.socket() as probe:
+        # The last broker's connections may linger in TIME_WAIT. nats-server binds in spite of them, and so must the
+        # probe.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

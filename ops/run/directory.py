@@ -22,6 +22,7 @@ def to_toml(config: RunConfig) -> str:
     sections: dict[str, Any] = config.model_dump(mode="json", exclude={"broker": {"nats": {"password"}}})
     for section in (*sections.values(), sections["broker"]["nats"]):
         if isinstance(section, dict):
+            # TOML has no null, so the config reads the word "none" as None.
             section.update({key: "none" for key, value in section.items() if value is None})
     return tomli_w.dumps(sections)
 
@@ -66,6 +67,7 @@ def only_train(run_dir: Path) -> Iterator[None]:
     from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
 
     run_dir.mkdir(parents=True, exist_ok=True)
+    # Not "w", which would erase the process id of the `train` that holds the lock.
     with (run_dir / TRAIN_LOCK).open("a+") as file:
         if not locked(file):
             raise RunFailed(
@@ -78,11 +80,13 @@ def only_train(run_dir: Path) -> Iterator[None]:
         try:
             yield
         finally:
+            # The file stays: a lock belongs to the inode, and a removed file would let two processes hold "the" lock.
             file.truncate(0)
 
 
 def in_training(run_dir: Path) -> bool:
     """Return whether the directory's last `train` still lives; if so, a broker that is away will come back."""
+    # The id may have passed to another program by now. Then `status` waits PATIENCE_S for a broker that is gone.
     holder = _holder(run_dir)
     return holder is not None and psutil.pid_exists(holder)
 
@@ -123,7 +127,9 @@ class GrowingLines:
         """Return all complete lines."""
         try:
             with self.path.open("rb") as file:
+                # Of the open file: between a look at the path and its opening, a learner may have replaced it.
                 found = os.fstat(file.fileno())
+                # The size alone does not tell: a rewritten file may already be longer than what was read of the old.
                 if found.st_ino != self._inode or found.st_size < self._read:
                     self.lines, self._inode, self._read = [], found.st_ino, 0
                 file.seek(self._read)

@@ -28,6 +28,7 @@ class EpisodeFiles:
     def __post_init__(self) -> None:
         kinds = ("step", "eval") if self.held_out else ("step",)
         found = [file for kind in kinds for file in (self.run_dir / "episodes").glob(f"{kind}-*.jsonl")]
+        # By step and not by name, which would put all held-out episodes before the first step.
         self.files = sorted(found, key=_step)
 
     @property
@@ -37,10 +38,12 @@ class EpisodeFiles:
     def groups(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         """Yield step, ticket and records of every group, in the order of consumption."""
         for file in self.files:
+            # groupby joins neighbours only, which is enough: the learner writes a group's episodes one after the other.
             for ticket, records in groupby(self._records(file), key=lambda record: str(record["ticket"])):
                 yield _step(file), ticket, list(records)
 
     def _records(self, file: Path) -> Iterator[dict[str, Any]]:
+        # A line that was cut within a character still decodes; then it is no JSON, and counted.
         with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as lines:
             for line in lines:
                 try:

@@ -69,7 +69,10 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         console = Console(config)
         log.info(STARTED)
         with console.waiting("preparing the model") as tell:
+            # Once, before any part starts: otherwise learner and actors would each wait for the same model, out of
+            # sight.
             model_dir = resolve_model(config.model.name, tell=tell)
+        # The parts get a directory, so none of them has to look the name up again.
         config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(model_dir)})})
         finished = uvloop.run(_train(config, console))
     if not finished:
@@ -77,6 +80,7 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         return 130
     out = config.run_dir / "model"
     with console.waiting("exporting the model"):
+        # Exported beside its place and then renamed: a kill leaves no half of a model under the model's name.
         incoming = config.run_dir / ".model"
         shutil.rmtree(incoming, ignore_errors=True)
         export_run(config.run_dir, incoming)
@@ -92,13 +96,16 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
 async def _train(config: RunConfig, console: Console) -> bool:
     """Return whether the run was finished, rather than interrupted."""
     interrupted = asyncio.Event()
+    # Handlers, not KeyboardInterrupt: the parts have to end first, and the broker only after them.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     if config.broker.url is not None:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
     async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
+        # Only here: `train` starts every role on this machine, while a loopback url alone proves nothing (ADR 8).
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
+        # `horizonrl status` and the next `train` look here: every start may get another port.
         (config.run_dir / ADDRESS).write_text(server.url)
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
 
@@ -125,13 +132,18 @@ async def _supervise(
                     others.append(group.create_task(restart_broker(server, broker, run)))
                     others.append(group.create_task(end_when_curable(server)))
                 stop = group.create_task(interrupted.wait())
+                # The learner alone decides that a run is over. An end of any other part is followed by a restart.
+                # If a watch raises RunFailed, the group cancels this wait too.
                 await asyncio.wait({watches["learner"], stop}, return_when=asyncio.FIRST_COMPLETED)
+                # Before the parts are ended below: a watch that still ran would start each of them again.
                 for task in (*watches.values(), *others, stop):
                     task.cancel()
         except* HorizonError as failures:
+            # The command line turns a HorizonError into a message and an exit code; it knows no groups of them.
             raise failures.exceptions[0] from None
         finally:
             with console.waiting("ending the actors, the controller and the learner"):
+                # All at once, because one after the other the deadlines of the parts would add up.
                 async with asyncio.TaskGroup() as ending:  # actors give their leases back: the broker still listens
                     for part in parts:
                         ending.create_task(part.stop())
@@ -145,6 +157,7 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
         with contextlib.suppress(BrokerUnreachable):
             console.broker = await observer.look()
             if console.broker.progress is not None:
+                # What counts as progress for the restarts, so a part of a run that moves may be restarted for ever.
                 run.note(console.broker.progress)
         await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 

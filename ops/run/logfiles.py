@@ -21,6 +21,7 @@ LOOK_S = 60.0
 async def keep_short(folder: Path) -> None:
     """Truncate the long logs of a folder every LOOK_S seconds, until cancelled."""
     while True:
+        # In a thread: the copy of a long log would hold up the loop that supervises the parts.
         await asyncio.to_thread(_shorten_all, folder)
         await asyncio.sleep(LOOK_S)
 
@@ -43,6 +44,7 @@ def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
     incoming = path.with_name(f".{path.name}.1")
     try:
         shutil.copyfile(path, incoming)
+        # Safe because every writer has opened it to append. Any other would go on at its old offset, behind a hole.
         os.truncate(path, 0)
         incoming.rename(path.with_name(f"{path.name}.1"))
     finally:

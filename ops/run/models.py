@@ -94,6 +94,7 @@ def _on_disk(name: str) -> Path | None:
     except ImportError:  # a light install: it trains nothing, and a report does without the tokenizer
         return None
     with contextlib.suppress(LocalEntryNotFoundError):
+        # Local files only: neither a run nor a report may depend on a network.
         return Path(snapshot_download(name, local_files_only=True))
     return None
 
@@ -137,6 +138,7 @@ def files_digest(directory: Path, *names: str) -> str:
     for name in names:
         file = directory / name
         content = file.read_bytes() if file.is_file() else None
+        # Name and length come first: otherwise bytes could move from one file to the next without another digest.
         digest.update(f"{name} {None if content is None else len(content)}\n".encode() + (content or b""))
     return digest.hexdigest()
 
@@ -149,8 +151,10 @@ def _made_once(path: Path, make: Callable[[Path, Tell], None], tell: Tell) -> Pa
     with _locked(
         path.with_name(f".{path.name}.lock"), lambda: tell(f"another process makes the model {path.name}", None)
     ):
+        # Again, under the lock: another process may have made it while this one waited.
         if not path.is_dir():
             beside = path.with_name(f".{path.name}.incoming")
+            # What a process left that was killed in the making.
             shutil.rmtree(beside, ignore_errors=True)
             make(beside, tell)
             os.rename(beside, path)

@@ -37,6 +37,7 @@ def run(role: str, config: RunConfig) -> int:
     return code
 
 
+# Each builder imports its own role: a controller starts without torch.
 def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.ops.run.broker import serve_broker
 
@@ -59,6 +60,7 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.ops.run.models import model_identity, resolve_model
 
     require(config.tracker.kind)
+    # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
     spawn_ranks(config.learner.ranks)
     write_config(config)  # the run directory is the learner's: export and status read it from there
     model_dir = resolve_model(config.model.name)
@@ -81,6 +83,7 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
 
     async def actor() -> None:
+        # Making it also removes what killed actors left there: weights in shared memory are memory that nobody frees.
         with scratch(parent) as place:
             await run_actor(config, model_dir, model_identity(model_dir), place, _service("actor", config))
 

@@ -46,10 +46,12 @@ class RunProgress:
     async def is_over(self) -> bool:
         """Return whether the learner has reported the end of the run; False if the broker does not answer in time."""
         with contextlib.suppress(BrokerUnreachable, TimeoutError):
+            # The transport repeats an unanswered request for minutes: a dead broker would hold up the restart.
             async with asyncio.timeout(ANSWER_S):
                 progress = await StateStore(self.transport).get(Key.PROGRESS)
             if isinstance(progress, Progress):
                 self.note(progress)
+                # A finished run that was given more steps still says `finished`, until its learner has reported once.
                 return progress.finished and progress.step >= self.total_steps
         return False
 
@@ -71,6 +73,7 @@ class Restarts:
     async def wait(self, code: int, run: RunProgress) -> None:
         """Count an end, then wait: 1 s, 2 s, 4 s and so on. Raises RunFailed after MAX_RESTARTS."""
         before, self.reached = self.reached, (run.step, run.settled)
+        # Progress since the last end starts the count anew: a part that dies once an hour must not end a run of days.
         self.count = self.count + 1 if self.reached == before else 1
         log.warning("part_ended", part=self.name, code=code, restarts=self.count)
         if self.count > MAX_RESTARTS:
@@ -99,6 +102,8 @@ class SupervisedProcess:
         self.restarts = Restarts(self.name, self.log_file)
 
     async def start(self) -> None:
+        # Set before the process exists: the console takes a `service_opened` that is older for that of the process
+        # before.
         self.started_at = time.time()
         with self.log_file.open("ab") as sink:
             self.process = await asyncio.create_subprocess_exec(
@@ -112,6 +117,8 @@ class SupervisedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 env=os.environ | self.environment,
                 start_new_session=True,  # Ctrl-C reaches the console alone, which ends the parts
+                # The kernel ends the part together with this console, even a killed one: no part outlives its
+                # supervisor.
                 preexec_fn=bound(),
             )
 
@@ -125,6 +132,8 @@ class SupervisedProcess:
         while True:
             assert self.process is not None
             code = await self.process.wait()
+            # Code 2 is also that of a learner that another one has replaced. Two that were both started again would
+            # replace each other for ever (invariants: One learner speaks).
             if code == ConfigError.exit_code:
                 raise RunFailed(f"the {self.name} cannot go on, {last_error(self.log_file)}")
             if await run.is_over():
@@ -137,8 +146,10 @@ class SupervisedProcess:
         if self.process is None or self.process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
+            # The process may end between the check above and the signal; the same holds for the kill below.
             self.process.send_signal(signal.SIGTERM)
         try:
+            # Later than the role's own timer, which logs `stop_overdue` and the stack: SIGKILL would hide what hung.
             await asyncio.wait_for(self.process.wait(), self.stop_within_s + KILL_S)
         except TimeoutError:
             log.warning("part_killed", part=self.name, after_s=self.stop_within_s + KILL_S)

@@ -60,6 +60,7 @@ async def _maze() -> LmrlComparison:
             draw, done = Random(f"{number} {walk}"), False
             theirs, _, _ = setup_maze_env("double_t_maze", start_position=(row, column))
             first = theirs.reset(options={"goal": goal, "init_position": (row, column)})[0].text
+            # A first observation that differs takes one off: `same` reaches `turns` only if these agree too.
             same -= (await ours.reset(f"lmrl-{number:02d}")).text != first
             while not done:
                 action = draw.choice([*map(str.strip, manhatten_actions), "jump"])

@@ -151,6 +151,7 @@ async def _endpoint(games: Mapping[str, Sequence[Game]]) -> AsyncIterator[str]:
         body = await request.json()
         env_id, _, number = body["model"].partition("/")
         game = next(game for game in games[env_id] if game.number == int(number))
+        # AgentGym's conversations begin with its instruction and a set answer to it, which is no turn.
         turn = sum(message["role"] == "assistant" for message in body["messages"]) - 1
         content = game.replies[turn] if turn < len(game.replies) else "nothing"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content}}

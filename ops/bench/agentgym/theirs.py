@@ -58,6 +58,7 @@ async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, para
     tasks = registry.tasks(env_id, door(env_id).options)
     numbers = list(numbers_of(env_id, [task for task in tasks if task.split == "test"] or tasks).values())
     if env_id == "textcraft":
+        # Theirs depend on directory order and hash seed, so a split of ours means nothing there.
         numbers = list(range(len(tasks)))
     chosen = Random(0).sample(numbers, min(episodes, len(numbers)))
     found, slots = GameComparison(env_id), asyncio.Semaphore(parallel)
@@ -162,6 +163,7 @@ def _words(env_id: str, text: str) -> Sequence[str]:
 async def _server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
     """Run one of AgentGym's servers; yield its address."""
     folder, application = SERVERS[env_id]
+    # AgentGym's server takes a number, not a socket. Nobody holds the port until the server binds it.
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -174,6 +176,7 @@ async def _server(agentgym: Path, python: str, env_id: str, **variables: str) ->
         await _until_up(url, process)
         yield url
     finally:
+        # The group, since the server runs in a session of its own and may have children.
         os.killpg(process.pid, 15)
         await process.wait()
 

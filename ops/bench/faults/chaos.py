@@ -60,6 +60,7 @@ async def _chaos(
     plan: Sequence[Event], seed: int, place: Path, overrides: Sequence[str], console: Console
 ) -> dict[str, Any]:
     started = time.monotonic()
+    # The verdict and the replay read every entry. By default a run frees the log below its oldest checkpoint.
     settings = ["--learner.keep_log=true", *overrides]
     async with cluster("chaos", place, seed, settings) as whole:
         storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True))
@@ -68,6 +69,7 @@ async def _chaos(
             await storm.rage()
             await finish(whole, settings)
         except* HorizonError as failures:
+            # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
         ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
         verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
@@ -76,6 +78,7 @@ async def _chaos(
         if not replay["equal"]:
             findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
         elif len(replay["steps"]) != verdict.steps:
+            # Digests that were never compared would otherwise pass as equal.
             findings.append(f"replay: {len(replay['steps'])} of {verdict.steps} steps were compared")
         return {
             "passed": not findings,
@@ -98,10 +101,12 @@ async def finish(whole: Cluster, settings: Sequence[str]) -> None:
     """
     step = whole.last_step
     await whole.until("a step after the last event", lambda: whole.last_step > step and whole.serving, FINISH_S)
+    # Earlier crashes may be the work of events, such as a fence. From here on nothing excuses one.
     crashes = whole.crashes
     for name in ("controller", "learner"):
         whole.roles[name].signal(signal.SIGTERM)
     await whole.ended("controller", "learner", timeout_s=FINISH_S)
+    # Counted from the furthest step of any learner: its tickets were issued, and a shorter run would leave them open.
     rl_steps = whole.furthest_step - whole.config.imitation.steps + LAST_STEPS
     for name in ("controller", "learner"):
         whole.start(name, *settings, f"--rl.steps={rl_steps}")
@@ -114,6 +119,7 @@ async def replayed(whole: Cluster) -> dict[str, Any]:
     """Train the log once more with `horizonrl replay` and return its report."""
     answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir)]
+    # Past the proxy: nothing disturbs the replay.
     command += ["--from", "0", "--json", str(answer), f"--broker.url={whole.server.url}"]
     with log_file.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(

@@ -114,6 +114,7 @@ class RoleProcess:
     async def run_once(self) -> int:
         """Start the process and return its exit code."""
         with self.log_file.open("ab") as sink:
+            # Earlier processes of this role have written `service_opened` to the same file.
             self._log_start = sink.tell()
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -124,7 +125,9 @@ class RoleProcess:
                 stdout=sink,
                 stderr=sink,
                 cwd=self.log_file.parent,
+                # The model is tiny and the roles share the cores: more threads each would only get in each other's way.
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
+                # Ctrl-C reaches the bench alone, which then ends every role, also one that SIGSTOP has stopped.
                 start_new_session=True,
                 preexec_fn=bound(),
             )
@@ -143,6 +146,7 @@ class RoleProcess:
     async def end(self, number: signal.Signals, dead_s: float) -> int:
         """End the process with a signal and start it again `dead_s` later; then return the exit code of the first."""
         await self._running.wait()
+        # Set before the signal: `run` has to know an end on request from a crash as soon as it sees the exit code.
         self._dead_s = dead_s
         self._running.clear()
         self.signal(number)
@@ -178,6 +182,7 @@ class Cluster:
         command = [name.partition("-")[0], str(self.recipe), f"--broker.url={self.url}", *overrides]
         role = RoleProcess(name, command, self.directory / "logs" / f"{name}.log")
         if name in self.roles:
+            # A role that is started with other settings is still the same role to the report.
             role.restarts, role.crashes = self.roles[name].restarts, self.roles[name].crashes
         self.roles[name] = role
         self._tasks[name] = asyncio.create_task(role.run())
@@ -311,5 +316,6 @@ def _last_step(run_dir: Path) -> int:
     with path.open("rb") as ledger:
         ledger.seek(max(0, path.stat().st_size - LEDGER_TAIL_BYTES))
         lines = ledger.read().splitlines(keepends=True)
+    # The learner may be writing the last line, and the tail may begin in the middle of one.
     complete = [line for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
     return int(json.loads(complete[-1])["step"]) if complete else 0

@@ -122,6 +122,7 @@ def fuzz(payloads: int, seed: int) -> Report:
     """Send `payloads` mutated records through the decoder, each as its own type and as another one."""
     report, chance = Report(payloads, seed), random.Random(seed)
     valid = [(type(record), encode(record)) for record in records()]
+    # After the valid records exist: what importing and building them takes is no growth.
     started, before = time.perf_counter(), _resident_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # NumPy only warns about a number that overflows; here that is a failure
@@ -152,6 +153,7 @@ def _attempt(payload: bytes, record_type: type[Record], report: Report) -> str |
     """Decode a payload and settle the record. Count the outcome and return what is wrong, or None."""
     try:
         record = decode(payload, record_type)
+        # A replay reads the record again, and must train on the same.
         if decode(encode(record), record_type) != record:
             raise ValueError("the record changes when it is encoded and decoded again")
         if isinstance(record, Group | Void):
@@ -170,6 +172,7 @@ def _settle(record: Group | Void) -> Iterator[str]:
     """Let a collector settle a record twice in each phase; yield the outcomes. An admitted batch must be finite."""
     for phase in Phase:
         collector, position = Collector(RULES, TicketAccounts()), LearnerPosition(version=3, phase=phase)
+        # Twice, because the second has to be recognised as a repeat (invariants: Exactly once).
         for sequence in (1, 2):
             collector.consume(Entry(sequence, record), position)
         for trace in collector.batch(position.version).traces:
@@ -189,6 +192,7 @@ def _finite(numbers: Any) -> bool:
 
 def _resident_bytes() -> int:
     """Return the peak resident memory of this process."""
+    # Linux counts ru_maxrss in KiB, macOS in bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -87,6 +87,7 @@ def make_plan(events: int, seed: int) -> tuple[Event, ...]:
     Each role is killed `events // 6 - 1` times, but at least once; if there is room, it is also terminated once and
     stopped once. The disturbances fill the next places, and the rest is drawn from all kinds.
     """
+    # A text seeds by its own bytes: the same plan in every process, whatever PYTHONHASHSEED is.
     draw = random.Random(f"chaos/{seed}")
     once = [(fault, role) for fault in (Fault.KILL, Fault.TERMINATE, Fault.STOP) for role in ROLES]
     kills = [(Fault.KILL, role) for role in ROLES for _ in range(events // ROLE_SHARE - 2)]

@@ -25,7 +25,9 @@ class Proxy:
 
     def break_connections(self) -> int:
         """Reset every connection, as a failing network would; return how many there were."""
+        # Each connection has two ends here.
         broken = len(self._open) // 2
+        # abort, not close: a close would first send what is buffered, which no failing network does.
         for writer in self._open:
             writer.transport.abort()
         return broken
@@ -66,4 +68,5 @@ class Proxy:
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 writer.write(data)
+                # Back-pressure: a slow side has to slow the other one, not fill this process's memory.
                 await writer.drain()

@@ -78,6 +78,7 @@ async def _soak(
 ) -> tuple[list[Sample], dict[str, list[int]]]:
     settings = [f"--learner.checkpoint_every={CHECKPOINT_EVERY}", *overrides]
     samples: list[Sample] = []
+    # The proxy carries every byte in this process's Python: it would be what is measured.
     async with cluster("soak", place, seed, settings, through_proxy=False) as whole:
         await whole.until("the first RL step", lambda: whole.rl_step > 0, START_S)
         started = time.monotonic()
@@ -142,6 +143,7 @@ def _progress_line(sample: Sample) -> str:
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return speeds and, per process, stream and file, the first, last and largest value and the slope per hour."""
     first, last = samples[0], samples[-1]
+    # A short soak has one sample, and no time between the first and the last.
     seconds = max(last.at_s - first.at_s, SAMPLE_S)
     facts: dict[str, Any] = {
         "minutes": round(last.at_s / 60, 1),

@@ -60,6 +60,7 @@ class Storm:
                 await asyncio.sleep(event.pause_s)
                 self._whole.check()
                 victim = self._victim(event)
+                # Taken here and not in the task, so that events on one victim keep the plan's order.
                 await self._busy[victim].acquire()
                 group.create_task(self._fire(event, victim))
 
@@ -99,6 +100,7 @@ class Storm:
             further = await self._whole.within(PROGRESS_S, lambda: self._whole.last_step > self._deadly_step)
             self.starved += not further
             await asyncio.sleep(event.choice * PAUSE_S)
+        # A learner that resumes cuts the ledger: without `max`, the steps that it repeats would count as progress.
         self._deadly_step = max(self._deadly_step, self._whole.last_step)
 
     async def _kill(self, event: Event, victim: str) -> None:
@@ -151,16 +153,20 @@ class Storm:
         config = self._whole.config
         before = await self._whole.transport.extent(Stream.GROUPS)
         limit = before.stored_bytes + LOG_ROOM_BYTES
+        # Whoever connects as the controller sets the stream's limit.
         async with connected(config.run.name, self._broker(max_log_bytes=limit)):
             await asyncio.sleep(event.length_s)
         async with connected(config.run.name, self._broker()):
             after = await self._whole.transport.extent(Stream.GROUPS)
+        # A full log refuses entries (`discard=new`). One that dropped its oldest instead would lose tickets.
         if after.first_sequence != before.first_sequence:
             self.findings.append(f"full log: the broker removed what is below sequence {after.first_sequence}")
 
     async def _fill_disk(self, event: Event, _: str) -> None:
         """Let the broker write nothing; then start it again as `train` would."""
         server = self._whole.server
+        # A limit on file size stands in for a full disk, and hits this process alone. Only the soft limit moves, since
+        # nobody but root may raise a hard one again.
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         async with _within(AILS_S, "a write of the broker to its full disk"):
             while await server.complaint() is None:  # noqa: ASYNC110 - the server sends no event, so it is polled
@@ -192,6 +198,7 @@ class Storm:
         restarts = learner.restarts
         await asyncio.to_thread(copy_run, self._whole.config.run_dir, root / self._whole.config.run.name)
         log_file = self._whole.directory / "logs" / "second.log"
+        # Not one of the cluster's roles: once it has ended, nothing starts it again.
         second = RoleProcess("second", [*learner.command, f"--run.root={root}"], log_file)
         ended = asyncio.create_task(second.run_once())
         try:
@@ -207,6 +214,7 @@ class Storm:
     async def _repeat(self, stream: Stream, choice: float) -> None:
         """Publish a stored message again under a new id, so that the server does not recognise the repeat."""
         message: Message | None = None
+        # The learner may purge the log between the look and the read.
         while message is None:
             extent = await self._whole.transport.extent(stream)
             place = int(choice * (extent.last_sequence + 1 - extent.first_sequence))

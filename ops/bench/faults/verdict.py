@@ -155,6 +155,7 @@ def _doubled(ends: Sequence[LedgerEnd]) -> Iterator[str]:
 def _stale(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     bound = evidence.config.rl.max_staleness
     for end, group in _train_groups(evidence, ends):
+        # Step N trains version N - 1, and staleness counts from there (invariants: Bounded staleness).
         if end.how == TRAINED and (age := end.step - 1 - group.oldest_version) > bound:
             yield f"{end.ticket_id} of version {group.oldest_version} was trained in step {end.step}: {age} > {bound}"
 
@@ -166,6 +167,7 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
     """
     config, before = evidence.config, Counter[str]()
     schedule, adaptive = config.horizon, _adaptive_turns(evidence)
+    # In the order of issue, which is that of the schedule. Actors end tickets in any order.
     for end, group in sorted(_train_groups(evidence, ends), key=lambda found: found[1].ticket.number):
         ticket, env_id = group.ticket, group.ticket.task.env_id
         step = ticket.issued_at_version.version - config.imitation.steps
@@ -236,8 +238,10 @@ def _against_log(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]
     for sequence, entry in evidence.log.items():
         if sequence in sequences:
             continue
+        # A repeat comes after the entry that ended its ticket. An earlier one was skipped (invariants: Order decides).
         if ended_at.get(str(ticket_of(entry)), sequence) >= sequence:
             yield f"sequence {sequence} ({ticket_of(entry)}) is neither an end nor the repeat of one"
+        # Beyond the cursor no step has counted yet.
         repeats += sequence <= cursor and not isinstance(entry.record, DeadLetter)
     if (counted := sum(line["repeats"] for line in evidence.ledger)) != repeats:
         yield f"the ledger counts {counted} repeats up to sequence {cursor}, the log holds {repeats}"

@@ -69,6 +69,7 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOu
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
         return None
+    # A resumed learner may write a line again: the later one counts.
     by_step = {line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}
     evals = [by_step[step] for step in sorted(by_step)]
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
@@ -122,6 +123,7 @@ def _trained(lines: Sequence[Line], costs: Mapping[str, Array]) -> tuple[Success
 
 
 def _valid_episodes(line: Line) -> float:
+    # A broken episode has no success to count (invariants: Broken is not zero). The journal has the share of these.
     return float(round(line["episodes"] * (1 - (line["error_share"] or 0.0))))
 
 

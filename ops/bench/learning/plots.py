@@ -63,4 +63,5 @@ def plot_success(panels: Mapping[str, Mapping[str, Band]], x_label: str, legend_
             alignment="left",
             frameon=False,
         )
+        # Without a date, so that equal results give equal files.
         figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -93,6 +93,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
         raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
     study = read_study(request.study)
     seeds, variants = select(study, request.seeds, request.only)
+    # All of the study, not only what was selected: an invalid config is found before hours of training.
     planned = plan(study, request.directory, request.overrides)
     runs = [each for each in planned if each.seed in seeds and each.variant in variants]
     if not request.report_only:
@@ -108,6 +109,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
 
 def _carry_out(runs: Sequence[Run], command: Command) -> bool:
     """Train the runs that are not finished and print one line per run. Return False if interrupted."""
+    # SIGTERM becomes Ctrl-C, so that `_train` ends its child in order in both cases.
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number, each in enumerate(runs, 1):
@@ -192,6 +194,7 @@ def _write_recipe(each: Run) -> None:
     path, text = each.directory / RECIPE, to_toml(each.config)
     if path.is_file():
         old, new = (dict(flattened(tomllib.loads(one))) for one in (path.read_text(), text))
+        # run.root may differ, so that a study's directory can be moved.
         changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key] and key != "run.root")
         if changed:
             differences = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)

@@ -38,6 +38,7 @@ class Counts:
         A seed's chance of success is (k + 1) / (n + 2), by Laplace's rule. With k / n, 0 of 64 would have an interval
         of width 0.
         """
+        # Counts at a place between two evaluations are interpolated, and a binomial needs whole ones.
         episodes_S = np.maximum(np.rint(self.episodes_S), 1).astype(np.int64)
         chance_S = np.clip((self.successes_S + 1) / (self.episodes_S + 2), 0, 1)
         played_RS = episodes_S[drawn_RS]
@@ -74,6 +75,7 @@ def difference_interval(after: Counts, before: Counts, seed: int = 0) -> Interva
     """Return the mean of `after - before` over seeds. The entries of both must belong to the same seeds."""
     generator = np.random.default_rng(seed)
     drawn_RS = _drawn(after, generator)
+    # The same draws on both sides: the difference is paired by seed, and what a seed adds to both cancels.
     low, high = _bounds(after.resampled_means(drawn_RS, generator) - before.resampled_means(drawn_RS, generator))
     return Interval(float((after.rates - before.rates).mean()), float(low), float(high))
 

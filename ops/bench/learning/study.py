@@ -119,6 +119,7 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[R
         Run(variant, seed, _config(study, variant, seed, directory, overrides))
         for seed, variant in itertools.product(study.seeds, study.variants)
     ]
+    # One seed is enough: seeds differ in [run] alone, which `_trained` leaves out.
     first = runs[: len(study.variants)]
     for one, other in itertools.combinations(first, 2):
         if _trained(one.config) == _trained(other.config):

@@ -52,6 +52,8 @@ async def _measure() -> dict[tuple[Durability, str], list[float]]:
             EmbeddedServer(Path(directory) / "process", "process") as process,
             EmbeddedServer(Path(directory) / "power", "power") as power,
         ):
+            # In turns, so that other load on the machine hits both servers alike. The median leaves out the worst
+            # rounds.
             for turn in range(ROUNDS):
                 for kind, server in (("process", process), ("power", power)):
                     for name, size in SIZES.items():
@@ -68,6 +70,7 @@ async def _publish(server: EmbeddedServer, name: str, size: int) -> float:
 
         async def publish() -> None:
             for number in left:
+                # A new id each time: the server would drop a repeated one without storing it.
                 await transport.publish("groups.train", payload, message_id=f"{name} {number}")
 
         started = time.monotonic()

@@ -176,6 +176,7 @@ async def _play(
                     return
 
     environments = [make() for _ in range(clients)]
+    # Before the clock starts: a first reset may load tasks or open a connection.
     await asyncio.gather(*(environment.reset(games[0][0]) for environment in environments))
     cpu_s, began = time.process_time(), time.perf_counter()
     end = began + seconds

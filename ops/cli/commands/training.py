@@ -27,6 +27,7 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(arguments.recipes, overrides)
     from horizonrl.ops.cli.doctor import require_engines
 
+    # Before anything is made: a missing engine would otherwise end a part, and show in its log only.
     require_engines(config)
     from horizonrl.ops.run.local import train
 

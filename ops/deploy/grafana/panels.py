@@ -64,6 +64,7 @@ def quantiles(name: str, *by: str, legend: str = "") -> tuple[Query, Query]:
 def metric_names(expression: str) -> set[str]:
     """Return the metrics of ours that an expression reads, by their names in the table."""
     written = set(re.findall(rf"(?<![\w:]){PREFIX}(\w+)", expression))
+    # A histogram is declared once and read as its _bucket, _sum and _count.
     return {name if name in DECLARED else re.sub(r"_(bucket|sum|count)$", "", name) for name in written}
 
 
@@ -74,6 +75,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "title": f"HorizonRL · {dashboard.title}",
         "tags": ["horizonrl"],
         "schemaVersion": SCHEMA_VERSION,
+        # Made from code: a change in the browser would be lost at the next start.
         "editable": False,
         "graphTooltip": 1,
         "refresh": "30s",
@@ -137,6 +139,7 @@ def _datasource_variable() -> dict[str, Any]:
 
 def _run_variable() -> dict[str, Any]:
     query = f"label_values({PREFIX}broker_connected, run)"
+    # refresh 2 asks again with each change of the time range, so that a run that has just begun is in the list.
     return {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "query": query, "refresh": 2}
 
 
