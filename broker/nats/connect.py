@@ -76,8 +76,8 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
         patience_s = broker.connect_timeout_s if role is Role.MONITOR else STREAMS_WAIT_S
         return NatsTransport(connection, run, await _await_streams(connection, run, patience_s))
     except TimeoutError:
-        connection.raise_refusal()
         await connection.close()
+        connection.raise_refusal()
         raise BrokerUnreachable(
             f"no nats-server with JetStream answers at {connection.url} within {broker.connect_timeout_s} s: does it "
             "run, and is the address right? `horizonrl broker RECIPE` starts one, and `train` without broker.url too"
