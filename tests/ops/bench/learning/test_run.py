@@ -6,7 +6,7 @@ In place of `train` stands a child process of a few lines that reads the same re
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,15 @@ def test_a_failed_run_is_recorded_and_the_study_goes_on(place: Path) -> None:
     assert len(started(place)) == 6
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Make SIGINT interrupt: a shell that starts the tests in the background has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_study_ends_its_child_in_order_and_goes_on_later(
     place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
