@@ -11,7 +11,7 @@ from pathlib import Path
 from horizonrl.actors.policy import Policy
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.weights import fetch_frame
+from horizonrl.broker.weights.frames import fetch_frame
 from horizonrl.common.errors import BrokerError, ConfigError, RunFailed, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics

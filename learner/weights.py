@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horizonrl.broker.api import Transport
-from horizonrl.broker.weights import discard_frames_below, publish_frame
+from horizonrl.broker.weights.frames import discard_frames_below, publish_frame
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.weights_file import INCOMING

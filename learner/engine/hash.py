@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.intake.batch import Batch, Trace

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.algorithm.advantage import Scores

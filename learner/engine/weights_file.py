@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
 
 if TYPE_CHECKING:

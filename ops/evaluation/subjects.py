@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from horizonrl.actors.rollout import Rollout
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError

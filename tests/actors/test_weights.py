@@ -14,7 +14,7 @@ from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.weights import digest_file, publish_frame
+from horizonrl.broker.weights.frames import digest_file, publish_frame
 from horizonrl.common.errors import ConfigError, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion

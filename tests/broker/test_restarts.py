@@ -15,7 +15,7 @@ from horizonrl.broker.nats.reader import NatsReader
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.broker.weights import digest_file, fetch_frame, publish_frame
+from horizonrl.broker.weights.frames import digest_file, fetch_frame, publish_frame
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerUnreachable
 from horizonrl.common.types import Group, PolicyVersion

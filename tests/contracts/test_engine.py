@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError
 from horizonrl.learner.engine.api import EngineSettings, RankEngine

@@ -18,7 +18,7 @@ from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import METRICS

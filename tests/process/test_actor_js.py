@@ -20,7 +20,7 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
 from horizonrl.broker.tickets import Lease, TicketQueue
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.types import Group, Kind, Void
 from horizonrl.learner.controller.curriculum import TaskSource, eval_tasks

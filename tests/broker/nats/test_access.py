@@ -19,7 +19,7 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsDelivery, NatsTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
+from horizonrl.broker.weights.frames import digest_file, discard_frames_below, fetch_frame, publish_frame
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
 from horizonrl.common.metrics import Metrics

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from horizonrl.broker.weights import digest_file
+from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
 from horizonrl.learner.engine.weights_file import VERSION_FILE, WEIGHTS_FILE, export, write_weights_file
 

@@ -7,7 +7,7 @@ import pytest
 
 from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.weights import digest_file, discard_frames_below, fetch_frame, publish_frame
+from horizonrl.broker.weights.frames import digest_file, discard_frames_below, fetch_frame, publish_frame
 from horizonrl.common.errors import LogGap, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion

@@ -1,0 +1,1 @@
+"""How weights travel: whole frames, and the changes between two versions."""
