@@ -1,48 +1,21 @@
-"""The learner's ranks: one process per rank, launched by torchrun, each with an engine; rank 0 leads.
+"""What each of the learner's ranks runs: an engine. Rank 0 leads with it, the others follow; `spawn.py` starts them.
 
 Used by the learner and by `horizonrl replay`, which trains without a broker to announce anything to.
 """
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.run import main as torchrun
-
-from horizonrl.common.children import bind
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.ranks import Leader, follow
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-
-LAST_CHECKPOINT_S = 120
-"""How long torchrun waits for its ranks to end after SIGTERM. Its default of 30 s is too short for a checkpoint."""
-LAUNCHER = "HORIZONRL_LAUNCHER"
-"""Environment variable with the id of the process that launched the ranks: they do not outlive it."""
-
-
-def spawn_ranks(ranks: int) -> None:
-    """Launch one process per rank and end with their exit code. Returns in each rank, and if there is only one."""
-    if launcher := os.environ.get(LAUNCHER):
-        # This is a rank: torchrun has started the same command line once more.
-        bind(int(launcher))
-    elif ranks > 1:
-        os.environ[LAUNCHER] = str(os.getpid())
-        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(LAST_CHECKPOINT_S))
-        try:
-            torchrun(["--standalone", f"--nproc-per-node={ranks}", "-m", "horizonrl.ops.cli.main", *sys.argv[1:]])
-        except ChildFailedError as error:  # raised on, it would become code 1, which says "try again"
-            # At least 1, since the code of a rank that a signal ended is negative.
-            sys.exit(max(1, error.get_first_failure()[1].exitcode))
-        sys.exit(0)
 
 
 async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThread, Rules], Awaitable[None]]) -> None:
@@ -84,5 +57,6 @@ def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
         temperature=config.rollout.temperature,
         collective_timeout_s=config.learner.step_timeout_s,
         objective=config.objective,
+        deepspeed=config.learner.deepspeed,
         longest_episode_tokens=config.longest_episode_tokens,
     )

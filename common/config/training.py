@@ -1,9 +1,11 @@
 """What a run trains on and for how long: the sections of model, tasks, episodes, phases, evaluations and optimizer."""
 
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from horizonrl.common.config.deepspeed import refuse_unsafe
 from horizonrl.common.config.section import Positive, Seconds, Section, Share
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
 
@@ -118,7 +120,19 @@ class LearnerSection(Section):
     one process. `hash` trains nothing: its weights are a hash of the batches, for runs with scripted actors that test
     everything but the training. A run can be resumed with another backend, except from or to `hash`."""
     ranks: Positive = 1
-    """Number of learner processes on this machine (`torchrun`). On GPUs, use one per GPU."""
+    """Number of learner processes per machine. On GPUs, use one per GPU. All machines of a run have equally many."""
+    nodes: Positive = 1
+    """Number of machines that train together. Start `horizonrl learner` on each of them (docs/multi-node.md)."""
+    min_nodes: Positive | None = None
+    """Number of machines without which the learner does not go on. Below `nodes`, it goes on without those that have
+    not come after `join_timeout_s`. None waits for all of them."""
+    node_rank: Annotated[int, Field(ge=0)] = 0
+    """Number of this machine, from 0 to `nodes` - 1; its only key that differs. Machine 0 holds the run directory and
+    alone speaks with the broker."""
+    rendezvous: str | None = None
+    """Address `HOST:PORT` of machine 0 on which the others find it, for `nodes` above 1."""
+    join_timeout_s: Seconds = 600.0
+    """Seconds that the machines wait for each other at the start."""
     threads: Positive = 1
     """CPU threads per rank. More threads than free cores slow down every thread (spinning barriers)."""
     zero_stage: Literal[0, 1, 2, 3] = 1
@@ -148,14 +162,67 @@ class LearnerSection(Section):
     step_timeout_s: Seconds = 1800.0
     """Longest step, checkpoint or collective, in seconds. One that takes longer counts as stuck, and the learner ends
     with an error."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Keys of DeepSpeed's own configuration, such as `zero_optimization.offload_optimizer`, for memory and speed
+    (docs/multi-node.md). A key that would change what is computed is refused."""
+
+    @field_validator("deepspeed")
+    @classmethod
+    def _is_exact(cls, given: dict[str, Any]) -> dict[str, Any]:
+        refuse_unsafe(given)
+        return given
+
+    @property
+    def rendezvous_address(self) -> tuple[str, int]:
+        """Host and port of `rendezvous`."""
+        parts = urlsplit(f"//{self.rendezvous}")
+        return parts.hostname or "", parts.port or 0
+
+    @model_validator(mode="after")
+    def _finds_its_nodes(self) -> Self:
+        if self.nodes == 1:
+            if self.node_rank or (self.min_nodes or 1) > 1:
+                raise ValueError(
+                    f"learner.node_rank is {self.node_rank} and learner.min_nodes {self.min_nodes}, but learner.nodes "
+                    "is 1: set nodes to the number of machines"
+                )
+            return self
+        if self.node_rank >= self.nodes or (self.min_nodes or 1) > self.nodes:
+            raise ValueError(
+                f"learner.node_rank is {self.node_rank} and learner.min_nodes {self.min_nodes}, but learner.nodes is "
+                f"{self.nodes}: node_rank goes from 0 to {self.nodes - 1}, min_nodes from 1 to {self.nodes}"
+            )
+        try:
+            complete = all(self.rendezvous_address)
+        except ValueError:  # a port that is no number, or too large
+            complete = False
+        if self.rendezvous is None or not complete:
+            raise ValueError(
+                f"learner.nodes is {self.nodes} but learner.rendezvous is {self.rendezvous!r}: give an address of "
+                "machine 0 as HOST:PORT, such as 10.0.0.1:29400"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
-        if self.backend != "deepspeed" and self.ranks > 1:
+        if self.backend != "deepspeed" and self.ranks * self.nodes > 1:
             raise ValueError(
-                f"learner.ranks is {self.ranks} but learner.backend is {self.backend}, which runs in one process: set "
-                "ranks to 1, or backend to deepspeed"
+                f"learner.ranks is {self.ranks} and learner.nodes {self.nodes}, but learner.backend is {self.backend}, "
+                "which runs in one process: set both to 1, or backend to deepspeed"
             )
+        if self.backend != "deepspeed" and self.deepspeed:
+            raise ValueError(
+                f"learner.deepspeed has keys but learner.backend is {self.backend}: leave them out, or set backend to "
+                "deepspeed"
+            )
+        # DeepSpeed has nothing to move at stage 0, and moves parameters only at stage 3.
+        zero = self.deepspeed.get("zero_optimization", {})
+        for key, stage in (("offload_optimizer", 1), ("offload_param", 3)):
+            if key in zero and self.zero_stage < stage:
+                raise ValueError(
+                    f"learner.deepspeed.zero_optimization.{key} is set but learner.zero_stage is {self.zero_stage}: "
+                    f"leave it out, or set zero_stage to {stage} or more"
+                )
         if self.backend != "deepspeed" and self.zero_stage != 1:
             raise ValueError(
                 f"learner.zero_stage is {self.zero_stage} but learner.backend is {self.backend}, which has no ZeRO "

@@ -4,6 +4,7 @@
 thread, and with several ranks the others follow (`ranks.py`). Imports no torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ class EngineSettings:
     collective_timeout_s: float = 1800.0
     """A collective that waits longer for another rank ends in an error."""
     objective: Objective = field(default_factory=Objective)
+    deepspeed: Mapping[str, Any] = field(default_factory=dict)
+    """More of DeepSpeed's configuration; `common/config/deepspeed.py` says which keys it may have."""
     longest_episode_tokens: int = 1024
     """Most tokens that an episode can generate; `loss.normalisation = constant` divides by it."""
 

@@ -45,7 +45,7 @@ class DeepSpeedBackend:
         config = _deepspeed_config(settings)
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             self._engine: Any = self._deepspeed.initialize(model=self.scorer, optimizer=self._adamw, config=config)[0]
-        self._partitions = Partitions(self._engine, self._stage)
+        self._partitions = Partitions(self._engine, self._stage, self.device)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
         return ScorerOutput(*self._engine(*asked))  # whatever kind of tuple DeepSpeed's hooks return
@@ -68,6 +68,14 @@ class DeepSpeedBackend:
         """Return whole parameters: themselves, or copies at stage 3, where they are partitioned again right away."""
         with self._whole(parameters):
             return [parameter.clone() for parameter in parameters] if self._stage == 3 else list(parameters)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        if self.ranks == 1:
+            return tensor
+        # Through this rank's device, since NCCL moves nothing else, and as bytes, since gloo does not know every type.
+        moved = tensor.to(self.device).contiguous()
+        dist.broadcast(moved.view(-1).view(torch.uint8), src=0)
+        return moved
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -118,7 +126,12 @@ def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
     if settings.zero_stage > 0:
         # Micro-batches would else be added up in bfloat16, and the step would depend on how they were cut.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
+    passed = dict(settings.deepspeed)
+    config["zero_optimization"] |= passed.pop("zero_optimization", {})
+    # With the optimizer on the CPU too, torch's own AdamW steps it: DeepSpeed's would have to be compiled first, and
+    # rounds otherwise.
+    config["zero_force_ds_cpu_optimizer"] = False
+    return config | passed
 
 
 def _start_deepspeed(settings: EngineSettings) -> Any:

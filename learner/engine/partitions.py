@@ -32,11 +32,12 @@ class ParameterSlice:
 class Partitions:
     """The master weights and moments of an engine. This rank holds its own parts of them; at stage 0, all."""
 
-    def __init__(self, engine: Any, stage: int) -> None:
+    def __init__(self, engine: Any, stage: int, device: torch.device) -> None:
         # Names inside DeepSpeed's optimizers, which it does not promise: tests/learner/engine/test_checkpoints.py fails
         # when they change.
         zero: Any = engine.optimizer
         self._adamw: Any = zero.optimizer
+        self._device = device
         self._whole_here = stage == 0 or dist.get_world_size() == 1
         groups: list[dict[str, Any]] = engine.module.trained()
         self.parameters = {name: parameter for named in groups for name, parameter in named.items()}
@@ -90,7 +91,8 @@ class Partitions:
         held = self._held(part, kind)
         if self._whole_here:
             return held.view(shape)
-        whole = torch.zeros(prod(shape), device=held.device)
+        # On the rank's device even where the optimizer is kept on the CPU: NCCL moves nothing else.
+        whole = torch.zeros(prod(shape), device=self._device)
         whole[part.start : part.start + part.length] = held
         dist.reduce(whole.view(torch.int32), dst=0)  # as integers: in floats −0.0 plus another rank's 0.0 is 0.0
         return whole.view(shape)

@@ -1,11 +1,13 @@
 """Named tensors in a few safetensors files, which make up the learner's checkpoint. Knows nothing of training."""
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,6 +16,9 @@ from horizonrl.common.errors import CheckpointError
 
 SHARD_BYTES = 1 << 30
 """A file that holds this much is closed, so saving needs memory for this much and one tensor on top of the state."""
+
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8"}
+"""The types of a checkpoint's tensors, as safetensors and as torch call them."""
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:
@@ -48,9 +53,56 @@ class Shards:
     def shapes(self) -> dict[str, list[int]]:
         return {name: holder.get_slice(name).get_shape() for name, holder in self.holders.items()}
 
+    def dtype(self, name: str) -> str:
+        """Return the type of a tensor under torch's name for it."""
+        return _DTYPES[self.holders[name].get_slice(name).get_dtype()]
+
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self.holders[name].get_tensor(name)
         return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SharedShards:
+    """Files that rank 0 alone can open, read by all ranks: every rank makes the same calls in the same order."""
+
+    opened: Shards | None
+    """The files, on rank 0."""
+    facts: dict[str, tuple[list[int], str]]
+    """The shape and the type of every tensor, by its name."""
+    broadcast: Callable[[Tensor], Tensor]
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        return {name: shape for name, (shape, _) in self.facts.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on every rank; one at a time, so that no rank needs memory for more than it and its part."""
+        shape, dtype = self.facts[name]
+        read = torch.empty(shape, dtype=getattr(torch, dtype)) if self.opened is None else self.opened.read(name)
+        return self.broadcast(read)
+
+
+@contextmanager
+def share_shards(
+    directory: Path, files: Iterable[str], rank: int, broadcast: Callable[[Tensor], Tensor]
+) -> Iterator[SharedShards]:
+    """Open files on rank 0, for all ranks. `broadcast` returns rank 0's tensor on every rank."""
+    if rank == 0:
+        with open_shards(directory, files) as opened:
+            facts = {name: (shape, opened.dtype(name)) for name, shape in opened.shapes.items()}
+            yield SharedShards(opened, share_json(facts, broadcast), broadcast)
+    else:
+        yield SharedShards(None, share_json(None, broadcast), broadcast)
+
+
+def share_json(content: Any, broadcast: Callable[[Tensor], Tensor]) -> Any:
+    """Return rank 0's `content` on every rank."""
+    encoded = json.dumps(content).encode()
+    # A broadcast fills a tensor that exists, so the others have to learn its size first.
+    length = int(broadcast(torch.tensor([len(encoded)])))
+    text = torch.frombuffer(bytearray(encoded[:length].ljust(length)), dtype=torch.uint8)
+    return json.loads(broadcast(text).cpu().numpy().tobytes())
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
-from horizonrl.learner.engine.shards import open_shards, write_shards
+from horizonrl.learner.engine.shards import share_json, share_shards, write_shards
 from horizonrl.learner.engine.weights_file import write_weights_file
 from horizonrl.learner.intake.batch import Batch, Trace
 
@@ -77,6 +77,9 @@ class Backend(Protocol):
 
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters of the scorer, whole, on every rank."""
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Return rank 0's tensor on every rank; on the others `tensor` says shape and type."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -157,9 +160,9 @@ class PolicyGradientEngine:
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
-        directory.mkdir(parents=True, exist_ok=True)
         tensors = chain([(_RNG, torch.get_rng_state())], self._backend.state())
         if self.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
             files = write_shards(tensors, directory)
             # The learner's state travels with the tensors, by parameter name and without pickle: DeepSpeed's own files
             # fit only the stage and the number of ranks that wrote them (ADR 9).
@@ -170,35 +173,33 @@ class PolicyGradientEngine:
             (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
         else:
             deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
-        # No rank may look for the files before rank 0 has written them.
-        self._backend.all_gather(torch.zeros(1, device=self._backend.device))
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore what `save` wrote, on any backend and any number of ranks, and return its `state`.
 
-        All ranks read `directory`. Raises CheckpointError if it is incomplete or of another model.
+        Rank 0 alone reads `directory`, which other machines do not have. Raises CheckpointError if it is incomplete or
+        of another model.
         """
-        try:
-            written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
-            state, steps, files = dict(written["state"]), int(written["optimizer_steps"]), list(written["files"])
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
+        broadcast = self._backend.broadcast
+        written = share_json(_read_engine_file(directory) if self.rank == 0 else None, broadcast)
         rng = {_RNG: list(torch.get_rng_state().shape)}
-        with open_shards(directory, files) as shards:
+        with share_shards(directory, written["files"], self.rank, broadcast) as shards:
             _check_same_model(shards.shapes, rng | self._backend.shapes, directory)
             if (base := written.get("base", {})) != self._base:
                 raise CheckpointMismatch(
                     f"the adapters in {directory} stand beside other weights ({base}) than those of "
                     f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
                 )
-            self._backend.load(shards.read, steps)
-            torch.set_rng_state(shards.read(_RNG))
+            self._backend.load(shards.read, written["optimizer_steps"])
+            torch.set_rng_state(shards.read(_RNG).cpu())
         # A reference made before the load belongs to steps that are rolled back.
         self._reference = None
-        if (directory / REFERENCE_FILE).is_file() and self._settings.objective.needs_reference:
+        if "reference_version" in written and self._settings.objective.needs_reference:
             self._reference, self._reference_version = self._frozen_model(), int(written["reference_version"])
-            self._reference.lm.load_state_dict(load_file(directory / REFERENCE_FILE), strict=False)
-        return state
+            with share_shards(directory, [REFERENCE_FILE], self.rank, broadcast) as shards:
+                # A tied head has no tensor of its own.
+                self._reference.lm.load_state_dict({name: shards.read(name) for name in shards.facts}, strict=False)
+        return dict(written["state"])
 
     def close(self) -> None:
         self._backend.close()
@@ -334,6 +335,18 @@ def build_scorer(settings: EngineSettings) -> TokenScorer:
     if settings.gradient_checkpointing:
         checkpoint_layers(lm)
     return TokenScorer(lm, critic=settings.objective.advantage.needs_critic)
+
+
+def _read_engine_file(directory: Path) -> dict[str, Any]:
+    try:
+        written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+        return written | {
+            "state": dict(written["state"]),
+            "optimizer_steps": int(written["optimizer_steps"]),
+            "files": list(written["files"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
 
 
 def _check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]], directory: Path) -> None:

@@ -81,6 +81,9 @@ class TorchBackend:
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return list(parameters)
 
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor
+
     @property
     def shapes(self) -> dict[str, list[int]]:
         return {name: list(tensor.shape) for name, tensor in self.state()}

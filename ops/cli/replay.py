@@ -43,12 +43,13 @@ class ReplayRequest:
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
-    from horizonrl.learner.launch import spawn_ranks
+    from horizonrl.learner.spawn import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
     start = _start(request.run_dir, request.first, config.learner)
     ledger = _ledger(request)
-    spawn_ranks(config.learner.ranks)
+    # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.
+    spawn_ranks(config.learner.ranks * config.learner.nodes)
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.

@@ -52,18 +52,24 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    _require_url(config)
-    from horizonrl.learner.launch import spawn_ranks
-    from horizonrl.learner.main import run_learner
+    from horizonrl.learner.nodes import rendezvous
+    from horizonrl.learner.spawn import spawn_ranks
     from horizonrl.ops.observe.trackers import require
-    from horizonrl.ops.observe.tracking import tracked
     from horizonrl.ops.run.models import model_identity, resolve_model
 
-    require(config.tracker.kind)
-    # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
-    spawn_ranks(config.learner.ranks)
-    write_config(config)  # the run directory is the learner's: export and status read it from there
+    leads = config.learner.node_rank == 0
+    if leads:  # another machine needs the recipe and the model alone
+        _require_url(config)
+        require(config.tracker.kind)
     model_dir = resolve_model(config.model.name)
+    # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
+    spawn_ranks(config.learner.ranks, rendezvous(config, model_identity(model_dir)))
+    # Not before: a launcher imports no torch.
+    from horizonrl.learner.main import run_learner
+    from horizonrl.ops.observe.tracking import tracked
+
+    if leads:
+        write_config(config)  # the run directory is the learner's: export and status read it from there
 
     async def learner() -> None:
         service = _service("learner", config)

@@ -28,7 +28,7 @@ from horizonrl.broker.nats.streams import ACTORS, stream_name
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
-from horizonrl.learner.launch import LAST_CHECKPOINT_S
+from horizonrl.learner.spawn import LAST_CHECKPOINT_S
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import SHARED_MEMORY, stop_within_s
 
