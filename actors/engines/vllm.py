@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.imports import uncollected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
 MAX_HEADER_BYTES = 100_000_000
@@ -279,20 +281,28 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         TOKENIZERS_PARALLELISM="false",
         OMP_NUM_THREADS=str(settings.threads),
     )
-    import torch
+    with uncollected():
+        import torch
 
-    on_cpu = not torch.cuda.is_available()
-    if on_cpu:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine's process: one child less
-        torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
-    import vllm
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.executor import Executor
+        on_cpu = not torch.cuda.is_available()
+        if on_cpu:
+            # The worker lives in the engine's process: one child less.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            # The model runs eagerly anyway. What is left to compile is a count of 1.7 ms a step, for which the first
+            # request would wait 3 s for the compiler's imports, and 7 s more where nothing is in its cache.
+            os.environ["TORCH_COMPILE_DISABLE"] = "1"
+            torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
+        import vllm
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor import Executor
+
+        if on_cpu and _has_one_thread():
+            import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
     config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu)).create_engine_config()
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
-    if on_cpu and len(os.listdir("/proc/self/task")) == 1:
+    if on_cpu and _has_one_thread():
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # after the config, which asks for spawn on CPU
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else its signals arrive in our loop
     try:
@@ -302,6 +312,10 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
+
+
+def _has_one_thread() -> bool:
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 def _engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]:

