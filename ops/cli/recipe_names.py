@@ -13,23 +13,27 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def recipes() -> dict[str, Path]:
-    """Return the files of the recipes by name: those of single runs first, then those of the scenarios."""
+    """Return the files of the recipes by name: those of single runs first, then those of the scenarios.
+
+    The recipes of a paper keep their folder in the name, such as `agentgym-rl/textcraft`.
+    """
     files = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("scenarios/*.toml"))]
-    return {file.stem: file for file in files}
+    of_papers = sorted(FOLDER.glob("agentgym-rl/*.toml"))
+    return {file.stem: file for file in files} | {f"{file.parent.name}/{file.stem}": file for file in of_papers}
 
 
 def find_recipe(given: Path) -> Path:
     """Return a recipe's file: the path itself, or the recipe of this name. Raises ConfigError for an unknown name."""
-    known = recipes()
+    known, name = recipes(), given.as_posix()
     # A file of that name comes first, so that an own recipe is never shadowed by one of ours.
-    if given.exists() or given.suffix or len(given.parts) > 1:
+    if given.exists() or given.suffix or (len(given.parts) > 1 and not (FOLDER / given.parts[0]).is_dir()):
         return given
-    if given.name not in known:
+    if name not in known:
         raise ConfigError(
-            f"no recipe {given.name!r}: neither a file nor one of {', '.join(known)}"
-            f"{did_you_mean(given.name, known)} `horizonrl recipes` describes them"
+            f"no recipe {name!r}: neither a file nor one of {', '.join(known)}"
+            f"{did_you_mean(name, known)} `horizonrl recipes` describes them"
         )
-    return known[given.name]
+    return known[name]
 
 
 def show_recipes(names: Sequence[Path]) -> int:
