@@ -36,8 +36,6 @@ class DeepSpeedBackend:
         self.device = prepare_process(settings)
         self._deepspeed = _start_deepspeed(settings)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        # Stages 2 and 3 move gradients or parameters during a pass, where all ranks have to meet (ADR 6).
-        self.same_pass_on_all_ranks = self._stage >= 2
         self.scorer = build_scorer(settings)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.

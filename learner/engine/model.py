@@ -1,7 +1,7 @@
 """A causal language model that scores the tokens it is asked about, and no others; with a critic's head if asked.
 
-Knows nothing of losses or of DeepSpeed. Axes: P shared prefix, B rows, T positions, N asked tokens,
-D hidden, V vocabulary.
+Knows nothing of losses or of DeepSpeed. Axes: B rows, T positions of the flat sequence or of a row, S segments,
+N asked tokens, C those of one chunk, D hidden, V vocabulary.
 """
 
 import math
@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.logs import get_logger
+from horizonrl.learner.engine import attention
+from horizonrl.learner.engine.packing import Segment
+
+log = get_logger()
 
 CHUNK_ROWS = 32
 """Rows of float32 logits alive at once: 32 × 49,152 are 6 MB, which stay in the cache between the passes over them."""
+LOGITS_BYTES = 64 << 20
+"""Logits alive at once, and as much for their gradient, whatever the batch and the vocabulary: 682 rows of 49,152. A
+product of fewer rows is slower, and each further chunk computes its logits twice."""
 LOG_OF_ZERO = -1e30
 """Replaces the log-probability of a token that a model rules out: −inf would make 0 · ∞ = NaN."""
 
@@ -39,9 +47,10 @@ class TokenScorer(nn.Module):
         self.lm = lm
         self.critic = _critic(lm) if critic else None
         self._logit_scale = _logit_scale(cast(Any, lm).config)
-        self.shares_prompts: bool = self._probed()
-        """Whether a prefix may be given. The model's cache must hold keys and values alone, which every row can
-        continue; the state of a recurrent layer (linear attention, Mamba, convolution) cannot be repeated."""
+        self.packs: bool = self._probed()
+        """Whether episodes stand one after the other and share prompts. Every layer must be attention of a kind that
+        `attention.py` knows; the state of a recurrent layer (linear attention, Mamba, convolution) would run on from
+        one episode into the next. Such a model reads padded rows, and its segments must have no prefixes."""
 
     def trained(self) -> list[dict[str, nn.Parameter]]:
         """Return the parameters in training by name, in the optimizer's groups: the policy's, then the critic's."""
@@ -51,40 +60,69 @@ class TokenScorer(nn.Module):
         return groups
 
     def forward(
-        self, prefix_P: Tensor, ids_BT: Tensor, asked_N: Tensor, temperatures_N: Tensor | float = 1.0
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        segments_S4: Tensor,
+        asked_N: Tensor,
+        temperatures_N: Tensor | float = 1.0,
     ) -> ScorerOutput:
-        """Score the tokens at flat positions `asked_N` of `ids_BT`, each at its temperature.
+        """Score the tokens at places `asked_N` of a micro-batch, each at its temperature.
 
-        Every row continues the ids of `prefix_P`, which may be empty. Padding must be on the right. The hidden
-        state at t − 1 scores the token at position t, so no row's first token may be asked about.
+        The hidden state at place t − 1 scores the token at t, so no segment's first token may be asked about. Logits
+        exist for one chunk of tokens at a time: all but the last are computed again in the backward pass.
         """
-        lm: Any = self.lm
         # Before the head: logits of prompts and observations would cost V numbers per token, for nobody.
-        hidden_ND = self._hidden(prefix_P, ids_BT).flatten(0, 1).index_select(0, asked_N - 1)
-        logits_NV = lm.get_output_embeddings()(hidden_ND)
-        ids_N = ids_BT.flatten().index_select(0, asked_N)
-        # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
-        scores = token_scores(logits_NV, ids_N, temperatures_N / self._logit_scale)
+        hidden_ND = self._hidden(ids_T, positions_T, segments_S4).index_select(0, asked_N - 1)
+        ids_N = ids_T.index_select(0, asked_N)
+        temperatures_N = torch.as_tensor(temperatures_N, device=ids_T.device).expand(len(ids_N))
+        wholes, rows = (hidden_ND, ids_N, temperatures_N), self._chunks(hidden_ND)
+        chunks = list(zip(*(torch.split(whole, rows) for whole in wholes), strict=True))
+        scores = [self._scores(*chunk, again=chunk is not chunks[-1]) for chunk in chunks]
+        logprobs_N, entropies_N = (torch.cat(column) for column in zip(*scores, strict=True))
         if self.critic is None:
-            return ScorerOutput(*scores, values_N=torch.zeros_like(scores[0]))
+            return ScorerOutput(logprobs_N, entropies_N, values_N=torch.zeros_like(logprobs_N))
         # Detached: the critic reads the policy's features, and its errors must not move them.
-        return ScorerOutput(*scores, values_N=self.critic(hidden_ND.detach())[:, 0].float())
+        return ScorerOutput(logprobs_N, entropies_N, values_N=self.critic(hidden_ND.detach())[:, 0].float())
 
-    def _hidden(self, prefix_P: Tensor, ids_BT: Tensor) -> Tensor:
-        """Return the last hidden states of the rows. A prefix is read once; its gradient is the sum over rows."""
+    def _chunks(self, hidden_ND: Tensor) -> list[int]:
+        """Return the rows of each chunk. The last one is full, because its logits are kept and computed only once."""
+        vocabulary = cast(Any, self.lm).config.get_text_config().vocab_size
+        most = max(1, LOGITS_BYTES // (vocabulary * hidden_ND.element_size()))
+        full, rest = divmod(len(hidden_ND), most)
+        return [rest, *[most] * full] if rest or not full else [most] * full
+
+    def _scores(
+        self, hidden_CD: Tensor, ids_C: Tensor, temperatures_C: Tensor, again: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        if again and torch.is_grad_enabled():
+            asked = (hidden_CD, ids_C, temperatures_C)
+            found: tuple[Tensor, Tensor]
+            found = checkpoint(self._scores, *asked, use_reentrant=False, preserve_rng_state=False)
+            return found
+        logits_CV = cast(Any, self.lm).get_output_embeddings()(hidden_CD)
+        # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
+        return token_scores(logits_CV, ids_C, temperatures_C / self._logit_scale)
+
+    def _hidden(self, ids_T: Tensor, positions_T: Tensor, segments_S4: Tensor) -> Tensor:
+        """Return the last hidden state of each place. The gradient of a shared prompt is the sum over its episodes."""
         # The decoder alone: the model's own forward pass would go on to the logits of every token.
         model: Any = cast(Any, self.lm).base_model
-        if len(prefix_P) == 0:
-            return cast(Tensor, model(input_ids=ids_BT, use_cache=False).last_hidden_state)
-        cache = model(input_ids=prefix_P[None], use_cache=True).past_key_values
-        cache.batch_repeat_interleave(len(ids_BT))
-        return cast(Tensor, model(input_ids=ids_BT, past_key_values=cache, use_cache=True).last_hidden_state)
+        segments = tuple(Segment(*numbers) for numbers in segments_S4.tolist())
+        if self.packs:
+            asked = {"position_ids": positions_T[None], "use_cache": False, "segments": segments}
+            return cast(Tensor, model(input_ids=ids_T[None], **asked).last_hidden_state[0])
+        # Under causal attention no real token attends to padding on its right, so that no mask is needed.
+        lengths = [segment.end - segment.start for segment in segments]
+        ids_BT = nn.utils.rnn.pad_sequence(torch.split(ids_T, lengths), batch_first=True)
+        hidden_BTD = model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return torch.cat([row_TD[:length] for row_TD, length in zip(hidden_BTD, lengths, strict=True)])
 
     @torch.no_grad()
     def _probed(self) -> bool:
-        """Return whether the model's cache can be repeated; raise ValueError if its logits are not the head's output.
+        """Return whether the model's episodes can be packed; raise ValueError if its logits are not the head's output.
 
-        Two tokens go through the model, so that no family with a step of its own is trained on wrong scores.
+        A few tokens go through the model, so that no family with a step of its own is trained on wrong scores.
         """
         from transformers import Cache
         from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
@@ -103,11 +141,40 @@ class TokenScorer(nn.Module):
                 f"{lm.config.model_type} models transform their logits: not supported; choose another model"
             )
         cache = getattr(output, "past_key_values", None)
-        # By class: some layers of hybrid models have caches that cannot be repeated (linear attention, Mamba).
-        return isinstance(cache, Cache) and all(
-            isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
-            for layer in cache.layers
+        # By class: some layers of hybrid models keep a state that runs on (linear attention, Mamba).
+        return (
+            isinstance(cache, Cache)
+            and all(
+                isinstance(layer, DynamicLayer) and not isinstance(layer, LinearAttentionCacheLayerMixin)
+                for layer in cache.layers
+            )
+            and self._packs_exactly()
         )
+
+    def _packs_exactly(self) -> bool:
+        """Make the model use packed attention if an episode after another one scores as it does alone."""
+        lm: Any = self.lm
+        own, device = lm.config._attn_implementation, lm.device
+        # Not the first ids: those of special tokens are often untrained, and bfloat16 makes chaos of them.
+        ids_T = torch.arange(12, device=device) * 7 + lm.get_input_embeddings().num_embeddings // 2
+        prompt_P, _, second_T = ids_T.split([3, 4, 5])
+        alone_T, places_T = torch.cat([prompt_P, second_T]), torch.arange(8, device=device)
+        self.packs = False
+        alone_TD = self._hidden(alone_T, places_T, torch.tensor([[0, 8, 0, 0]]))[3:].float()
+        try:
+            attention.register()
+            lm.set_attn_implementation(attention.IMPLEMENTATION)
+            self.packs = True
+            places_T = torch.cat([places_T[:7], places_T[3:]])
+            packed = self._hidden(ids_T, places_T, torch.tensor([[0, 3, 0, 0], [3, 7, 0, 3], [7, 12, 0, 3]]))
+            errors_T = (packed[7:].float() - alone_TD).norm(dim=-1) / alone_TD.norm(dim=-1)
+            if errors_T.median() <= 0.1:  # bfloat16 alone makes 0.01, and a state that runs on about 1
+                return True
+        except attention.UnsupportedAttention as error:
+            log.info("not_packed", why=str(error))
+        lm.set_attn_implementation(own)
+        self.packs = False
+        return False
 
 
 def _logit_scale(config: Any) -> float:

@@ -60,8 +60,6 @@ class Backend(Protocol):
     device: torch.device
     scorer: TokenScorer
     """The model; called through `forward` only, and its parameters are whole only in what `gather` returns."""
-    same_pass_on_all_ranks: bool
-    """Whether every rank must use the same parameters equally often and in the same order (ZeRO stages 2 and 3)."""
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
         """Call the scorer."""
@@ -115,7 +113,12 @@ class PolicyGradientEngine:
         self._earlier: TokenScorer | None = None
         self._reference: TokenScorer | None = None
         self._reference_version = 0
-        self._shares_prompts = self._may_share()
+        if not backend.scorer.packs and self.rank == 0:
+            log.warning(
+                "prompts_not_shared",
+                model=type(lm).__name__,
+                why="its layers keep more than keys and values, or bend attention, so each episode is read anew",
+            )
 
     def train_step(self, batch: Batch, lr: float) -> StepStats:
         """Make the next version from the batch; raise RunFailed if a gradient is not finite."""
@@ -145,7 +148,7 @@ class PolicyGradientEngine:
         if self._earlier is None:
             self._earlier = self._frozen_model()
         self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
-        (micro_batch,) = pack([trace], 1, len(trace.ids_L), share=False)[0]
+        (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
         logprobs_N = self._earlier(*self._asked(micro_batch)).logprobs_N
         gaps_N = (logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
@@ -203,22 +206,6 @@ class PolicyGradientEngine:
 
     def close(self) -> None:
         self._backend.close()
-
-    def _may_share(self) -> bool:
-        """Return whether a group's prompt is read once for all its episodes; log it when only the model forbids it.
-
-        A shared prompt goes through the model's cache, which layers that are computed twice would fill twice. It also
-        changes how often and in which order a rank uses the parameters.
-        """
-        scorer = self._backend.scorer
-        allowed = not (self._backend.same_pass_on_all_ranks or self._settings.gradient_checkpointing)
-        if allowed and not scorer.shares_prompts and self.rank == 0:
-            log.warning(
-                "prompts_not_shared",
-                model=type(scorer.lm).__name__,
-                why="its layers keep more than keys and values, so that each episode's prompt is read anew",
-            )
-        return allowed and scorer.shares_prompts
 
     def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
@@ -288,13 +275,15 @@ class PolicyGradientEngine:
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
         # Every rank computes the whole plan and takes its part: packing is deterministic, so no rank has to be told.
-        return pack(traces, self.ranks, self._settings.micro_batch_tokens, share=self._shares_prompts)[self.rank]
+        return pack(traces, self.ranks, self._settings.micro_batch_tokens, self._backend.scorer.packs)[self.rank]
 
     def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
         """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
         temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
-        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N, temperatures_N)
-        return list(map(self._tensor, asked))
+        asked = map(self._tensor, (micro_batch.ids_T, micro_batch.positions_T, micro_batch.trained_N, temperatures_N))
+        ids_T, positions_T, trained_N, temperatures_N = asked
+        # The segments stay on the CPU, which cuts by them.
+        return [ids_T, positions_T, torch.from_numpy(micro_batch.segments_S4), trained_N, temperatures_N]
 
     def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
         return self._backend.forward(*self._asked(micro_batch))

@@ -27,7 +27,6 @@ class TorchBackend:
 
     rank = 0
     ranks = 1
-    same_pass_on_all_ranks = False
 
     def __init__(self, settings: EngineSettings) -> None:
         self.device = prepare_process(settings)

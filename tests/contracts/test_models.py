@@ -53,8 +53,8 @@ WINDOW = 24
 class Family:
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
-    shares: bool = True
-    """Whether its cache holds keys and values alone, so that a prompt can be read once for many rows."""
+    packs: bool = True
+    """Whether its layers are attention alone, so that episodes can stand one after the other and share a prompt."""
 
 
 FAMILIES = [
@@ -62,11 +62,11 @@ FAMILIES = [
     Family("qwen2"),
     Family("qwen3", HEADS),
     Family("qwen3_moe", HEADS | EXPERTS),
-    Family("qwen3_5_text", HEADS | DELTA_NET, shares=False),
+    Family("qwen3_5_text", HEADS | DELTA_NET, packs=False),
     Family("gemma3_text", HEADS | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}),
     Family("mistral", HEADS | {"sliding_window": WINDOW}),
-    Family("lfm2", {"layer_types": ["conv", "full_attention"]}, shares=False),
-    Family("falcon_h1", HEADS | MAMBA | {"lm_head_multiplier": 0.5}, shares=False),
+    Family("lfm2", {"layer_types": ["conv", "full_attention"]}, packs=False),
+    Family("falcon_h1", HEADS | MAMBA | {"lm_head_multiplier": 0.5}, packs=False),
     Family("olmo"),
     Family("smollm3"),
     Family("phi"),
@@ -109,12 +109,12 @@ def lm(family: Family) -> Any:
     return make_model(family)
 
 
-def learned(lm: Any, batch: Batch, share: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def learned(lm: Any, batch: Batch, flat: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return each token's logprob, trace by trace, and the gradient of their sum weighed by the traces' rewards."""
     lm.zero_grad()
     scorer, rows = TokenScorer(lm), {}
-    for micro_batch in pack(batch.traces, 1, 1000, share=share)[0]:
-        asked = (micro_batch.prefix_P, micro_batch.ids_BT, micro_batch.trained_N)
+    for micro_batch in pack(batch.traces, 1, 1000, flat=flat)[0]:
+        asked = (micro_batch.ids_T, micro_batch.positions_T, micro_batch.segments_S4, micro_batch.trained_N)
         logprobs_N = scorer(*map(torch.from_numpy, asked)).logprobs_N
         pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in micro_batch.indices_B])
         (logprobs_N * pulls_B[torch.from_numpy(micro_batch.episodes_N)]).sum().backward()
@@ -131,13 +131,13 @@ def test_tokens_are_scored_as_the_family_itself_does(lm: Any, batch: Batch) -> N
         with torch.no_grad():
             scores_LV = lm(input_ids=ids_L[None], use_cache=False).logits[0].log_softmax(-1)
         alone += [scores_LV[index - 1, ids_L[index]].item() for index in np.flatnonzero(trace.mask_L)]
-    assert_allclose(learned(lm, batch, share=False)[0], alone, atol=2e-5)
+    assert_allclose(learned(lm, batch, flat=False)[0], alone, atol=2e-5)
 
 
 def test_a_shared_prompt_changes_neither_scores_nor_gradient(family: Family, lm: Any, batch: Batch) -> None:
-    assert TokenScorer(lm).shares_prompts is family.shares
-    if family.shares:
-        for shared, plain in zip(learned(lm, batch, share=True), learned(lm, batch, share=False), strict=True):
+    assert TokenScorer(lm).packs is family.packs
+    if family.packs:
+        for shared, plain in zip(learned(lm, batch, flat=True), learned(lm, batch, flat=False), strict=True):
             assert_allclose(shared, plain, atol=2e-4, rtol=1e-3)
 
 
@@ -148,12 +148,12 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing_else(f
         nonlocal calls
         calls += 1
 
-    plain = learned(lm, batch, share=False)
+    plain = learned(lm, batch, flat=False)
     for layer in lm.base_model.modules():
         if isinstance(layer, torch.nn.ModuleList) and len(layer) == SMALL["num_hidden_layers"]:
             next(layer[0].children()).register_forward_hook(count)
     checkpoint_layers(lm)
-    checkpointed = learned(lm, batch, share=False)
+    checkpointed = learned(lm, batch, flat=False)
     assert calls > 2
     for mine, theirs in zip(checkpointed, plain, strict=True):
         assert_allclose(mine, theirs, atol=1e-5, rtol=1e-4)

@@ -57,13 +57,14 @@ def scores_for(batch: Batch) -> list[Scores]:
 
 
 def gradient(
-    scorer: TokenScorer, batch: Batch, objective: Objective, ranks: int = 1, budget: int = 2000, share: bool = True
+    scorer: TokenScorer, batch: Batch, objective: Objective, ranks: int = 1, budget: int = 2000, flat: bool = True
 ) -> Tensor:
     scorer.zero_grad()
     (update,) = build_updates(batch, scores_for(batch), objective, 64)
-    for plan in pack([sample.trace for sample in update], ranks, budget, share):
+    for plan in pack([sample.trace for sample in update], ranks, budget, flat):
         for mb in plan:
-            output = ScorerOutput(*scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N))))
+            asked = (mb.ids_T, mb.positions_T, mb.segments_S4, mb.trained_N)
+            output = ScorerOutput(*scorer(*map(torch.from_numpy, asked)))
             token_loss(output, loss_inputs(update, mb, batch.version, "cpu"), objective).sum().backward()
     return torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
 
@@ -83,11 +84,11 @@ def test_the_gradient_in_float32_is_the_same_for_every_layout(scorer: TokenScore
     moved = replace(batch, traces=tuple(batch.traces[index] for index in order))
     for other in (
         gradient(scorer, batch, objective, budget=200),
-        gradient(scorer, batch, objective, share=False),
+        gradient(scorer, batch, objective, flat=False),
         gradient(scorer, batch, objective, ranks=3, budget=400),
         gradient(scorer, moved, objective, budget=500),
     ):
-        assert float((other - whole).norm() / whole.norm()) < 1e-6
+        assert float((other - whole).norm() / whole.norm()) < 2e-6
         assert float((other - whole).abs().max()) < 1e-6
 
 

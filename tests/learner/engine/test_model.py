@@ -1,5 +1,6 @@
 """The scorer against Hugging Face's own forward pass, one unpadded row at a time."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,26 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from horizonrl.learner.engine import attention, model
 from horizonrl.learner.engine.model import CHUNK_ROWS, TokenScorer, load_language_model, token_scores
-from horizonrl.learner.engine.packing import pack
+from horizonrl.learner.engine.packing import MicroBatch, pack
 from tests.learner.traces import make_batch, make_groups
 
-NO_PREFIX = torch.empty(0, dtype=torch.int64)
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+def laid_out(micro_batch: MicroBatch) -> list[torch.Tensor]:
+    arrays = (micro_batch.ids_T, micro_batch.positions_T, micro_batch.segments_S4, micro_batch.trained_N)
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def rows(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions and segments of episodes that share nothing."""
+    ends = np.cumsum([0, *lengths])
+    places = np.concatenate([np.arange(length) for length in lengths])
+    return torch.from_numpy(places), torch.tensor([[start, end, 0, 0] for start, end in pairwise(ends.tolist())])
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +35,11 @@ def lm(tiny_model: Path) -> Any:
     return load_language_model(tiny_model).float().eval()
 
 
-def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
+def test_packed_episodes_score_as_if_they_were_alone(lm: Any) -> None:
     batch = make_batch(traces=5)
     (micro_batch,) = pack(batch.traces, 1, 1000)[0]
     scorer = TokenScorer(lm)
-    logprobs_N, entropies_N, _ = scorer(
-        NO_PREFIX, torch.from_numpy(micro_batch.ids_BT), torch.from_numpy(micro_batch.trained_N)
-    )
+    logprobs_N, entropies_N, _ = scorer(*laid_out(micro_batch))
     alone: list[float] = []
     entropies: list[float] = []
     for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
@@ -40,26 +52,50 @@ def test_padded_rows_score_as_if_they_were_alone(lm: Any) -> None:
     assert_allclose(entropies_N.detach(), entropies, atol=2e-5)
 
 
-def test_no_attention_mask_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer, seen = TokenScorer(lm), list[tuple[Any, bool]]()
-    sdpa = functional.scaled_dot_product_attention
+def test_no_score_of_all_tokens_with_all_tokens_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as a mask nor in the backward pass, and no logits beyond a chunk."""
+    tokens, largest = 1500, 0
+    monkeypatch.setattr(model, "LOGITS_BYTES", 100 * 512 * 4)
+    scorer = TokenScorer(lm)
 
-    def spy(*args: Any, attn_mask: Any = None, is_causal: bool = False, **kwargs: Any) -> Any:
-        seen.append((attn_mask, is_causal))
-        return sdpa(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = call(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, tuple) else (made,):
+                largest = max(largest, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+            return made
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
-    scorer(NO_PREFIX, torch.randint(512, (3, 20)), torch.tensor([5, 25]))
-    assert seen == [(None, True)] * 2
+    with Sizes():
+        scorer(torch.randint(512, (tokens,)), *rows(tokens), torch.arange(1, tokens)).logprobs_N.sum().backward()
+    heads, layers_wide = 4, tokens * 256
+    assert largest <= max(heads * attention.BLOCK_QUERIES * attention.BLOCK_KEYS, layers_wide) < heads * tokens**2 // 4
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_chunks_of_logits_change_neither_scores_nor_gradient(
+    lm: Any, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    scorer, (mb,) = TokenScorer(lm), pack(make_batch(traces=5).traces, 1, 1000)[0]
+    outcomes = []
+    for most in (1000, chunk):
+        monkeypatch.setattr(model, "LOGITS_BYTES", most * 512 * 4)
+        lm.zero_grad()
+        logprobs_N, entropies_N, _ = scorer(*laid_out(mb))
+        (logprobs_N * torch.linspace(-1, 1, len(logprobs_N)) + 0.1 * entropies_N).sum().backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
+        outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
+    for whole, chunked in zip(*outcomes, strict=True):
+        assert_allclose(chunked, whole, atol=1e-5, rtol=1e-5)
 
 
 def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
     scorer, batch = TokenScorer(lm), make_groups(0, groups=1, group_size=4, prompt=60)
     outcomes = []
-    for share in (False, True):
-        (mb,) = pack(batch.traces, 1, 1000, share=share)[0]
-        assert (mb.prefix_P.size > 0) is share
-        logprobs_N, entropies_N, _ = scorer(*map(torch.from_numpy, (mb.prefix_P, mb.ids_BT, mb.trained_N)))
+    for flat in (False, True):
+        (mb,) = pack(batch.traces, 1, 1000, flat)[0]
+        assert mb.segments_S4[:, 2:].any() == flat
+        logprobs_N, entropies_N, _ = scorer(*laid_out(mb))
         lm.zero_grad()
         pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B])
         (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
@@ -69,26 +105,25 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
         assert_allclose(shared, alone, atol=2e-4, rtol=1e-3)
 
 
-def test_what_stands_in_the_padding_changes_nothing(lm: Any) -> None:
-    ids_BT = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(0))
-    asked_N = torch.tensor([5, 25, 29])
-    other_BT = ids_BT.clone()
-    other_BT[1, 10:] = 7
-    scorer = TokenScorer(lm)
-    assert torch.equal(scorer(NO_PREFIX, ids_BT, asked_N)[0], scorer(NO_PREFIX, other_BT, asked_N)[0])
+def test_an_episode_does_not_see_its_neighbours(lm: Any) -> None:
+    ids_T = torch.randint(512, (40,), generator=torch.Generator().manual_seed(0))
+    other_T = ids_T.clone()
+    other_T[10:20] = 7
+    scorer, asked_N = TokenScorer(lm), torch.tensor([5, 25, 29])
+    assert torch.equal(scorer(ids_T, *rows(10, 10, 20), asked_N)[0], scorer(other_T, *rows(10, 10, 20), asked_N)[0])
 
 
 def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
-    ids_BT = torch.randint(512, (1, 10), generator=torch.Generator().manual_seed(0))
-    logits_V = lm(input_ids=ids_BT).logits[0, 4]
-    oracle = [(logits_V / T).log_softmax(-1)[ids_BT[0, 5]].item() for T in (0.7, 1.0)]
-    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, ids_BT, torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
+    ids_T, scorer = torch.randint(512, (10,), generator=torch.Generator().manual_seed(0)), TokenScorer(lm)
+    logits_V = lm(input_ids=ids_T[None]).logits[0, 4]
+    oracle = [(logits_V / T).log_softmax(-1)[ids_T[5]].item() for T in (0.7, 1.0)]
+    logprobs_N, _, _ = scorer(ids_T, *rows(10), torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
     assert logprobs_N.tolist() == pytest.approx(oracle, abs=1e-5)
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
     lm.zero_grad()
-    logprobs_N, _, _ = TokenScorer(lm)(NO_PREFIX, torch.zeros((1, 1), dtype=torch.int64), NO_PREFIX)
+    logprobs_N, _, _ = TokenScorer(lm)(torch.zeros(1, dtype=torch.int64), *rows(1), NOTHING)
     logprobs_N.sum().backward()
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
 
