@@ -4,6 +4,8 @@
 controller (`horizon`, `run`).
 """
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -11,6 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from horizonrl.common.types import (
     MAX_ENVIRONMENTS,
     MAX_LONG_TEXT,
+    MAX_SPANS,
     MAX_TOKENS,
     Count,
     Digest,
@@ -69,7 +72,8 @@ class Progress(Record):
     lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
     ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
-    """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`."""
+    """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`. With
+    MAX_SPANS ranges of a kind, nothing is said of the numbers beyond the last one (`tells`)."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
     finished: bool = False
@@ -81,9 +85,14 @@ class Progress(Record):
     def ended(self, kind: Kind, number: int) -> bool:
         """Return whether the learner has read the end of a ticket."""
         # Tickets end out of order. One number and a few ranges say which, however long the run is.
-        return number < self.lowest_unsettled.get(kind, 0) or any(
-            first <= number <= last for first, last in self.ended_ranges.get(kind, ())
-        )
+        ranges = self.ended_ranges.get(kind, ())
+        place = bisect_right(ranges, number, key=itemgetter(0)) - 1
+        return number < self.lowest_unsettled.get(kind, 0) or (place >= 0 and number <= ranges[place][1])
+
+    def tells(self, kind: Kind, number: int) -> bool:
+        """Return whether the record says of a ticket if it has ended. It holds the lowest MAX_SPANS ranges."""
+        ranges = self.ended_ranges.get(kind, ())
+        return len(ranges) < MAX_SPANS or number <= ranges[-1][1]
 
     def reached(self, kind: Kind) -> int:
         """Return the number after the highest one of a kind whose end is known."""
