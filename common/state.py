@@ -79,6 +79,11 @@ class Progress(Record):
     finished: bool = False
     """Whether the learner has taken its last step; a run that is given more steps goes on."""
 
+    @property
+    def finished_step(self) -> int | None:
+        """The step at which the run ended; None while it goes on."""
+        return self.step if self.finished else None
+
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
 
@@ -114,6 +119,8 @@ class WeightsManifest(Record):
     chunks: Count = 0
     first_sequence: Count = 0
     last_sequence: Count = 0
+    finished_step: Count | None = None
+    """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
 
 
 class HorizonState(Record):
