@@ -5,6 +5,7 @@ scans the stream once, and again only when the broker may hold something else. W
 so a look costs what is open and what has ended since the last look, and nothing at the broker.
 """
 
+import asyncio
 from bisect import insort
 from collections.abc import Iterable
 from contextlib import suppress
@@ -39,6 +40,7 @@ class StandingTickets:
         """By subject, the sequence below which tickets have been removed."""
         self._scanned_at: int | None = None
         """The count of reconnects at the last scan; None before there was one."""
+        self._refreshing = asyncio.Lock()
 
     def distrust(self) -> None:
         """Scan the stream again at the next `refresh`: another controller has issued tickets."""
@@ -58,6 +60,10 @@ class StandingTickets:
 
     async def refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
         """Scan the stream if that has not been done, or if the broker may have lost what was there."""
+        async with self._refreshing:
+            await self._refresh(progress, issued)
+
+    async def _refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
         reconnects = self._transport.counters.reconnects
         if self._scanned_at == reconnects:
             extent = await self._transport.extent(Stream.TICKETS)

@@ -141,6 +141,8 @@ class NatsReader:
         self._direct = direct
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
+        self._at_once = 1
+        """Messages that are asked for together after the first one."""
         self._reconnects: int | None = None
         """The count of reconnects at which the stream was last seen to continue there."""
 
@@ -169,8 +171,10 @@ class NatsReader:
         # One request first: most looks of a reader that waits find nothing, and cost the server only this one.
         found = await self._from(self._next, 1)
         while found and len(found) < limit:
-            more = await self._from(found[-1].sequence + 1, min(REQUESTS_AT_ONCE, limit - len(found)))
+            more = await self._from(found[-1].sequence + 1, min(self._at_once, limit - len(found)))
             found += more
+            # Twice as many while there are any: a reader that has caught up asks for one more message and not for many.
+            self._at_once = min(2 * self._at_once, REQUESTS_AT_ONCE) if more else 1
             if not more:
                 break
         # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.

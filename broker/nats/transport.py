@@ -30,9 +30,9 @@ ANSWER_S = 2.0
 SECONDS_PER_MB = 1.0
 """Added to ANSWER_S for the data of a publish."""
 REQUEST_S = (30.0, 40.0)
-"""How long one request for a ticket lives: a random time between these, so that 10,000 actors that began together do not
-ask together for ever. An idle actor costs 0.06 messages per second. A lost connection ends a request early. An account
-takes the answer of another one for a minute, so it must be shorter."""
+"""How long one request for a ticket lives: a random time between these, so that 10,000 actors that began together do
+not ask together for ever. An idle actor costs 0.06 messages per second. A lost connection ends a request early. An
+account takes the answer of another one for a minute, so it must be shorter."""
 REFUSED_S = (0.5, 2.0)
 """Wait before a request that the consumer's server refused is made again."""
 REFRESH_S = (60.0, 120.0)
@@ -142,7 +142,7 @@ class NatsTransport:
             async with self._connection.while_connected():
                 if self._tickets is None:
                     self._tickets = await client.subscribe(client.new_inbox())
-                # One at a time: the lease of each ticket in a batch would begin to run out before anyone works on it.
+                # One at a time: the leases of a batch would begin to run out before anyone works on them.
                 request = json.dumps({"batch": 1, "expires": int(lives_s * 1e9)}).encode()
                 await client.publish(self._next_ticket, request, reply=self._tickets.subject)
                 raw = await self._tickets.next_msg(timeout=lives_s + ANSWER_S)

@@ -87,6 +87,7 @@ class Controller:
             await self._record_horizons(progress)
             issued = await self._issue(progress, with_ended(issued, progress))
             if progress.step > purged_step:
+                await self._standing.refresh(progress, issued)
                 await self._standing.purge(progress)
             # Not at every progress, of which there are ten per second: gauges and `status` need it less often.
             if progress.step > purged_step or time.monotonic() - self._reported_at >= REPORT_S:
