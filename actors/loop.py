@@ -14,7 +14,6 @@ from horizonrl.actors.rollout import Rollout, broken, play
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost, RecordTooLarge
 from horizonrl.common.logs import get_logger
@@ -26,7 +25,7 @@ from horizonrl.envs.api import Environment
 log = get_logger()
 
 # The length of one pull from the queue. Without a ticket the loop pulls again, so this bounds nothing else.
-LEASE_WAIT_S = 10.0
+LEASE_WAIT_S = 60.0
 RETRY_DELAY_S = 2.0
 """Wait before a ticket whose group broke is delivered again: time for the cause to pass."""
 # PROTOCOL.md, "Have the weights": begin anyway after 60 s, since the spans say which version sampled each token.
@@ -80,7 +79,7 @@ class ActorLoop:
         # One group for all: when the follower or the watch fails, the serving tasks are cancelled and give their
         # tickets back.
         async with asyncio.TaskGroup() as group:
-            endless = (self.follower.run(), self._watch_run(), self._tell())
+            endless = (self.follower.run(self.settings.total_steps), self._watch_run(), self._tell())
             background = [group.create_task(work) for work in endless]
             serving: set[asyncio.Task[None]] = set()
             while not self.stopping.is_set():
@@ -112,8 +111,7 @@ class ActorLoop:
 
     async def _watch_run(self) -> None:
         """Set `stopping` when the learner reports that the run is finished."""
-        async for _ in StateStore(self.transport).until_end(self.settings.total_steps):
-            pass
+        await self.follower.finished.wait()
         log.info("run_finished")
         self.stopping.set()
 

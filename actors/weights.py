@@ -12,7 +12,7 @@ from horizonrl.actors.policy import Policy
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import fetch_frame
-from horizonrl.common.errors import BrokerError, ConfigError, RunFailed, WeightsRejected
+from horizonrl.common.errors import BrokerError, ConfigError, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
@@ -50,19 +50,21 @@ class WeightsFollower:
         self._metrics = metrics or Metrics()
         self._announced: WeightsManifest | None = None
         self._news = asyncio.Event()
+        self.finished = asyncio.Event()
+        """Set when the learner reports that the run is over."""
         # A Condition, because every group waits for a version of its own.
         self._applied = asyncio.Condition()
 
-    async def run(self) -> None:
-        """Follow the learner until cancelled.
+    async def run(self, total_steps: int) -> None:
+        """Follow the learner until cancelled; `total_steps` is the run's length in this actor's config.
 
-        Takes announcements; gives applied weights; waits for the key `policy`; woken by the broker. Raises
-        WeightsRejected when the policy's probe fails: the engine has to be replaced.
+        Takes announcements; gives applied weights, and the news that the run is `finished`; waits for the key `policy`;
+        woken by the broker. Raises WeightsRejected when the policy's probe fails: the engine has to be replaced.
         """
         self._metrics.set("actor_policy_version", self._policy.version.version)
         # Two tasks, so that announcements are noted while a frame is fetched: all but the newest are then skipped.
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
+            group.create_task(self._listen(total_steps))
             group.create_task(self._keep_up())
 
     async def reached(self, version: PolicyVersion, timeout_s: float) -> bool:
@@ -85,14 +87,12 @@ class WeightsFollower:
             return False
         return True
 
-    async def _listen(self) -> None:
+    async def _listen(self, total_steps: int) -> None:
         """Note the newest announcement. Takes manifests; waits for and is woken by the broker."""
-        async for manifest in StateStore(self._transport).watch(Key.POLICY):
-            if isinstance(manifest, WeightsManifest):
-                self._announced = manifest
-                self._news.set()
-        # No silent end: an actor without news would sample stale groups for the rest of the run.
-        raise RunFailed("the watch of the key `policy` ended: no more weights would arrive")
+        async for manifest in StateStore(self._transport).until_end(WeightsManifest, total_steps):
+            self._announced = manifest
+            self._news.set()
+        self.finished.set()
 
     async def _keep_up(self) -> None:
         """Apply the newest announcement. Takes what `_listen` noted; gives applied weights; woken by `_listen`."""

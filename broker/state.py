@@ -1,6 +1,7 @@
 """The run's state: four keys, each with one writer. Everyone may watch them."""
 
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.codec import decode, encode
@@ -10,6 +11,7 @@ from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsM
 
 log = get_logger()
 
+R = TypeVar("R", Progress, WeightsManifest)
 StateRecord = Progress | WeightsManifest | HorizonState | RunSettings
 
 RECORDS: dict[Key, type[StateRecord]] = {
@@ -41,24 +43,27 @@ class StateStore:
         data = await self._transport.get(key)
         return None if data is None else _decoded(key, data)
 
-    async def until_end(self, total_steps: int) -> AsyncIterator[Progress]:
-        """Yield the learner's progress until the run is over; `total_steps` is the run's length in the caller's config.
+    async def until_end(self, follows: type[R], total_steps: int) -> AsyncIterator[R]:
+        """Yield what the learner announces until the run is over: its progress, or the weights, as actors do.
 
-        A run that was finished and then given more steps is not over: this waits for its learner, however long that
-        takes to load. Raises RunFailed if the broker stops sending.
+        `total_steps` is the run's length in the caller's config. A run that was finished and then given more steps is
+        not over: this waits for its learner, however long that takes to load. Raises RunFailed if the broker stops
+        sending.
         """
         running = False
-        async for progress in self.watch(Key.PROGRESS):
-            if not isinstance(progress, Progress):
+        async for record in self.watch(Key.PROGRESS if follows is Progress else Key.POLICY):
+            if not isinstance(record, follows):
                 continue
+            ended = record.finished_step
             # The first value may be the end of an earlier, shorter run, which says nothing about this one.
-            running = running or not progress.finished
-            yield progress
-            if progress.finished and (running or progress.step >= total_steps):
+            running = running or ended is None
+            yield record
+            if ended is not None and (running or ended >= total_steps):
                 return
-            if progress.finished:
-                log.info("learner_awaited", finished_at=progress.step, steps=total_steps)
-        raise RunFailed("the broker stopped sending the run's progress; start this role again")
+            if ended is not None:
+                log.info("learner_awaited", finished_at=ended, steps=total_steps)
+        # No silent end: whoever waits for what comes next would wait for ever.
+        raise RunFailed("the broker stopped sending the run's state; start this role again")
 
     async def watch(self, key: Key) -> AsyncIterator[StateRecord]:
         """Yield a key's present record, then each later one. Intermediate records may be skipped."""

@@ -5,11 +5,11 @@ were issued, so it needs no memory of its own. A ticket's id makes issuing it tw
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from horizonrl.broker.api import Delivery, Stream, Transport
+from horizonrl.broker.api import Delivery, Message, Stored, Stream, Transport
 from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.scan import scan
@@ -25,6 +25,11 @@ REISSUED = "tickets.again"
 how many tickets of that kind were issued."""
 SCAN_BATCH = 256
 """Tickets are small, so that a scan may hold many of them."""
+ISSUED_AT_ONCE = 64
+"""Tickets whose requests are on their way together. One after the other, a second is good for 2,200 of them."""
+LATEST = 16 * ISSUED_AT_ONCE
+"""Messages at the end of the stream among which the highest number is. An old ticket is stored a second time only by a
+controller that was paused for longer than the server remembers ids, and that asks before it issues others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,43 +121,73 @@ class TicketQueue:
         self._signer = signer or TicketSigner(transport.run)
         self._issued: dict[Kind, int] = {}
         """By kind, how many tickets are known to have been issued."""
-        self._purged: dict[Kind, int] = {}
-        """By kind, the number below which tickets have been removed."""
+        self._missing: dict[Kind, Sequence[int]] = {}
 
-    async def issue(self, ticket: Ticket) -> bool:
-        """Publish a ticket; return False if it had been issued before."""
+    async def issue(self, ticket: Ticket) -> Stored:
+        """Publish a ticket; `duplicate` means that it had been issued before."""
         # Under the ticket's own id: if a controller that restarts repeats this, the server keeps one copy.
         data = encode(self._signer.sign(ticket))
-        stored = await self._transport.publish(_subject(ticket.kind), data, message_id=ticket.ticket_id)
-        return not stored.duplicate
+        return await self._transport.publish(subject_of(ticket.kind), data, message_id=ticket.ticket_id)
 
-    async def reissue(self, ticket: Ticket, earlier: int) -> None:
+    async def issue_all(self, tickets: Sequence[Ticket]) -> list[Stored]:
+        """Publish tickets of one kind in the order of their numbers; return once each of them is stored.
+
+        The requests of ISSUED_AT_ONCE tickets are sent together. If the caller dies among them, some are stored and
+        lower ones may not be; `missing` tells which.
+        """
+        stored: list[Stored] = []
+        for first in range(0, len(tickets), ISSUED_AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                issuing = [group.create_task(self.issue(ticket)) for ticket in tickets[first : first + ISSUED_AT_ONCE]]
+            stored += [task.result() for task in issuing]
+        if tickets:
+            kind, number = tickets[-1].kind, tickets[-1].number
+            self._issued[kind] = max(self._issued.get(kind, 0), number + 1)
+        return stored
+
+    async def reissue(self, ticket: Ticket, earlier: int) -> Stored:
         """Publish a lost ticket again, under its own id; `earlier` is the sequence of its newest copy, or 0."""
         # A message id of its own: the server remembers the ticket's first one for an hour, and would store nothing.
         data = encode(self._signer.sign(ticket))
-        await self._transport.publish(REISSUED, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
-
-    async def stored_tickets(self) -> dict[str, tuple[int, Ticket]]:
-        """Return, by ticket id, the newest copy of each ticket in the stream with its sequence."""
-        return {ticket.ticket_id: (sequence, ticket) for sequence, ticket in await self._scan("tickets.>")}
+        return await self._transport.publish(REISSUED, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
 
     async def count_issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one.
 
-        The last message has the highest number. The first call reads all of them, in case an older ticket was stored a
-        second time.
+        The last message has the highest number, or one of those before it: a ticket may be stored a second time, and
+        those that were issued together are stored in any order.
         """
         if kind not in self._issued:
-            # Once per process and kind: a scan reads every standing ticket.
-            stored = await self._scan(_subject(kind))
-            self._issued[kind] = max((ticket.number for _, ticket in stored), default=-1) + 1
+            # Once per process and kind.
+            latest = await self._latest(kind)
+            highest = max(latest, default=-1)
+            lowest = max(0, highest - ISSUED_AT_ONCE)
+            self._missing[kind] = [number for number in range(lowest, highest) if number not in latest]
+            self._issued[kind] = highest + 1
         if (ticket := await self.last_issued(kind)) is not None:
             self._issued[kind] = max(self._issued[kind], ticket.number + 1)
         return self._issued[kind]
 
+    def known_issued(self, kind: Kind) -> int:
+        """Return how many tickets of a kind are known to have been issued, without asking."""
+        return self._issued.get(kind, 0)
+
+    def missing(self, kind: Kind) -> Sequence[int]:
+        """Return the numbers below the highest one that the stream did not hold when the tickets were first counted.
+
+        Their controller died while it issued several together, or they have been purged.
+        """
+        return self._missing.get(kind, ())
+
+    async def _latest(self, kind: Kind) -> set[int]:
+        """Return the numbers of a kind's tickets among the last messages of the stream."""
+        extent = await self._transport.extent(Stream.TICKETS)
+        after = max(extent.first_sequence, extent.last_sequence - LATEST + 1) - 1
+        return {ticket.number for _, ticket in await self._scan(subject_of(kind), after)}
+
     async def last_issued(self, kind: Kind) -> Ticket | None:
         """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""
-        message = await self._transport.last(Stream.TICKETS, _subject(kind))
+        message = await self._transport.last(Stream.TICKETS, subject_of(kind))
         if message is not None:
             with suppress(RecordError):
                 return decode(message.data, Ticket)
@@ -181,40 +216,27 @@ class TicketQueue:
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
         return None
 
-    async def purge_below(self, lowest_unsettled: Mapping[Kind, int]) -> None:
-        """Remove the tickets of each kind below its number, but never the last one: `count_issued` reads it."""
-        for kind, number in lowest_unsettled.items():
-            keep = min(number, await self.count_issued(kind) - 1)
-            # Without something new to free, the scan would be for nothing.
-            if keep > self._purged.get(kind, 0):
-                await self._purge(_subject(kind), {kind: keep})
-                self._purged[kind] = keep
-        # Here the last one may go too: nothing is counted by this subject.
-        await self._purge(REISSUED, lowest_unsettled)
+    async def stored_tickets(self) -> list[tuple[Message, Ticket]]:
+        """Return every ticket that the stream holds, with the message that it came in, in the order of issue."""
+        return await self._scan("tickets.>")
 
-    async def _purge(self, subject: str, keep: Mapping[Kind, int]) -> None:
-        """Remove the tickets of a subject before the first one that is to be kept."""
-        if tickets := await self._scan(subject):
-            wanted = (sequence for sequence, ticket in tickets if ticket.number >= keep.get(ticket.kind, 0))
-            await self._transport.purge(Stream.TICKETS, next(wanted, tickets[-1][0] + 1), subject)
-
-    async def _scan(self, subject: str) -> list[tuple[int, Ticket]]:
-        """Return all tickets of a subject with their sequences, in the order of issue."""
+    async def _scan(self, subject: str, after: int = 0) -> list[tuple[Message, Ticket]]:
+        """Return the tickets of a subject after sequence `after`."""
         while True:
             with suppress(LogGap):  # a purge has overtaken the scan: begin again with what is left
-                return await self._scan_once(subject)
+                return await self._scan_once(subject, after)
 
-    async def _scan_once(self, subject: str) -> list[tuple[int, Ticket]]:
+    async def _scan_once(self, subject: str, after: int) -> list[tuple[Message, Ticket]]:
         # From what is left: a reader that begins at 0 would report the purged tickets as a gap.
-        before = (await self._transport.extent(Stream.TICKETS)).first_sequence - 1
-        found: list[tuple[int, Ticket]] = []
-        async with aclosing(scan(self._transport, Stream.TICKETS, before, subject, SCAN_BATCH)) as messages:
+        after = max(after, (await self._transport.extent(Stream.TICKETS)).first_sequence - 1)
+        found: list[tuple[Message, Ticket]] = []
+        async with aclosing(scan(self._transport, Stream.TICKETS, after, subject, SCAN_BATCH)) as messages:
             async for message in messages:
                 # Whoever leases it moves it to DEAD. To a scan it is no ticket.
                 with suppress(RecordError):
-                    found.append((message.sequence, decode(message.data, Ticket)))
+                    found.append((message, decode(message.data, Ticket)))
         return found
 
 
-def _subject(kind: Kind) -> str:
+def subject_of(kind: Kind) -> str:
     return f"tickets.{kind.value}"

@@ -4,6 +4,8 @@
 controller (`horizon`, `run`).
 """
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, JsonValue
@@ -11,6 +13,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from horizonrl.common.types import (
     MAX_ENVIRONMENTS,
     MAX_LONG_TEXT,
+    MAX_SPANS,
     MAX_TOKENS,
     Count,
     Digest,
@@ -69,11 +72,17 @@ class Progress(Record):
     lowest_unsettled: Annotated[dict[Kind, Count], Few] = {}
     """Per kind, the lowest ticket number that has not ended: tickets below it can be purged."""
     ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
-    """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`."""
+    """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`. With
+    MAX_SPANS ranges of a kind, nothing is said of the numbers beyond the last one (`tells`)."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
     finished: bool = False
     """Whether the learner has taken its last step; a run that is given more steps goes on."""
+
+    @property
+    def finished_step(self) -> int | None:
+        """The step at which the run ended; None while it goes on."""
+        return self.step if self.finished else None
 
     def settled(self, kind: Kind) -> int:
         return self.outcomes[kind].settled if kind in self.outcomes else 0
@@ -81,9 +90,14 @@ class Progress(Record):
     def ended(self, kind: Kind, number: int) -> bool:
         """Return whether the learner has read the end of a ticket."""
         # Tickets end out of order. One number and a few ranges say which, however long the run is.
-        return number < self.lowest_unsettled.get(kind, 0) or any(
-            first <= number <= last for first, last in self.ended_ranges.get(kind, ())
-        )
+        ranges = self.ended_ranges.get(kind, ())
+        place = bisect_right(ranges, number, key=itemgetter(0)) - 1
+        return number < self.lowest_unsettled.get(kind, 0) or (place >= 0 and number <= ranges[place][1])
+
+    def tells(self, kind: Kind, number: int) -> bool:
+        """Return whether the record says of a ticket if it has ended. It holds the lowest MAX_SPANS ranges."""
+        ranges = self.ended_ranges.get(kind, ())
+        return len(ranges) < MAX_SPANS or number <= ranges[-1][1]
 
     def reached(self, kind: Kind) -> int:
         """Return the number after the highest one of a kind whose end is known."""
@@ -105,6 +119,8 @@ class WeightsManifest(Record):
     chunks: Count = 0
     first_sequence: Count = 0
     last_sequence: Count = 0
+    finished_step: Count | None = None
+    """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
 
 
 class HorizonState(Record):

@@ -17,9 +17,14 @@ class Announcer:
         self._weights = weights
         self._metrics = metrics
 
-    async def announce_progress(self, *, finished: bool = False) -> None:
+    async def announce_progress(self) -> None:
         """Set the key `progress`."""
-        await self._fence.announce(self._state.progress(finished))
+        await self._fence.announce(self._state.progress())
+
+    async def announce_end(self) -> None:
+        """Tell controller and actors that the run is over."""
+        await self._fence.announce(self._state.progress(finished=True))
+        await self._weights.announce_end(self._state.step)
 
     async def announce_version(self, weights_digest: str) -> None:
         """Announce a committed step: to the actors if its version is one that they get, to the controller always."""

@@ -84,6 +84,7 @@ class LearnerLoop:
             weights=self._weights,
             checkpoints=checkpoints,
             journal=journal,
+            recorder=self._recorder,
             log_space=self._log_space,
             metrics=metrics,
             stopping=self.stopping,
@@ -117,11 +118,12 @@ class LearnerLoop:
             # Also when the run is stopped early: every step since the last checkpoint would have to be trained again.
             await self._recovery.save(background)
             await self._recovery.saved()
+            await self._recorder.written()
             if state.complete:  # the last round judges the last version, so it has only just begun
                 await until_stopped(self._intake.await_evaluations(reader), self.stopping)
         # The last word of the run: actors and `train` end at it, so the checkpoint and the evaluations have to be in.
         if state.complete and not self.stopping.is_set():
-            await until_stopped(self._announcer.announce_progress(finished=True), self.stopping)
+            await until_stopped(self._announcer.announce_end(), self.stopping)
         log.info("learner_ended", step=state.step, of=self.config.total_steps)
 
     async def _free_log(self, background: asyncio.TaskGroup) -> None:
@@ -136,7 +138,8 @@ class LearnerLoop:
         started = time.monotonic()
         # Read before the commit, which may move the run into its next phase.
         state, phase = self._state, self._state.phase
-        batch = state.batch()
+        # In a thread: the arrays of 88 M tokens take two minutes to fill.
+        batch = await asyncio.to_thread(state.batch)
         stats = await self._train(batch, phase)
         # Nothing is committed before the engine has returned: a step that raises leaves its groups to the log.
         pending = state.commit()
@@ -145,7 +148,7 @@ class LearnerLoop:
         digest = await self.engine.write_weights(weights_file)
         weights_bytes = weights_file.stat().st_size
         # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
-        self._recorder.record_commit(pending, batch, digest)
+        await self._recorder.record_commit(background, pending, batch, digest)
         announcing = time.monotonic()
         await until_stopped(self._announcer.announce_version(digest), self.stopping)
         publish_s = time.monotonic() - announcing

@@ -29,6 +29,7 @@ from horizonrl.learner.intake.log_space import LogSpace
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.records.evaluation import plan_digest
 from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.recorder import Recorder
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
 
@@ -47,6 +48,7 @@ class Recovery:
     weights: WeightsPublisher
     checkpoints: CheckpointStore
     journal: Journal
+    recorder: Recorder
     log_space: LogSpace
     metrics: Metrics
     stopping: asyncio.Event
@@ -162,6 +164,8 @@ class Recovery:
     async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
         """Make a checkpoint durable, then free what of the log it makes superfluous."""
         started = time.monotonic()
+        # A step that is never trained again is never written again.
+        await self.recorder.written()
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.checkpoints.seal, step, state)
         seal_s = time.monotonic() - started

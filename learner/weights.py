@@ -67,6 +67,12 @@ class WeightsPublisher:
         self._published.append(file)
         self.tidy()
 
+    async def announce_end(self, step: int) -> None:
+        """Tell the actors, which follow the key `policy`, that the run is over after `step`."""
+        # The last version is always published, and a learner that resumes publishes its own (`Recovery.resume`).
+        if self._previous is not None:
+            await self.fence.publish(self._previous.model_copy(update={"finished_step": step}))
+
     def tidy(self) -> None:
         """Remove all files but the newest, the last two that were published, and those of the versions in `held`."""
         # The evaluation's schedule knows versions but no lineages, so files of every lineage are held.

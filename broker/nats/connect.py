@@ -11,7 +11,7 @@ import stamina
 
 from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.nats.access import inbox
-from horizonrl.broker.nats.connection import Connection
+from horizonrl.broker.nats.connection import RECONNECT_WAIT_S, Connection
 from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.nats.streams import ACTORS, bucket_name, ensure_streams, stream_name
 from horizonrl.broker.nats.transport import NatsTransport
@@ -22,7 +22,6 @@ from horizonrl.common.logs import get_logger
 
 log = get_logger()
 
-RECONNECT_WAIT_S = 0.2
 PING_S = 5
 """Seconds between two pings. A connection that died without a sign is noticed after two of them."""
 STREAMS_WAIT_S = 120.0

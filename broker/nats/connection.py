@@ -10,6 +10,7 @@ restarted. So a request that is repeated for long is logged, whatever the cause.
 
 import asyncio
 import contextlib
+import random
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -34,6 +35,9 @@ failed node; a broker that is gone ends the role with an error."""
 TELL_AFTER_S = 10.0
 """A request that is repeated for this long is logged, and again each time that the wait has doubled."""
 CLOSE_S = 2.0
+RECONNECT_WAIT_S = 0.2
+"""Wait before the second attempt to connect again. It doubles with each further one."""
+RECONNECT_MOST_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_codes for a full stream, a full account and a full server."""
 PASSING = (
@@ -99,6 +103,7 @@ class Connection:
         self._waiting: set[asyncio.Timeout] = set()
         """The requests in flight."""
         self._stalls: set[Stall] = set()
+        self._wait_s = RECONNECT_WAIT_S
         self._opened = False
         """Whether there has ever been a connection. From then on, whatever fails is tried again."""
         self._refusal: str | None = None
@@ -219,7 +224,16 @@ class Connection:
         if not self.client.is_closed and self._refusal is None:
             self._up.clear()
             self._interrupt()
+            self._space_attempts(RECONNECT_WAIT_S)
             log.warning("broker_disconnected", url=self.url)
+
+    def _space_attempts(self, wait_s: float) -> None:
+        """Wait for up to `wait_s` before the next attempt to connect, each client for another time.
+
+        A server that comes back would otherwise meet 10,000 actors in the same tenth of a second.
+        """
+        self._wait_s = min(wait_s, RECONNECT_MOST_S)
+        self.client.options["reconnect_time_wait"] = self._wait_s * random.uniform(0.5, 1.0)
 
     async def on_closed(self) -> None:
         if isinstance(self.client.last_error, nats.errors.AuthorizationError):  # revoked while connected
@@ -243,6 +257,8 @@ class Connection:
                 "broker.nats.ca_file must hold the authority that signed it, and broker.url a name that it contains"
             )
         else:
+            if not self._up.is_set():  # an attempt to connect again has failed
+                self._space_attempts(2 * self._wait_s)
             log.debug("broker_error", url=self.url, error=repr(error))
             return
         # `connect` would try a refused address again until its timeout. Afterwards each call raises the refusal itself.

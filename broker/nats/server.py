@@ -13,7 +13,7 @@ import signal
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self
+from typing import IO, Any, Literal, Self
 
 import aiohttp
 
@@ -206,6 +206,12 @@ class EmbeddedServer:
                 return None if answer.status == HTTPStatus.OK else str((await answer.json())["error"])
         except (aiohttp.ClientError, TimeoutError):
             return None
+
+    async def figures(self) -> dict[str, Any]:
+        """Return the server's own counters (`/varz`): messages and bytes in and out, connections, memory."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._monitoring}/varz") as answer:
+            found: dict[str, Any] = await answer.json()
+            return found
 
     async def curable(self) -> None:
         """Return once a restart would repair the server: it refuses writes, and its disk has room again.

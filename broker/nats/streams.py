@@ -20,6 +20,8 @@ log = get_logger()
 DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
 """The durable consumer that all actors share: it makes the ticket stream a work queue."""
+MAX_WAITING = 100_000
+"""Requests for tickets that may wait at once: one per idle actor. The server's default is 512; above it, it refuses."""
 UNLIMITED = -1
 INSUFFICIENT_STORAGE = 10047
 """nats-server's err_code for a max_bytes that it cannot reserve: it grants at most three quarters of the disk."""
@@ -90,6 +92,7 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
         max_deliver=UNLIMITED,
         # Credit already bounds the tickets in flight. A second bound here could only leave actors idle.
         max_ack_pending=UNLIMITED,
+        max_waiting=MAX_WAITING,
     )
 
 
@@ -174,4 +177,5 @@ async def _ensure_actors(js: JetStreamContext, stream: str, wanted: api.Consumer
         present = api.ConsumerConfig()
     # The only setting that comes from a recipe. `add_consumer` changes a consumer that exists in place.
     if present.ack_wait != wanted.ack_wait:
-        await js.add_consumer(stream, wanted)
+        # `max_waiting` is the one that the server never changes.
+        await js.add_consumer(stream, wanted.evolve(max_waiting=present.max_waiting or MAX_WAITING))

@@ -7,11 +7,14 @@ harmless.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
@@ -26,9 +29,13 @@ ANSWER_S = 2.0
 """How long an attempt waits for its answer. An unneeded repeat is harmless, because it has the same message id."""
 SECONDS_PER_MB = 1.0
 """Added to ANSWER_S for the data of a publish."""
-SLICE_S = 2.0
-"""How long one request for a ticket lives. A server that restarts forgets it, so it is made again after this time."""
-REFRESH_S = 60.0
+REQUEST_S = (30.0, 40.0)
+"""How long one request for a ticket lives: a random time between these, so that 10,000 actors that began together do
+not ask together for ever. An idle actor costs 0.06 messages per second. A lost connection ends a request early. An
+account takes the answer of another one for a minute, so it must be shorter."""
+REFUSED_S = (0.5, 2.0)
+"""Wait before a request that the consumer's server refused is made again."""
+REFRESH_S = (60.0, 120.0)
 """A watched key is read at least this often, in case its announcement was lost."""
 WRONG_LAST_SEQUENCE = 10071
 """JetStream's err_code if a subject's last message is not the expected one."""
@@ -75,7 +82,10 @@ class NatsTransport:
         self._js: JetStreamContext = connection.client.jetstream()
         self._leasing = asyncio.Lock()
         # Bound by the first `lease`: only an actor has the permission to request tickets (`access.py`).
-        self._tickets: JetStreamContext.PullSubscription | None = None
+        self._next_ticket = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(run, Stream.TICKETS)}.{ACTORS}"
+        self._tickets: Subscription | None = None
+        self._saying: set[asyncio.Task[None]] = set()
+        """What is being sent without an answer."""
 
     @property
     def connected(self) -> bool:
@@ -124,23 +134,61 @@ class NatsTransport:
         return None
 
     async def _pull_ticket(self) -> Msg | None:
-        """Wait a short while for a ticket; the caller repeats it, because the server may have forgotten the request."""
+        """Wait for a ticket for as long as one request lives; return None if the caller has to ask again."""
+        # Not the client's `fetch`, which goes on waiting after the server has ended a request with a 409.
+        answered, client = False, self._connection.client
+        lives_s = random.uniform(*REQUEST_S)
         try:
             async with self._connection.while_connected():
                 if self._tickets is None:
-                    stream = stream_name(self.run, Stream.TICKETS)
-                    self._tickets = await self._js.pull_subscribe_bind(ACTORS, stream=stream)
-                # One at a time: the lease of each ticket in a batch would begin to run out before anyone works on it.
-                return (await self._tickets.fetch(1, SLICE_S))[0]
-        except TimeoutError:
-            return None
-        except nats.js.errors.ServiceUnavailableError:
-            await asyncio.sleep(SLICE_S / 4)  # nobody answers for the consumer: its server is on its way up or down
+                    self._tickets = await client.subscribe(client.new_inbox())
+                # One at a time: the leases of a batch would begin to run out before anyone works on them.
+                request = json.dumps({"batch": 1, "expires": int(lives_s * 1e9)}).encode()
+                await client.publish(self._next_ticket, request, reply=self._tickets.subject)
+                raw = await self._tickets.next_msg(timeout=lives_s + ANSWER_S)
+                answered = True
+        except TimeoutError:  # the connection is lost, or the server has lost the request
             return None
         except nats.errors.ConnectionClosedError:
             # A key that is revoked closes the connection: the refusal says more than "closed".
             self._connection.raise_refusal()
             raise BrokerUnreachable(f"the connection to {self._connection.url} is closed") from None
+        finally:
+            if not answered:
+                self._withdraw()
+        # A ticket comes with the subject of its lease, and a status without one.
+        if raw.reply:
+            return raw
+        # 408: the request has lived its time. Otherwise nobody answers for the consumer (503), its leader has changed,
+        # or too many wait (409): its server is on its way up or down.
+        if (raw.headers or {}).get("Status") != "408":
+            await asyncio.sleep(random.uniform(*REFUSED_S))
+        return None
+
+    def _withdraw(self) -> None:
+        """End the request for a ticket that nobody waits for any more: the server gives a ticket only to a listener.
+
+        Otherwise the next ticket would go to this actor within REQUEST_S, although it drains, and lie until `ack_wait`.
+        """
+        tickets, self._tickets = self._tickets, None
+        if tickets is None:
+            return
+        left = tickets._pending_queue  # what has arrived already goes back at once
+        while not left.empty():
+            raw = left.get_nowait()
+            if raw.reply:
+                self._say_later(raw.respond(b"-NAK"))
+        self._say_later(tickets.unsubscribe())
+
+    def _say_later(self, words: Coroutine[Any, Any, None]) -> None:
+        """Send something that needs no answer and that no caller should wait for, as while it is being cancelled."""
+
+        async def say() -> None:
+            with contextlib.suppress(nats.errors.Error):  # a closed connection has nothing left to withdraw
+                await words
+
+        self._saying.add(task := asyncio.create_task(say()))
+        task.add_done_callback(self._saying.discard)
 
     async def reader(self, stream: Stream, after: int, subject: str | None = None) -> NatsReader:
         spec = spec_of(stream)
@@ -227,7 +275,7 @@ class NatsTransport:
                     seen = entry.sequence
                     yield entry.data
                 with contextlib.suppress(TimeoutError):  # also if the connection is lost, and with it perhaps some news
-                    async with self._connection.while_connected(), asyncio.timeout(REFRESH_S):
+                    async with self._connection.while_connected(), asyncio.timeout(random.uniform(*REFRESH_S)):
                         await news.wait()
         finally:
             # A closed connection has no subscription left to end.
@@ -238,4 +286,6 @@ class NatsTransport:
         return f"$KV.{bucket_name(self.run)}.{key.value}"
 
     async def close(self) -> None:
+        if self._saying and self.connected:
+            await asyncio.wait(self._saying, timeout=ANSWER_S)
         await self._connection.close()

@@ -30,8 +30,8 @@ export class Actor {
 
   /** A run that was finished and then given more steps is not over: its learner is on its way. */
   async isOver() {
-    const [progress, run] = [await this.broker.state("progress"), await this.broker.state("run")];
-    return Boolean(progress?.finished && run && progress.step >= run.total_steps);
+    const [manifest, run] = [await this.broker.state("policy", "weights"), await this.broker.state("run")];
+    return Boolean(run && (manifest?.finished_step ?? -1) >= run.total_steps);
   }
 
   /** Ends a lease in one of three ways: its group is published, it is void, or it is given back. */

@@ -6,11 +6,9 @@ its end. The audit is pure logic over what the controller has read. To issue a t
 group still turns up.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from horizonrl.common.state import Progress
-from horizonrl.common.types import Kind
 
 
 @dataclass
@@ -25,13 +23,3 @@ class Audit:
         """
         self._suspects = {ticket: min(self._suspects.get(ticket, log_end), log_end) for ticket in gone}
         return {ticket for ticket, end in self._suspects.items() if progress.cursor >= end}
-
-
-def open_tickets(progress: Progress, issued: Mapping[Kind, int]) -> dict[str, tuple[Kind, int]]:
-    """Return kind and number, by id, of every issued ticket whose end the learner has not consumed."""
-    return {
-        f"{kind.value}-{number:08d}": (kind, number)
-        for kind, count in issued.items()
-        for number in range(progress.lowest_unsettled.get(kind, 0), count)
-        if not progress.ended(kind, number)
-    }

@@ -9,12 +9,14 @@ A ticket's task is a pure function of its number. Its horizon is a pure function
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.signing import TicketSigner
+from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
@@ -22,11 +24,14 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import HorizonState, Outcomes, Progress
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
-from horizonrl.learner.controller.audit import Audit, open_tickets
+from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import horizon_turns
 
 log = get_logger()
+
+REPORT_S = 1.0
+"""Least time within a step between two reports: the gauges of queue and log, and the key `horizon`."""
 
 
 @dataclass
@@ -44,9 +49,11 @@ class Controller:
         self._state = StateStore(self.transport)
         self._log = GroupLog(self.transport, signer)
         self._curriculum = Curriculum(self.config.run.seed, self.sources)
+        self._standing = StandingTickets(self.transport, self._queue)
         self._audit = Audit()
         self._recorded = HorizonState()
         """The value of the key `horizon`."""
+        self._reported_at = -REPORT_S
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
@@ -65,23 +72,27 @@ class Controller:
         Takes progress. Gives tickets and the `horizon` key. Waits for tickets to be settled; woken by each new value of
         the `progress` key. Returns when the run is finished.
         """
-        purged_step = 0
-        async for progress in self._state.until_end(self.config.total_steps):
-            # Asked for each time and never remembered, so that a controller may die anywhere (the broker remembers).
-            issued = await self._issued()
+        purged_step, began = 0, False
+        async for progress in self._state.until_end(Progress, self.config.total_steps):
+            issued = await self._look(progress) if began else await self._issued()
             # On what the stream says, before `with_ended` makes good for tickets that a power cut took from it.
             self._check_conservation(progress, issued)
-            issued = with_ended(issued, progress)
             # `until_end` decides whether the run is over: it may have been given more steps since.
             if progress.finished:
                 continue
+            if not began:
+                await self._fill_gaps(progress)
+                began = True
             # First, so that a controller that dies in between does not let its successor issue a shorter horizon.
             await self._record_horizons(progress)
-            await self._issue(progress, issued)
-            if progress.step > purged_step:  # not at every progress: a purge scans the stream
-                await self._queue.purge_below(progress.lowest_unsettled)
-                purged_step = progress.step
-            await self._report(progress, issued)
+            issued = await self._issue(progress, with_ended(issued, progress))
+            if progress.step > purged_step:
+                await self._standing.refresh(progress, issued)
+                await self._standing.purge(progress)
+            # Not at every progress, of which there are ten per second: gauges and `status` need it less often.
+            if progress.step > purged_step or time.monotonic() - self._reported_at >= REPORT_S:
+                await self._report(progress, issued)
+            purged_step = progress.step
         log.info("run_finished")
 
     async def _audit_queue(self) -> None:
@@ -95,46 +106,86 @@ class Controller:
             progress = await self._state.get(Key.PROGRESS)
             if isinstance(progress, Progress) and not progress.finished:
                 await self._issue_vanished(progress)
-                await self._measure(progress)
+                # Progress stops when nothing moves, and the last report may be older than the last progress.
+                await self._report(progress, with_ended(await self._look(progress), progress))
 
     async def _issue_vanished(self, progress: Progress) -> None:
-        unsettled = open_tickets(progress, with_ended(await self._issued(), progress))
+        await self._standing.refresh(progress, with_ended(await self._issued(), progress))
         # Floor first: a ticket that is acknowledged after this look only seems open for one more round.
         floor = (await self.transport.queue()).floor
-        stored = await self._queue.stored_tickets() if unsettled else {}
         # At or below the floor, a ticket that the stream still holds has been acknowledged.
-        gone = {name for name in unsettled if name not in stored or stored[name][0] <= floor}
+        gone = {f"{kind.value}-{number:08d}": (kind, number) for kind, number in self._standing.gone(progress, floor)}
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
-        for ticket_id in sorted(self._audit.vanished(progress, gone, log_end)):
-            kind, number = unsettled[ticket_id]
-            earlier, ticket = stored.get(ticket_id) or (0, self._ticket(kind, number, progress))
-            await self._queue.reissue(ticket, earlier)
+        for ticket_id in sorted(self._audit.vanished(progress, set(gone), log_end)):
+            kind, number = gone[ticket_id]
+            held = await self._standing.stored(kind, number)
+            earlier, ticket = held or (0, self._ticket(kind, number, progress))
+            stored = await self._queue.reissue(ticket, earlier)
+            self._standing.add(ticket, stored.sequence, again=True)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
+
+    async def _look(self, progress: Progress) -> dict[Kind, int]:
+        """Return how many tickets of each kind were issued, asking only where more have ended than are known of.
+
+        What is known may be too low if another controller has issued tickets: `_issue` asks before it issues.
+        """
+        known = {kind: self._queue.known_issued(kind) for kind in Kind}
+        ended = {kind: max(progress.reached(kind), progress.settled(kind)) for kind in Kind}
+        return known if all(ended[kind] <= known[kind] for kind in Kind) else await self._issued()
 
     async def _issued(self) -> dict[Kind, int]:
         return {kind: await self._queue.count_issued(kind) for kind in Kind}
 
-    async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        """Issue what is due. Evaluations come first and need no credit: they start with the version that they judge."""
-        kind, before = progress.phase.kind, dict(issued)
-        while await self._evaluation_is_due(issued[Kind.EVAL], progress.step):
-            await self._issue_next(Kind.EVAL, progress, issued)
+    async def _fill_gaps(self, progress: Progress) -> None:
+        """Issue the tickets that the controller before this one left out when it died among several."""
+        for kind in Kind:
+            for number in self._queue.missing(kind):
+                # A purged ticket is missing too, and has ended.
+                if progress.tells(kind, number) and not progress.ended(kind, number):
+                    await self._issue_numbers(kind, range(number, number + 1), progress)
+
+    async def _issue(self, progress: Progress, issued: dict[Kind, int]) -> dict[Kind, int]:
+        """Issue what is due; return how many of each kind have been issued then.
+
+        Evaluations come first and need no credit: they start with the version that they judge.
+        """
+        kind, before = progress.phase.kind, issued
+        while due := await self._evaluations_due(issued[Kind.EVAL], progress.step):
+            issued = await self._issue_up_to(Kind.EVAL, issued[Kind.EVAL] + due, progress, issued)
         # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
-        while issued[kind] - progress.settled(kind) < self._limit(progress):
-            await self._issue_next(kind, progress, issued)
-        while issued[Kind.DEMO] < self._demos_due(progress):
-            await self._issue_next(Kind.DEMO, progress, issued)
+        issued = await self._issue_up_to(kind, progress.settled(kind) + self._limit(progress), progress, issued)
+        issued = await self._issue_up_to(Kind.DEMO, self._demos_due(progress), progress, issued)
         for each in Kind:
             if issued[each] > before[each]:
                 log.info("tickets_issued", kind=each.value, count=issued[each] - before[each], step=progress.step)
+        return issued
 
-    async def _issue_next(self, kind: Kind, progress: Progress, issued: dict[Kind, int]) -> None:
-        # False if the stream has the ticket already, from a controller that died.
-        if await self._queue.issue(self._ticket(kind, issued[kind], progress)):
-            self.metrics.count("tickets_issued_total", kind=kind.value)
-        issued[kind] += 1
+    async def _issue_up_to(self, kind: Kind, end: int, progress: Progress, issued: dict[Kind, int]) -> dict[Kind, int]:
+        """Issue the tickets of a kind below number `end` that have not been issued."""
+        if end <= issued[kind]:
+            return issued
+        # Asked before each issue and never taken from memory: another controller may have come between (the broker
+        # remembers).
+        start = max(issued[kind], await self._queue.count_issued(kind))
+        if start > issued[kind]:
+            self._standing.distrust()
+        await self._issue_numbers(kind, range(start, end), progress)
+        return issued | {kind: max(start, end)}
+
+    async def _issue_numbers(self, kind: Kind, numbers: range, progress: Progress) -> None:
+        tickets = [self._ticket(kind, number, progress) for number in numbers]
+        for ticket, stored in zip(tickets, await self._queue.issue_all(tickets), strict=True):
+            self._standing.add(ticket, stored.sequence)
+            # A duplicate if the stream has the ticket already, from a controller that died.
+            self.metrics.count("tickets_issued_total", not stored.duplicate, kind=kind.value)
+
+    async def _evaluations_due(self, number: int, step: int) -> int:
+        """Return how many eval tickets from `number` on are due, to the end of their round; 0 if it is not due."""
+        if not await self._evaluation_is_due(number, step):
+            return 0
+        return len(self.eval_tasks) - number % len(self.eval_tasks)
 
     async def _evaluation_is_due(self, number: int, step: int) -> bool:
         """Return whether the round of eval ticket `number` is due. A fast learner makes a round late, never skipped."""
@@ -225,9 +276,10 @@ class Controller:
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)
         await self._state.put(Key.HORIZON, self._recorded)
+        self._reported_at = time.monotonic()
 
     async def _measure(self, progress: Progress) -> None:
-        """Set the gauges of queue and log. The audit's clock calls it too, as progress stops when nothing moves."""
+        """Set the gauges of queue and log."""
         queue, log_extent = await self.transport.queue(), await self.transport.extent(Stream.GROUPS)
         self.metrics.set("tickets_waiting", queue.waiting)
         self.metrics.set("tickets_leased", queue.leased)

@@ -4,6 +4,7 @@ A ticket ends once. A second end is a defect and raises. The accounts are part o
 learner recognises a repeated group.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,28 +15,64 @@ from horizonrl.common.state import Outcomes
 from horizonrl.common.types import DropReason, Kind
 
 
+class TicketNumbers:
+    """A set of ticket numbers as ascending ranges, however many numbers there are.
+
+    Tickets end almost in order, so the ranges are at most one more than the tickets that are outstanding between them.
+    To add or to find a number takes the logarithm of that.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        pairs = sorted(ranges)
+        self._firsts = [first for first, _ in pairs]
+        self._lasts = [last for _, last in pairs]
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect_right(self._firsts, number) - 1
+        return place >= 0 and number <= self._lasts[place]
+
+    @property
+    def lowest_missing(self) -> int:
+        return self._lasts[0] + 1 if self._firsts and self._firsts[0] == 0 else 0
+
+    def add(self, number: int) -> None:
+        """Add a number that is not in the set."""
+        place = bisect_right(self._firsts, number)
+        follows = place > 0 and self._lasts[place - 1] == number - 1
+        precedes = place < len(self._firsts) and self._firsts[place] == number + 1
+        if follows and precedes:  # it closes a gap: two ranges become one
+            self._lasts[place - 1] = self._lasts.pop(place)
+            del self._firsts[place]
+        elif follows:
+            self._lasts[place - 1] = number
+        elif precedes:
+            self._firsts[place] = number
+        else:
+            self._firsts.insert(place, number)
+            self._lasts.insert(place, number)
+
+    def ranges(self, start: int = 0, limit: int | None = None) -> tuple[tuple[int, int], ...]:
+        """Return the ranges (first, last), both inclusive, of the numbers from `start` on; the lowest `limit` ones."""
+        place = max(0, bisect_right(self._firsts, start) - 1)
+        stop = None if limit is None else place + limit + 1  # the range at `place` may lie below `start`
+        pairs = zip(self._firsts[place:stop], self._lasts[place:stop], strict=True)
+        return tuple((max(first, start), last) for first, last in pairs if last >= start)[:limit]
+
+
 @dataclass
 class KindAccounts:
-    """The ended tickets of one kind. All numbers below `floor` have ended; `above` has those that ended beyond it."""
+    """The ended tickets of one kind."""
 
     trained: int = 0
     evaluated: int = 0
     void: int = 0
     dropped: Counter[DropReason] = field(default_factory=Counter)
-    floor: int = 0
-    above: set[int] = field(default_factory=set)
-
-    def ended(self, number: int) -> bool:
-        return number < self.floor or number in self.above
+    numbers: TicketNumbers = field(default_factory=TicketNumbers)
 
     def end(self, number: int) -> None:
-        if self.ended(number):
+        if number in self.numbers:
             raise RunFailed(f"ticket number {number} was settled twice: this is a defect, please report it")
-        self.above.add(number)
-        # Numbers below the floor need no entry: `progress` carries the others, and every actor may follow that key.
-        while self.floor in self.above:
-            self.above.remove(self.floor)
-            self.floor += 1
+        self.numbers.add(number)
 
 
 class TicketAccounts:
@@ -43,7 +80,7 @@ class TicketAccounts:
         self._kinds = {kind: KindAccounts() for kind in Kind}
 
     def ended(self, kind: Kind, number: int) -> bool:
-        return self._kinds[kind].ended(number)
+        return number in self._kinds[kind].numbers
 
     def train(self, kind: Kind, number: int) -> None:
         self._kinds[kind].end(number)
@@ -74,11 +111,11 @@ class TicketAccounts:
         }
 
     def lowest_unsettled(self) -> dict[Kind, int]:
-        return {kind: accounts.floor for kind, accounts in self._kinds.items()}
+        return {kind: accounts.numbers.lowest_missing for kind, accounts in self._kinds.items()}
 
-    def above(self) -> dict[Kind, set[int]]:
-        """Return, by kind, the numbers beyond the lowest unsettled one that have ended."""
-        return {kind: set(accounts.above) for kind, accounts in self._kinds.items()}
+    def ended_ranges(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
+        """Return, by kind, the ranges (first, last) of the numbers that have ended."""
+        return {kind: accounts.numbers.ranges() for kind, accounts in self._kinds.items()}
 
     def dump(self) -> dict[str, Any]:
         """Return the accounts as JSON-able values."""
@@ -88,8 +125,7 @@ class TicketAccounts:
                 "evaluated": accounts.evaluated,
                 "void": accounts.void,
                 "dropped": {reason.value: count for reason, count in sorted(accounts.dropped.items())},
-                "floor": accounts.floor,
-                "above": sorted(accounts.above),
+                "ended": [list(pair) for pair in accounts.numbers.ranges()],
             }
             for kind, accounts in self._kinds.items()
         }
@@ -103,16 +139,14 @@ class TicketAccounts:
                 evaluated=values.get("evaluated", 0),  # older checkpoints know no evaluations
                 void=values["void"],
                 dropped=Counter({DropReason(reason): count for reason, count in values["dropped"].items()}),
-                floor=values["floor"],
-                above=set(values["above"]),
+                numbers=TicketNumbers(values["ended"] if "ended" in values else _older(values)),
             )
         return accounts
 
 
-def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the numbers as ascending ranges (first, last), both inclusive."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        first = found.pop()[0] if found and found[-1][1] == number - 1 else number
-        found.append((first, number))
-    return tuple(found)
+def _older(values: dict[str, Any]) -> Iterable[tuple[int, int]]:
+    """Return the ranges of a checkpoint from before 0.1.0, which has the numbers beyond the lowest unsettled one."""
+    numbers = TicketNumbers([(0, values["floor"] - 1)] if values["floor"] else [])
+    for number in values["above"]:
+        numbers.add(number)
+    return numbers.ranges()

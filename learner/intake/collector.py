@@ -17,7 +17,7 @@ from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
 from horizonrl.learner.algorithm.advantage import has_signal
-from horizonrl.learner.intake.accounts import TicketAccounts, ranges
+from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
 from horizonrl.learner.intake.batch import Batch, trace_of
 
 
@@ -116,9 +116,17 @@ class PendingBatch:
         ]
         return max(usable, key=lambda index: sampled[index][policy], default=None)
 
+    def __post_init__(self) -> None:
+        # Kept and not counted anew: it is asked for after every entry.
+        self._counts = Counter(group.ticket.kind for _, group in self.admitted)
+
+    def admit(self, sequence: int, group: Group) -> None:
+        self.admitted.append((sequence, group))
+        self._counts[group.ticket.kind] += 1
+
     def count(self, phase: Phase) -> int:
         """Return how many groups of the phase's own kind are admitted. Demonstrations in RL do not count."""
-        return sum(group.ticket.kind is phase.kind for _, group in self.admitted)
+        return self._counts[phase.kind]
 
 
 class Collector:
@@ -130,6 +138,8 @@ class Collector:
         self.mark = ""
         """Mark of that entry; empty before the first one."""
         self.pending = PendingBatch()
+        # The ended tickets, and those of the pending groups: an admitted group is settled at the commit.
+        self._consumed = {kind: TicketNumbers(ended) for kind, ended in accounts.ended_ranges().items()}
 
     def consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
         """Settle the next entry of the log, or admit it; return the outcome if it ended an eval ticket."""
@@ -138,12 +148,13 @@ class Collector:
             case DeadLetter():
                 return self._consume_dead(entry)
             case Group(ticket=ticket) | Void(ticket=ticket) as record:
-                # An admitted group is settled at the commit, so the accounts do not know it yet.
-                if self.accounts.ended(ticket.kind, ticket.number) or self._is_pending(ticket.kind, ticket.number):
+                if ticket.number in self._consumed[ticket.kind]:
                     self.pending.repeats += 1
-                elif ticket.kind is Kind.EVAL:
+                    return None
+                self._consumed[ticket.kind].add(ticket.number)
+                if ticket.kind is Kind.EVAL:
                     return self._evaluate(entry.sequence, record, position)
-                elif isinstance(record, Group):
+                if isinstance(record, Group):
                     self._consume_group(entry.sequence, record, position)
                 else:
                     self.accounts.void(ticket.kind, ticket.number)
@@ -157,11 +168,9 @@ class Collector:
 
     def ended_ranges(self) -> dict[Kind, tuple[tuple[int, int], ...]]:
         """Return, by kind, the ranges of numbers beyond the lowest unsettled one whose end has been consumed."""
-        ended = self.accounts.above()
-        for _, group in self.pending.admitted:
-            ended[group.ticket.kind].add(group.ticket.number)
-        # As many as the record holds. A ticket beyond them may be issued again, which is harmless: it ends as a repeat.
-        return {kind: ranges(numbers)[:MAX_SPANS] for kind, numbers in ended.items()}
+        floors = self.accounts.lowest_unsettled()
+        # As many as the record holds: `Progress.tells` knows that nothing is said of the tickets beyond them.
+        return {kind: numbers.ranges(floors[kind], MAX_SPANS) for kind, numbers in self._consumed.items()}
 
     def commit(self) -> PendingBatch:
         """Settle the pending groups as trained; return their batch, and begin a new one."""
@@ -185,7 +194,7 @@ class Collector:
         if reason is not DropReason.MALFORMED:
             self.pending.consumed.append(group)
         if reason is None:
-            self.pending.admitted.append((sequence, group))
+            self.pending.admit(sequence, group)
         else:
             self._drop(sequence, ticket.kind, ticket.number, reason)
 
@@ -210,8 +219,9 @@ class Collector:
         if entry.ends is None:
             return None
         kind, number = entry.ends
-        if self.accounts.ended(kind, number) or self._is_pending(kind, number):
+        if number in self._consumed[kind]:
             return None
+        self._consumed[kind].add(number)
         if kind is Kind.EVAL:
             self.accounts.drop(Kind.EVAL, number, DropReason.MALFORMED)
             return EvalEnd(entry.sequence, number, DropReason.MALFORMED.value)
@@ -221,10 +231,6 @@ class Collector:
     def _drop(self, sequence: int, kind: Kind, number: int, reason: DropReason) -> None:
         self.accounts.drop(kind, number, reason)
         self.pending.dropped.append(Drop(sequence, f"{kind.value}-{number:08d}", reason))
-
-    def _is_pending(self, kind: Kind, number: int) -> bool:
-        tickets = (group.ticket for _, group in self.pending.admitted)
-        return any(ticket.kind is kind and ticket.number == number for ticket in tickets)
 
     def _refuse(self, group: Group, position: LearnerPosition) -> DropReason | None:
         """Return why the group may not be trained on; None if it may."""

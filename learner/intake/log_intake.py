@@ -21,6 +21,9 @@ from horizonrl.learner.state import LearnerState
 
 log = get_logger()
 
+ANNOUNCE_S = 0.1
+"""Least time between two announcements of what was consumed for the same step. Each one is a put and costs the
+controller an answer, and at 1,000 groups per second nobody needs it a thousand times."""
 LOOK_S = 5.0
 """Time without an entry after which the learner checks whether the log has space for one."""
 QUIET_S = 60.0
@@ -49,19 +52,22 @@ class LogIntake:
         self._metrics = metrics
         self.tickets_issued = 0
         """Tickets that had been issued when the last batch was full."""
+        self._announced_at = -ANNOUNCE_S
+        self._unannounced = False
+        """Whether something was consumed since the last announcement."""
 
     async def fill(self, reader: LogReader) -> None:
         """Consume entries until the batch is full.
 
-        Takes entries of the log. Gives the pending batch, and progress whenever no further entry is at hand. Waits for
-        groups; woken by each entry, and by the clock to check for a log that is full or silent. Returns early, with
+        Takes entries of the log. Gives the pending batch, and progress at most every ANNOUNCE_S while it fills. Waits
+        for groups; woken by each entry, and by the clock to check for a log that is full or silent. Returns early, with
         groups missing, when the log is short of space and a checkpoint now would free some.
         """
         state = self._state
         wanted = state.groups_wanted
         warn_at, last_entry_at = STARVED_AFTER * wanted, time.monotonic()
         while missing := state.groups_missing:
-            entry = await reader.next(min(LOOK_S, QUIET_S))
+            entry = await self._next(reader, min(LOOK_S, QUIET_S))
             if entry is None:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     return
@@ -69,7 +75,7 @@ class LogIntake:
                     log.warning("groups_awaited", missing=missing, step=state.step, quiet_s=QUIET_S)
                     # The last entry may have been followed by nothing but the parts of a group that was never joined,
                     # which count as ahead: then it has not been announced yet.
-                    await self._announcer.announce_progress()
+                    await self._announce()
                     await self._log_space.check(wanted - missing, wanted, "the next step")
                     last_entry_at = time.monotonic()
                 continue
@@ -78,9 +84,9 @@ class LogIntake:
             if len(state.collector.pending.dropped) == warn_at:
                 self._warn_of_starvation()
                 warn_at *= 2
-            # Once for all entries of a fetch: each put of `progress` reaches every actor that follows it.
-            if not reader.ahead or not state.groups_missing:
-                await self._announcer.announce_progress()
+        # A full batch is announced at once: its tickets can be replaced while it trains.
+        if self._unannounced:
+            await self._announce()
         self.tickets_issued = sum([await self._tickets.count_issued(kind) for kind in Kind])
 
     async def await_evaluations(self, reader: LogReader) -> None:
@@ -95,7 +101,7 @@ class LogIntake:
         due = await self._evaluations_due()
         patience_s, last_entry_at = config.learner.step_timeout_s, time.monotonic()
         while (ended := state.collector.accounts.outcomes()[Kind.EVAL].settled) < due:
-            entry = await reader.next(min(LOOK_S, QUIET_S, patience_s))
+            entry = await self._next(reader, min(LOOK_S, QUIET_S, patience_s))
             if entry is None:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     await self._log_space.free(short=True)
@@ -107,8 +113,23 @@ class LogIntake:
                 continue
             last_entry_at = time.monotonic()
             await self._consume(entry)
-            if not reader.ahead:
-                await self._announcer.announce_progress()
+        if self._unannounced:
+            await self._announce()
+
+    async def _next(self, reader: LogReader, timeout_s: float) -> Entry | None:
+        """Return the next entry, or None if `timeout_s` passes without one; announce on the way what was consumed."""
+        if self._unannounced:
+            due_s = self._announced_at + ANNOUNCE_S - time.monotonic()
+            entry = await reader.next(due_s) if due_s > 0 else None
+            if entry is not None:
+                return entry
+            await self._announce()
+        return await reader.next(timeout_s)
+
+    async def _announce(self) -> None:
+        # Before the put, so that a slow broker does not make the next one wait for longer.
+        self._announced_at, self._unannounced = time.monotonic(), False
+        await self._announcer.announce_progress()
 
     async def _evaluations_due(self) -> int:
         """Return how many eval tickets the run has in all: whole rounds, of which one judges the last version."""
@@ -126,6 +147,7 @@ class LogIntake:
     async def _consume(self, entry: Entry) -> None:
         """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""
         collector = self._state.collector
+        self._unannounced = True
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
         if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
             kind, number = entry.ends
@@ -140,7 +162,7 @@ class LogIntake:
         elif collector.pending.repeats > repeats:
             self._metrics.count("log_entries_refused_total", reason="repeat")
         if end is not None:
-            self._recorder.record_evaluated(end)
+            await self._recorder.record_evaluated(end)
 
     def _warn_of_starvation(self) -> None:
         """Warn that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.

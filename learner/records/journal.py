@@ -10,7 +10,6 @@ steps that were rolled back, so that each step has one line. An evaluation belon
 ticket ended.
 """
 
-import itertools
 import json
 import math
 import os
@@ -24,6 +23,10 @@ from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINE
 from horizonrl.common.service import locked
 from horizonrl.common.types import Group
 
+INCOMPLETE = ".incomplete"
+"""Suffix of a file of episodes that is being written."""
+BLOCK_BYTES = 1 << 20
+"""Read at a time, so that the length of a run does not matter to a learner's memory."""
 EVAL_EPISODES_BYTES = 256_000_000
 """Bound of the held-out episodes that are kept: those of the first evaluation, and the newest ones."""
 
@@ -55,8 +58,8 @@ class Journal:
             _cut(path, key, step)
         # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
-        for path in self._episodes.glob("*-*.jsonl"):
-            if _step(path) > step:
+        for path in self._episodes.glob("*-*.*"):
+            if _step(path) > step or path.suffix == INCOMPLETE:
                 path.unlink()
 
     def lineages(self) -> list[int]:
@@ -78,11 +81,14 @@ class Journal:
 
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
         """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
+        path = self._episodes / f"step-{step:06d}.jsonl"
         # Without fsync: nothing is resumed from these files. A step that is trained again overwrites its own.
-        with (self._episodes / f"step-{step:06d}.jsonl").open("w") as file:
+        with path.with_suffix(INCOMPLETE).open("w") as file:
             for group in groups:
                 _write_group(file, group)
             self._unchecked_bytes += file.tell()
+        # Complete or not there, since the step is in the ledger by now.
+        os.replace(path.with_suffix(INCOMPLETE), path)
 
     def write_held_out(self, step: int, group: Group) -> None:
         """Keep a group that was evaluated during `step`. Old files make room for it, but never the first one."""
@@ -158,17 +164,46 @@ def _append(path: Path, line: dict[str, Any]) -> None:
 
 
 def _cut(path: Path, key: str, last: float) -> None:
-    """Cut the file before the first line above `last`, or incomplete. It is a new file, so that readers start over."""
+    """Cut the lines above `last` off the end, and one that is incomplete. It is a new file, so that readers start over.
+
+    The lines ascend by their number, so the end of the file is all that is read.
+    """
     if not path.exists():
         return
-    lines = path.read_bytes().splitlines(keepends=True)
-    kept = list(itertools.takewhile(lambda line: _number(line, key) <= last, lines))
-    if len(kept) < len(lines):
+    kept = path.stat().st_size
+    for line in _from_the_end(path):
+        if _number(line, key) <= last:
+            break
+        kept -= len(line)
+    if kept < path.stat().st_size:
         rewound = path.with_suffix(".rewound")
-        with rewound.open("wb") as file:
-            file.writelines(kept)
-            os.fsync(file.fileno())
+        with path.open("rb") as source, rewound.open("wb") as target:
+            while block := source.read(min(BLOCK_BYTES, kept - target.tell())):
+                target.write(block)
+            target.flush()
+            os.fsync(target.fileno())
         os.replace(rewound, path)
+
+
+def _from_the_end(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends, the last one first, which may have none."""
+    with path.open("rb") as file:
+        place, pieces = file.seek(0, os.SEEK_END), []
+        while place:
+            size = min(BLOCK_BYTES, place)
+            place -= size
+            file.seek(place)
+            lines = file.read(size).splitlines(keepends=True)
+            # The last line of this block goes on in what has been read, unless it ends here.
+            if lines[-1].endswith(b"\n") and pieces:
+                yield b"".join(reversed(pieces))
+                pieces = []
+            pieces.append(lines.pop())
+            while lines:
+                yield b"".join(reversed(pieces))
+                pieces = [lines.pop()]
+        if pieces:
+            yield b"".join(reversed(pieces))
 
 
 def _number(line: bytes, key: str) -> float:

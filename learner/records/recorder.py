@@ -4,6 +4,8 @@ Place in the flow: **Version** and **result** → run directory, Prometheus and 
 are what `horizonrl status`, the report and `horizonrl replay` read.
 """
 
+import asyncio
+
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Phase, PolicyVersion
@@ -29,14 +31,30 @@ class Recorder:
         self._best = best
         self._weights = weights
         self._metrics = metrics
+        self._writing: asyncio.Task[None] | None = None
+        """The episodes of the last step that are being written."""
 
-    def record_commit(self, pending: PendingBatch, batch: Batch, weights_digest: str) -> None:
-        """Write a committed step's ledger line and its episodes, before anyone is told of the step."""
+    async def record_commit(
+        self, background: asyncio.TaskGroup, pending: PendingBatch, batch: Batch, weights_digest: str
+    ) -> None:
+        """Write a committed step's ledger line, before anyone is told of the step; begin to write its episodes."""
         state = self._state
         line = ledger_line(state.policy, state.last_commit.cursor, pending, batch.digest(), weights_digest)
-        self._journal.write_ledger(line)
-        self._journal.write_episodes(state.step, pending.consumed)
-        self._journal.free_episodes(state.config.learner.keep_episodes_bytes)
+        # In threads, here and below: an fsync may take a second, and the episodes of a large step take minutes.
+        await asyncio.to_thread(self._journal.write_ledger, line)
+        # One step at a time, so that what waits to be written is bounded.
+        await self.written()
+        self._writing = background.create_task(self._write_episodes(state.step, pending))
+
+    async def written(self) -> None:
+        """Wait until the episodes of every step are in their files."""
+        if self._writing is not None:
+            # Shielded: whoever stops waiting does not stop the writing.
+            await asyncio.shield(self._writing)
+
+    async def _write_episodes(self, step: int, pending: PendingBatch) -> None:
+        await asyncio.to_thread(self._journal.write_episodes, step, pending.consumed)
+        await asyncio.to_thread(self._journal.free_episodes, self._state.config.learner.keep_episodes_bytes)
 
     def record_step(
         self, phase: Phase, pending: PendingBatch, stats: StepStats, times: StepTimes, tickets_issued: int
@@ -57,12 +75,12 @@ class Recorder:
             log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
 
-    def record_evaluated(self, end: EvalEnd) -> None:
+    async def record_evaluated(self, end: EvalEnd) -> None:
         """Take the end of an eval ticket; if it completes its round, write the result and keep the best version."""
         state = self._state
         count_end(self._metrics, end)
         if end.group is not None:
-            self._journal.write_held_out(state.step + 1, end.group)
+            await asyncio.to_thread(self._journal.write_held_out, state.step + 1, end.group)
         results = state.rounds.add(end)
         if results is None:
             return

@@ -18,8 +18,8 @@ from horizonrl.broker.memory import MemoryDelivery, MemoryServer, MemoryTranspor
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
-from horizonrl.common.state import Progress
-from horizonrl.common.types import Group, Kind, Provenance, Task, Ticket, Void
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, Task, Ticket, Void
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -344,7 +344,8 @@ def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         loop = actor(transport, tmp_path)
         running = asyncio.create_task(loop.run())
-        await StateStore(transport).put(Key.PROGRESS, Progress(step=10, finished=True))
+        last = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest="", finished_step=10)
+        await StateStore(transport).put(Key.POLICY, last)
         async with asyncio.timeout(5):
             await running
 

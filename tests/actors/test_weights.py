@@ -60,7 +60,7 @@ class Play:
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-            task = group.create_task(self.follower.run())
+            task = group.create_task(self.follower.run(total_steps=100))
             yield
             task.cancel()
 

@@ -94,10 +94,10 @@ def test_a_finished_run_that_was_given_more_steps_is_followed_to_its_new_end() -
     async def scenario() -> None:
         state = StateStore(MemoryTransport())
         await state.put(Key.PROGRESS, Progress(step=4, finished=True))
-        assert [progress.step async for progress in state.until_end(total_steps=4)] == [4]
+        assert [progress.step async for progress in state.until_end(Progress, total_steps=4)] == [4]
         seen = []
         async with asyncio.timeout(10.0):
-            async for progress in state.until_end(total_steps=8):
+            async for progress in state.until_end(Progress, total_steps=8):
                 seen.append((progress.step, progress.finished))
                 if progress.step < 8:
                     step = progress.step + 2

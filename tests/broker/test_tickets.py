@@ -5,8 +5,10 @@ import pytest
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
+from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
+from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
 from tests.broker.silence import SilentTransport
 from tests.brokers import Broker
@@ -28,9 +30,9 @@ def test_a_ticket_is_issued_once(broker: Broker) -> None:
     async def scenario() -> None:
         async with broker.open() as transport:
             queue = TicketQueue(transport)
-            assert await queue.issue(make_ticket(0))
-            assert not await queue.issue(make_ticket(0))
-            assert await queue.issue(make_ticket(0, Kind.EVAL))
+            assert not (await queue.issue(make_ticket(0))).duplicate
+            assert (await queue.issue(make_ticket(0))).duplicate
+            assert not (await queue.issue(make_ticket(0, Kind.EVAL))).duplicate
 
     asyncio.run(scenario())
 
@@ -83,16 +85,19 @@ def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> N
                 lease = await queue.lease(5.0)
                 assert lease is not None
                 await lease.acknowledge()
-            sequence, ticket = (await queue.stored_tickets())["train-00000000"]
+            (message, ticket), _ = await queue.stored_tickets()
+            sequence = message.sequence
             for _ in range(2):  # the second time is a repeat of the first
-                await queue.reissue(ticket, sequence)
-            assert (await queue.stored_tickets())["train-00000000"] == (sequence + 2, ticket)
+                assert (await queue.reissue(ticket, sequence)).sequence == sequence + 2
+            assert [ticket.number for _, ticket in await queue.stored_tickets()] == [0, 1, 0]
             assert await queue.count_issued(Kind.TRAIN) == 2
             again = await queue.lease(5.0)
             assert again is not None and again.ticket == ticket
             assert await queue.lease(0.1) is None
-            await queue.purge_below({Kind.TRAIN: 1})
-            assert list(await queue.stored_tickets()) == ["train-00000001"]
+            standing = StandingTickets(transport, queue)
+            await standing.refresh(Progress(), {Kind.TRAIN: 2})
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 1}))
+            assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1]
 
     asyncio.run(scenario())
 
@@ -153,7 +158,10 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
             for number in range(4):
                 await queue.issue(make_ticket(number))
                 await queue.issue(make_ticket(number, Kind.EVAL))
-            await queue.purge_below({Kind.TRAIN: 2, Kind.DEMO: 0})
+            standing = StandingTickets(transport, queue)
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4}))  # before it knows what there is
+            await standing.refresh(Progress(), {})
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert await numbers(transport) == [
                 ("tickets.eval", 2),
                 ("tickets.eval", 4),
@@ -162,10 +170,10 @@ def test_settled_tickets_are_purged_per_kind_but_the_last_one_stays(broker: Brok
                 ("tickets.train", 7),
                 ("tickets.eval", 8),
             ]
-            await queue.purge_below({Kind.TRAIN: 4, Kind.EVAL: 3})
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 4, Kind.EVAL: 3}))
             assert await numbers(transport) == [("tickets.train", 7), ("tickets.eval", 8)]
             assert await queue.count_issued(Kind.TRAIN) == 4
-            assert not await queue.issue(make_ticket(0)), "a purged ticket cannot be issued again"
+            assert (await queue.issue(make_ticket(0))).duplicate, "a purged ticket cannot be issued again"
 
     asyncio.run(scenario())
 
@@ -296,7 +304,7 @@ def test_a_queue_that_is_purged_while_it_is_read_is_read_again() -> None:
         queue = TicketQueue(transport)
         for number in range(3):
             await queue.issue(make_ticket(number))
-        assert sorted(await queue.stored_tickets()) == ["train-00000001", "train-00000002"]
+        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
         assert transport.purged
 
     asyncio.run(scenario())

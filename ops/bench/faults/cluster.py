@@ -271,7 +271,7 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
         yield place
 
 
-async def _make_model(directory: Path) -> None:
+async def make_model(directory: Path) -> None:
     """Make the tiny model in a child process, so that this process does not import torch."""
     command = [sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")]
     with (directory / "logs" / "model.log").open("wb") as sink:
@@ -290,7 +290,7 @@ async def cluster(
     name: str, directory: Path, seed: int, overrides: Sequence[str], through_proxy: bool = True
 ) -> AsyncIterator[Cluster]:
     """Make the model and the recipe in `directory`, start every process, and end them all after the body."""
-    await _make_model(directory)
+    await make_model(directory)
     recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
     config = RunConfig.load([recipe], overrides)

@@ -99,9 +99,8 @@ async def gather(
         entries[entry.sequence] = entry
     await reader.close()
     issued = dict.fromkeys(Kind, 0)
-    for ticket_id in await TicketQueue(transport).stored_tickets():  # the last ticket issued is never removed
-        kind, number = parsed(ticket_id)
-        issued[kind] = max(issued[kind], number + 1)
+    for _, ticket in await TicketQueue(transport).stored_tickets():  # the last ticket issued is never removed
+        issued[ticket.kind] = max(issued[ticket.kind], ticket.number + 1)
     return Evidence(config, ledger, entries, issued, evaluations)
 
 

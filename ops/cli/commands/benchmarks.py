@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
     _add_faults(benchmarks)
     _add_speed(benchmarks)
     _add_learning(benchmarks)
+    _add_scale(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -74,6 +75,16 @@ def _add_learning(benchmarks: Commands) -> None:
     learning.add_argument("--report-only", action="store_true", help="train nothing; report the runs that finished")
 
 
+def _add_scale(benchmarks: Commands) -> None:
+    description = "Measure what the control plane costs per group as actors are added."
+    scale = benchmarks.add("scale", description, _scale, overrides=False)
+    scale.add_argument(
+        "--actors", nargs="+", type=bounded(1), default=(), metavar="N", help="1 10 100 1000 5000 by default"
+    )
+    scale.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
+    _add_json(scale)
+
+
 def _add_json(command: CommandParser) -> None:
     command.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
 
@@ -127,3 +138,9 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
         overrides=overrides,
     )
     return run(request)
+
+
+def _scale(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.scale import run
+
+    return run.run(arguments.actors, arguments.small, arguments.json_file)

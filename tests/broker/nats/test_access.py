@@ -17,6 +17,7 @@ from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.nats.transport import NatsDelivery, NatsTransport
+from horizonrl.broker.standing import StandingTickets
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.broker.weights.frames import digest_file, discard_frames_below, fetch_frame, publish_frame
@@ -142,7 +143,7 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             broker.open(Role.MONITOR) as monitor,
         ):
             for number in range(4):
-                assert await TicketQueue(controller).issue(make_ticket(number))
+                assert not (await TicketQueue(controller).issue(make_ticket(number))).duplicate
             await TicketQueue(controller).reissue(make_ticket(0), 1)
             assert await StateStore(learner).put(Key.PROGRESS, Progress())
             assert await StateStore(controller).put(Key.HORIZON, HorizonState())
@@ -152,9 +153,11 @@ def test_every_role_can_do_its_work(tmp_path: Path, extra: str) -> None:
             assert isinstance(manifest, WeightsManifest)
             assert (await fetch_frame(actor, manifest, tmp_path / "fetched")).read_bytes() == b"weights"
             assert await anext(StateStore(actor).watch(Key.PROGRESS)) == Progress()
-            assert len(await TicketQueue(controller).stored_tickets()) == 4
+            assert len(await TicketQueue(controller).stored_tickets()) == 5
             assert await GroupLog(controller).end() > 0
-            await TicketQueue(controller).purge_below({Kind.TRAIN: 2})
+            standing = StandingTickets(controller, TicketQueue(controller))
+            await standing.refresh(Progress(), {Kind.TRAIN: 4})
+            await standing.purge(Progress(lowest_unsettled={Kind.TRAIN: 2}))
             assert (await controller.queue()).leased == 0
             assert await TicketQueue(monitor).count_issued(Kind.TRAIN) == 4
             assert await StateStore(monitor).get(Key.HORIZON) == HorizonState()

@@ -1,0 +1,143 @@
+"""The standing tickets: where in the stream each ticket lies whose end the learner has not consumed.
+
+Place in the flow: **Ticket** → audit and purge. The controller knows from its own publishes where its tickets lie. It
+scans the stream once, and again only when the broker may hold something else. What is kept here are the open tickets,
+so a look costs what is open and what has ended since the last look, and nothing at the broker.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import takewhile
+
+from horizonrl.broker.api import Stream, Transport
+from horizonrl.broker.codec import decode
+from horizonrl.broker.tickets import REISSUED, TicketQueue, subject_of
+from horizonrl.common.errors import LogGap, RecordError
+from horizonrl.common.state import Progress
+from horizonrl.common.types import Kind, Ticket
+
+Name = tuple[Kind, int]
+"""A ticket's kind and number."""
+
+
+class StandingTickets:
+    def __init__(self, transport: Transport, queue: TicketQueue) -> None:
+        self._transport = transport
+        self._queue = queue
+        self._order: list[tuple[int, Kind, int, bool]] = []
+        """Sequence, kind, number, and whether it is a ticket that was issued again; ascending."""
+        self._newest: dict[Name, int] = {}
+        """The sequence of each ticket's newest copy."""
+        self._last: dict[Kind, int] = {}
+        """The sequence of the last ticket of a kind, which is never purged: `count_issued` reads it."""
+        self._last_again = 0
+        """The sequence of the last ticket that was issued again."""
+        self._absent: set[Name] = set()
+        """Tickets that should stand in the stream and did not when it was scanned."""
+        self._purged: dict[str, int] = {}
+        """By subject, the sequence below which tickets have been removed."""
+        self._scanned_at: int | None = None
+        """The count of reconnects at the last scan; None before there was one."""
+        self._refreshing = asyncio.Lock()
+
+    def distrust(self) -> None:
+        """Scan the stream again at the next `refresh`: another controller has issued tickets."""
+        self._scanned_at = None
+
+    def add(self, ticket: Ticket, sequence: int, *, again: bool = False) -> None:
+        """Note where a ticket that was published lies; `again` for one that was lost."""
+        name = ticket.kind, ticket.number
+        if self._newest.get(name, -1) < sequence:
+            insort(self._order, (sequence, *name, again))
+            self._newest[name] = sequence
+        if again:
+            self._last_again = max(self._last_again, sequence)
+        else:
+            self._last[ticket.kind] = max(self._last.get(ticket.kind, 0), sequence)
+        self._absent.discard(name)
+
+    async def refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        """Scan the stream if that has not been done, or if the broker may have lost what was there."""
+        async with self._refreshing:
+            await self._refresh(progress, issued)
+
+    async def _refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
+        reconnects = self._transport.counters.reconnects
+        if self._scanned_at == reconnects:
+            extent = await self._transport.extent(Stream.TICKETS)
+            # A server that was restarted on another machine of a cluster breaks no connection of ours.
+            if not self._order or self._order[-1][0] <= extent.last_sequence:
+                return
+        # Until the scan is complete, nothing may be purged by what is known so far.
+        self._order, self._newest, self._scanned_at = [], {}, None
+        for message, ticket in await self._queue.stored_tickets():
+            self.add(ticket, message.sequence, again=message.subject == REISSUED)
+        self._absent = {name for name in open_tickets(progress, issued) if name not in self._newest}
+        self._scanned_at = reconnects
+
+    def gone(self, progress: Progress, floor: int) -> set[Name]:
+        """Return the open tickets that have left the queue.
+
+        Every ticket at or below `floor` has been acknowledged. Forgets the tickets that have ended.
+        """
+        self._forget_ended(progress)
+        acknowledged = takewhile(lambda entry: entry[0] <= floor, self._order)
+        names = self._absent.union((kind, number) for _, kind, number, _ in acknowledged)
+        return {name for name in names if progress.tells(*name)}
+
+    async def stored(self, kind: Kind, number: int) -> tuple[int, Ticket] | None:
+        """Return the newest copy of a ticket in the stream with its sequence; None if there is none."""
+        if sequence := self._newest.get((kind, number)):
+            reader = await self._transport.reader(Stream.TICKETS, sequence - 1)
+            try:
+                with suppress(RecordError, LogGap):  # a ticket that was purged is drawn again
+                    for message in await reader.fetch(1, self._transport.ack_wait_s):
+                        ticket = decode(message.data, Ticket)
+                        return (sequence, ticket) if (ticket.kind, ticket.number) == (kind, number) else None
+            finally:
+                await reader.close()
+        return None
+
+    async def purge(self, progress: Progress) -> None:
+        """Remove the tickets before the first one of their subject that has not ended, but never the last of a kind."""
+        if self._scanned_at is None:  # what is not known might be needed
+            return
+        self._forget_ended(progress)
+        first: dict[str, int] = {}
+        for sequence, kind, _, again in self._order:
+            first.setdefault(REISSUED if again else subject_of(kind), sequence)
+        for kind, last in self._last.items():
+            await self._purge_below(subject_of(kind), min(first.get(subject_of(kind), last), last))
+        # Here the last one may go too: nothing is counted by this subject.
+        await self._purge_below(REISSUED, first.get(REISSUED, self._last_again + 1))
+
+    async def _purge_below(self, subject: str, sequence: int) -> None:
+        # Without something new to free, the request would be for nothing.
+        if sequence > self._purged.get(subject, 1):
+            await self._transport.purge(Stream.TICKETS, sequence, subject)
+            self._purged[subject] = sequence
+
+    def _forget_ended(self, progress: Progress) -> None:
+        self._order = [
+            (sequence, kind, number, again)
+            for sequence, kind, number, again in self._order
+            if self._newest[kind, number] == sequence and not progress.ended(kind, number)
+        ]
+        self._newest = {(kind, number): sequence for sequence, kind, number, _ in self._order}
+        self._absent = {name for name in self._absent if not progress.ended(*name)}
+
+
+def open_tickets(progress: Progress, issued: dict[Kind, int]) -> Iterable[Name]:
+    """Yield every issued ticket of which the progress says that it has not ended.
+
+    It walks the gaps between the ended ranges, so it costs what is outstanding, however far apart that is.
+    """
+    for kind, count in issued.items():
+        number = progress.lowest_unsettled.get(kind, 0)
+        for first, last in progress.ended_ranges.get(kind, ()):
+            yield from ((kind, each) for each in range(number, min(first, count)))
+            number = max(number, last + 1)
+        if progress.tells(kind, number):
+            yield from ((kind, each) for each in range(number, count))

@@ -1,0 +1,88 @@
+"""A process of light actors for `bench scale`: `python -m horizonrl.ops.bench.scale.light_actors RECIPE COUNT URL`.
+
+It prints READY once every actor has its connection, and ends by SIGTERM, which drops the actors as they are.
+"""
+
+import asyncio
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import uvloop
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.engines.scripted import ScriptedPolicy
+from horizonrl.actors.loop import ActorLoop, ActorSettings
+from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.api import Role, Transport
+from horizonrl.broker.connect import connected
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.logs import configure_logs
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import Provenance
+from horizonrl.envs import registry
+
+READY = "light actors are connected"
+ENTERING = 32
+"""Actors that connect at once."""
+
+
+async def serve(config: RunConfig, count: int) -> None:
+    """Run the actors until the run ends or the process does."""
+    model_dir = Path(config.model.name)
+    chat, metrics = await asyncio.to_thread(ChatTemplate.load, model_dir), Metrics()
+    entering, entered = asyncio.Semaphore(ENTERING), asyncio.Semaphore(0)
+    with tempfile.TemporaryDirectory(prefix="horizonrl-light-") as scratch:
+
+        async def act(number: int) -> None:
+            async with AsyncExitStack() as held:
+                async with entering:
+                    transport = await held.enter_async_context(connected(config.run.name, config.broker, Role.ACTOR))
+                entered.release()
+                await _actor(config, transport, chat, metrics, Path(scratch), number).run()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(act(number))
+            for _ in range(count):
+                await entered.acquire()
+            print(READY, flush=True)
+
+
+def _actor(
+    config: RunConfig, transport: Transport, chat: ChatTemplate, metrics: Metrics, scratch: Path, number: int
+) -> ActorLoop:
+    policy = ScriptedPolicy(max_context_tokens=config.model.max_context_tokens, seed=number)
+    directory = scratch / str(number)
+    directory.mkdir()
+    return ActorLoop(
+        settings=ActorSettings(
+            slots=config.actor.slots,
+            group_size=config.rollout.group_size,
+            max_deliver=config.broker.max_deliver,
+            drain_s=config.actor.drain_s,
+            total_steps=config.total_steps,
+        ),
+        transport=transport,
+        rollouts={env.id: Rollout(policy, chat, None, env.step_timeout_s) for env in config.envs},
+        make_environment=lambda env_id: registry.make(env_id, {}),
+        follower=WeightsFollower(transport, policy, directory, metrics),
+        provenance=Provenance(actor=f"light-{number}"),
+        stopping=asyncio.Event(),
+        # One for all: each would have dozens of series.
+        metrics=metrics,
+    )
+
+
+def main() -> None:
+    recipe, count, url = sys.argv[1:]
+    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers would import it: 8 s and 300 MB
+    config = RunConfig.load([Path(recipe)], [f"--broker.url={url}"])
+    configure_logs(run=config.run.name, role="actor")
+    uvloop.run(serve(config, int(count)))
+
+
+if __name__ == "__main__":
+    main()
