@@ -20,7 +20,7 @@ from horizonrl.envs import registry
 
 
 async def run_actor(
-    config: RunConfig, model_dir: Path, identity: dict[str, str], scratch_dir: Path, service: Service
+    config: RunConfig, model_dir: Path, identity: dict[str, str], shadow_dir: Path, service: Service
 ) -> None:
     """Run one actor until SIGTERM or the end of the run. The engine starts first: it forks before any thread exists."""
     policy = await start_policy(config, model_dir)
@@ -45,7 +45,7 @@ async def run_actor(
                     for env in config.envs
                 },
                 make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),
-                follower=WeightsFollower(transport, policy, scratch_dir, service.metrics, shared_dir),
+                follower=WeightsFollower(transport, policy, shadow_dir, service.metrics, shared_dir),
                 provenance=Provenance(
                     actor=f"{socket.gethostname()}-{os.getpid()}".replace(".", "-"),
                     engine=policy.engine,

@@ -6,12 +6,15 @@ that a newer one has overtaken is never fetched.
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from horizonrl.actors.policy import Policy
+from horizonrl.actors.shadow import Shadow
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.weights.frames import fetch_frame
+from horizonrl.broker.weights.frames import shared_frame
 from horizonrl.common.errors import BrokerError, ConfigError, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -21,7 +24,10 @@ from horizonrl.common.types import PolicyVersion
 log = get_logger()
 
 RETRY_S = 5.0
-"""Wait before a frame that could not be fetched is tried again; the next announcement ends it early."""
+"""Wait before weights that could not be fetched are tried again, doubled with each failure in a row; the next
+announcement ends it early."""
+LONGEST_RETRY_S = 160.0
+"""A key frame that many actors fetch in vain, again and again, would take the line from all others."""
 
 
 class WeightsFollower:
@@ -29,11 +35,11 @@ class WeightsFollower:
         self,
         transport: Transport,
         policy: Policy,
-        scratch_dir: Path,
+        shadow_dir: Path,
         metrics: Metrics | None = None,
         shared_dir: Path | None = None,
     ) -> None:
-        """`scratch_dir` holds a fetched frame until it is applied; in /dev/shm that saves a write to disk.
+        """`shadow_dir` holds the newest weights of this run for all actors of this host (`shadow.py`).
 
         A frame that the learner announces as a file in `shared_dir` is read where it is. Raises ConfigError for a
         policy that takes no weights: the learner would drop everything that it samples as stale.
@@ -45,9 +51,9 @@ class WeightsFollower:
             )
         self._transport = transport
         self._policy = policy
-        self._scratch_dir = scratch_dir
         self._shared_dir = shared_dir
         self._metrics = metrics or Metrics()
+        self._shadow = Shadow(transport, shadow_dir, self._metrics)
         self._announced: WeightsManifest | None = None
         self._news = asyncio.Event()
         self.finished = asyncio.Event()
@@ -100,33 +106,34 @@ class WeightsFollower:
             await self._news.wait()
             # Cleared before `_announced` is read: an announcement during an apply sets it again and is not missed.
             self._news.clear()
+            failures = 0
             # Read anew each time: after a slow fetch the newest version counts, not the one that was next.
             while self._announced is not None and not self._is_applied(self._announced.policy):
-                if not await self._apply(self._announced):
-                    await self._wait_for_news()
+                if await self._apply(self._announced):
+                    failures = 0
+                    continue
+                await self._wait_for_news(min(RETRY_S * 2**failures, LONGEST_RETRY_S))
+                failures += 1
 
     async def _apply(self, manifest: WeightsManifest) -> bool:
-        """Fetch and apply one version; return False if the frame could not be fetched."""
+        """Fetch and apply one version; return False if it could not be fetched."""
         started = time.monotonic()
-        scratch = self._scratch_dir / f"{manifest.policy}.safetensors"
-        try:
-            # Only this is tried again. A WeightsRejected of the policy ends the actor, because its engine is in doubt.
-            frame = await fetch_frame(self._transport, manifest, scratch, self._shared_dir)
-        except (WeightsRejected, BrokerError) as error:
-            log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
-            return False
-        fetched = time.monotonic()
-        try:
-            await self._policy.apply(frame, manifest.policy)
-        finally:
-            # missing_ok: a frame in the shared folder was read where it is.
-            scratch.unlink(missing_ok=True)
+        async with AsyncExitStack() as stack:
+            try:
+                # Only this is tried again. A WeightsRejected of the policy ends the actor: its engine is in doubt.
+                file = await stack.enter_async_context(self._held(manifest))
+            except (WeightsRejected, BrokerError) as error:
+                log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
+                return False
+            fetched = time.monotonic()
+            await self._policy.apply(file, manifest.policy)
         done = time.monotonic()
         self._metrics.observe("weights_apply_seconds", done - started)
         self._metrics.set("actor_policy_version", manifest.policy.version)
         log.info(
             "weights_applied",
             version=str(manifest.policy),
+            digest=manifest.digest,
             fetch_s=round(fetched - started, 3),
             apply_s=round(done - fetched, 3),
         )
@@ -135,9 +142,20 @@ class WeightsFollower:
             self._applied.notify_all()
         return True
 
-    async def _wait_for_news(self) -> None:
+    @asynccontextmanager
+    async def _held(self, manifest: WeightsManifest) -> AsyncIterator[Path]:
+        """Hold the announced version as a file: the learner's own if it is shared, else this host's image."""
+        # In a thread: the event loop extends leases, and reading a whole frame would hold it up.
+        shared = await asyncio.to_thread(shared_frame, manifest, self._shared_dir)
+        if shared is not None:
+            yield shared
+            return
+        async with self._shadow.holding(manifest) as file:
+            yield file
+
+    async def _wait_for_news(self, wait_s: float) -> None:
         try:
-            async with asyncio.timeout(RETRY_S):
+            async with asyncio.timeout(wait_s):
                 await self._news.wait()
         except TimeoutError:
             return

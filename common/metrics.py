@@ -25,6 +25,7 @@ ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
 SERVED_CALLS = ("create", "reset", "step", "close", "observation", "detail")
+WEIGHTS_FORMS = ("changes", "file", "frame")
 SERVED_REFUSALS = (
     "bad_request",
     "unknown_task",
@@ -98,6 +99,12 @@ ACTOR = (
     Metric("gauge", "episodes_running", "Episodes in flight."),
     Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", buckets=CALL_S),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
+    Metric(
+        "counter",
+        "weights_received_bytes_total",
+        "Bytes of weights that this actor downloaded for its host: key frames and changes.",
+        labels=("form",),
+    ),
 )
 LEARNER = (
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
@@ -161,7 +168,14 @@ LEARNER = (
         "gauge", "logprob_gap", "Mean absolute difference of actor's and learner's logprobs in the last step, in nats."
     ),
     Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
-    Metric("gauge", "weights_bytes", "Size of the last key frame."),
+    Metric("gauge", "weights_bytes", "Bytes that were published for the last version."),
+    Metric(
+        "counter",
+        "weights_published_bytes_total",
+        "Bytes of weights that were published: key frames, changes, and files that actors read themselves.",
+        labels=("form",),
+    ),
+    Metric("gauge", "weights_chain_versions", "Versions published as changes since the last key frame."),
     Metric("histogram", "weights_publish_seconds", "Time to publish a version.", buckets=CALL_S),
     Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
 )
@@ -283,6 +297,7 @@ class Metrics:
             "env": self._env_ids,
             "kind": tuple(Kind),
             "call": SERVED_CALLS,
+            "form": WEIGHTS_FORMS,
             "reason": metric.reasons,
             "stop": tuple(StopReason),
         }

@@ -235,7 +235,7 @@ SPEED = (
     Quantity(
         name="weights_bytes",
         unit="bytes",
-        meaning="Size of the weights that were published.",
+        meaning="Bytes that were published for the version: changes, or a key frame.",
         metric="gauge",
         curve="Weights published",
     ),

@@ -10,21 +10,22 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from horizonrl.common.errors import ConfigError
+
 PREFIX = "horizonrl-scratch-"
+TRIES = 200
+"""How often a shared directory is tried, 10 ms apart, before it is taken for another user's."""
 
 
 @contextlib.contextmanager
 def scratch(parent: Path | None = None) -> Iterator[Path]:
     """Hold a new directory in `parent`, or where temporary files belong; remove it after the body."""
     parent = parent or Path(tempfile.gettempdir())
-    for left in parent.glob(f"{PREFIX}*"):
-        # Who gets the lock of a directory knows that its owner is dead.
-        if (held := _hold(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(held)
+    _sweep(parent)
     held = None
     while held is None:  # another process may remove it between its creation and its lock
         place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -37,7 +38,43 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
         os.close(held)
 
 
-def _hold(place: Path) -> int | None:
+@contextlib.contextmanager
+def shared_scratch(name: str, parent: Path | None = None) -> Iterator[Path]:
+    """Hold a directory that all processes of this user share under one name; the last one to leave removes it.
+
+    Raises ConfigError if the name is taken by something that this user may not use.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    _sweep(parent)
+    place = parent / f"{PREFIX}{os.geteuid()}-{name}"
+    held = None
+    for _ in range(TRIES):
+        with contextlib.suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        # None also while the last holder removes it: the next try makes a new one.
+        if (held := _hold(place, fcntl.LOCK_SH)) is not None:
+            break
+        time.sleep(0.01)
+    if held is None:
+        raise ConfigError(f"{place} cannot be used: remove it, or give the run another run.name")
+    try:
+        yield place
+    finally:
+        with contextlib.suppress(BlockingIOError):  # others still hold it
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what nobody holds: whoever gets the lock of a directory knows that its owners are dead."""
+    for left in parent.glob(f"{PREFIX}*"):
+        if (held := _hold(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(held)
+
+
+def _hold(place: Path, lock: int = fcntl.LOCK_EX) -> int | None:
     """Return a descriptor that locks a directory, or None when it is gone, another's, or held."""
     try:
         # The folder may be shared with other users: a link in it must not lead the removal elsewhere.
@@ -45,7 +82,7 @@ def _hold(place: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, lock | fcntl.LOCK_NB)
         # The lock may be that of a directory that was removed and made again in between.
         if os.path.samestat(os.fstat(held), os.stat(place)):
             return held

@@ -106,10 +106,11 @@ class Progress(Record):
 
 
 class WeightsManifest(Record):
-    """A published key frame (key `policy`): where its bytes are and how to verify them.
+    """A published version (key `policy`): where its bytes are and how to verify them.
 
-    `digest` is xxh3_128 of the safetensors bytes. `path` names a file that readers on the same host can open;
-    without one, the frame is `chunks` messages of the weights stream, from `first_sequence` to `last_sequence`.
+    `digest` is xxh3_128 of the version's safetensors file. `path` names that file for readers on the same host. In the
+    weights stream there is the newest key frame, a whole file, and after it the changes from version to version: the
+    frame is `chunks` messages from `first_sequence` to `last_sequence`, and the changes end at `last_change`.
     """
 
     policy: PolicyVersion
@@ -121,6 +122,24 @@ class WeightsManifest(Record):
     last_sequence: Count = 0
     finished_step: Count | None = None
     """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
+    key_policy: PolicyVersion | None = None
+    """The version of the key frame, if it is not `policy` itself."""
+    key_digest: Digest | None = None
+    """The digest of the key frame, if it is not that of `policy`."""
+    last_change: Count = 0
+    """Sequence of the last message of the changes that lead to `policy`; 0 if the key frame is its own."""
+
+    @property
+    def key_frame(self) -> "WeightsManifest":
+        """The manifest of the newest key frame alone."""
+        return WeightsManifest(
+            policy=self.key_policy or self.policy,
+            weights_bytes=self.weights_bytes,
+            digest=self.key_digest or self.digest,
+            chunks=self.chunks,
+            first_sequence=self.first_sequence,
+            last_sequence=self.last_sequence,
+        )
 
 
 class HorizonState(Record):

@@ -62,7 +62,7 @@ class LearnerLoop:
         checkpoints = CheckpointStore(config.run_dir / "checkpoints", keep=config.learner.keep_checkpoints)
         self._log_space = LogSpace(config, transport, fence, checkpoints)
         self._weights = WeightsPublisher(
-            transport, fence, config.run_dir / "weights", share_files=config.broker.shared_files
+            transport, fence, config.run_dir / "weights", config.broker.shared_files, metrics=metrics
         )
         self._announcer = Announcer(self._state, fence, self._weights, metrics)
         self._recorder = Recorder(self._state, journal, Best(config.run_dir / "best"), self._weights, metrics)
@@ -143,10 +143,8 @@ class LearnerLoop:
         stats = await self._train(batch, phase)
         # Nothing is committed before the engine has returned: a step that raises leaves its groups to the log.
         pending = state.commit()
-        weights_file = self._weights.path_for(state.policy)
         # Also for a version that actors never get: the ledger holds its digest, and a checkpoint links its file.
-        digest = await self.engine.write_weights(weights_file)
-        weights_bytes = weights_file.stat().st_size
+        digest = await self.engine.write_weights(self._weights.path_for(state.policy))
         # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
         await self._recorder.record_commit(background, pending, batch, digest)
         announcing = time.monotonic()
@@ -156,6 +154,8 @@ class LearnerLoop:
         if phase_ended or state.step % self.config.learner.checkpoint_every == 0:
             # After the announcement: actors need not wait until the training state is on disk.
             await self._recovery.save(background)
+        # 0 for a version that actors never get.
+        weights_bytes = self._weights.published_bytes if self.config.publishes(state.step) else 0
         times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
         self._recorder.record_step(phase, pending, stats, times, self._intake.tickets_issued)
 

@@ -9,13 +9,14 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
 
-from horizonrl.broker.api import Message, Stream, Transport
+from horizonrl.broker.api import Message, Reader, Stream, Transport
 from horizonrl.common.errors import WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
@@ -28,6 +29,8 @@ PUBLISHED_AT_ONCE = 8
 """Chunks in flight: 2 MB chunks came to 350-570 MB/s with 8 (1 alone: 220-290)."""
 FETCH_WAIT_S = 30.0
 """Chunks are stored before their manifest. So a chunk that does not come within this time is not in the stream."""
+MIRROR_POLL_S = 0.05
+"""Between two looks at a mirror that is behind."""
 DIGEST_BYTES = 8 << 20
 """Bytes of a file that are in memory while it is digested."""
 
@@ -65,57 +68,110 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
     )
 
 
-async def fetch_frame(
-    transport: Transport, manifest: WeightsManifest, into: Path, shared_dir: Path | None = None
-) -> Path:
-    """Return a file with the announced weights, verified by size and digest: the shared file, else `into`.
+def shared_frame(manifest: WeightsManifest, shared_dir: Path | None) -> Path | None:
+    """Return the announced file if it is in `shared_dir` and has the announced bytes; reads all of it.
 
     A manifest comes from another program and is not trusted: only regular files in `shared_dir` are opened for it.
-    Raises WeightsRejected if the weights cannot be had, and LogGap if a newer frame has replaced them.
     """
     shared = _within(shared_dir, manifest.path)
-    # In a thread: the event loop extends leases, and reading a whole frame would hold it up.
-    if shared is not None and await asyncio.to_thread(_verified, shared, manifest):
-        return shared
+    return shared if shared is not None and _verified(shared, manifest) else None
+
+
+async def fetch_frame(
+    transport: Transport,
+    manifest: WeightsManifest,
+    into: Path,
+    received: Callable[[int], None] = lambda _: None,
+) -> Path:
+    """Write the announced frame to `into`, verified by size and digest; return it.
+
+    A call that fails leaves what it has received next to `into`, and the next one goes on from there. `received` is
+    told the bytes of each message. Raises WeightsRejected if the weights cannot be had, and LogGap if a newer frame has
+    replaced them.
+    """
     if not manifest.chunks:
         raise WeightsRejected(
             f"{manifest.policy} is announced as the file {manifest.path}, which is not on this host, not the one "
-            f"announced, or not in the shared folder ({shared_dir}); turn broker.shared_files off at the learner, or "
+            "announced, or not in the folder that this actor shares; turn broker.shared_files off at the learner, or "
             "turn it on at every actor, with the learner's run directory under the same run.root"
         )
-    # Under a name of its own, since other actors on this machine may fetch the same version.
-    partial = into.with_name(f".{into.name}.{os.getpid()}")
-    try:
-        with partial.open("wb") as target:
-            await _fetch_chunks(transport, manifest, target)
-        if not await asyncio.to_thread(_verified, partial, manifest):
-            raise WeightsRejected(f"{manifest.policy}: the bytes received are not the ones announced")
-        # Only a verified file ever has the final name.
-        os.replace(partial, into)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
+    partial = into.with_name(f".{into.name}.part")
+    progress = into.with_name(f".{into.name}.progress")
+    # In threads, here and below: the event loop extends leases, and writing or reading a frame would hold it up.
+    after = await asyncio.to_thread(_resume, partial, progress, manifest)
+    with partial.open("r+b") as target:
+        await _fetch_chunks(transport, manifest, target, after, progress, received)
+    if not await asyncio.to_thread(_verified, partial, manifest):
+        for file in (partial, progress):
+            file.unlink(missing_ok=True)
+        raise WeightsRejected(
+            f"{manifest.policy}: the bytes received are not the ones announced, or not all of its {manifest.chunks} "
+            "chunks are in the stream"
+        )
+    # Only a verified file ever has the final name.
+    os.replace(partial, into)
+    progress.unlink(missing_ok=True)
     return into
 
 
-async def _fetch_chunks(transport: Transport, manifest: WeightsManifest, target: BinaryIO) -> None:
-    """Write every chunk of a frame at its offset; a chunk that was stored twice is written once."""
-    reader = await transport.reader(Stream.WEIGHTS, manifest.first_sequence - 1, FRAME)
-    written: set[int] = set()
+def _resume(partial: Path, progress: Path, manifest: WeightsManifest) -> int:
+    """Return the sequence up to which a frame has been received; begin it anew unless it is this one."""
+    with contextlib.suppress(OSError, ValueError):
+        digest, after = progress.read_text(encoding="utf-8").split()
+        if digest == manifest.digest and partial.stat().st_size == manifest.weights_bytes:
+            return int(after)
+    progress.unlink(missing_ok=True)
     try:
-        while len(written) < manifest.chunks:
+        with partial.open("wb") as target:
+            # All of it now: a file system that is full later would end the actor inside a memory map, with SIGBUS.
+            os.posix_fallocate(target.fileno(), 0, manifest.weights_bytes)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WeightsRejected(
+            f"{manifest.policy}: no room for its {manifest.weights_bytes} bytes in {partial.parent} ({error}); give "
+            "the actor's /dev/shm more memory"
+        ) from None
+    return manifest.first_sequence - 1
+
+
+async def _fetch_chunks(
+    transport: Transport,
+    manifest: WeightsManifest,
+    target: BinaryIO,
+    after: int,
+    progress: Path,
+    received: Callable[[int], None],
+) -> None:
+    """Write the chunks of a frame that follow sequence `after` at their offsets, until there are no more."""
+    async with reading(transport, manifest.last_sequence, after, FRAME) as reader:
+        # By position and not by number of chunks: those that were received before `after` are not counted here, and
+        # only the digest tells whether all have come.
+        while after < manifest.last_sequence:
             messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
+            if not messages:
+                raise WeightsRejected(f"{manifest.policy}: its chunks after {after} are not in the stream")
             # A learner that was replaced may have stored chunks of its own frame in between.
             ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
             chunks = {_offset(message, manifest): message.data for message in ours}
-            await asyncio.to_thread(
-                _write_chunks, target, {offset: chunks[offset] for offset in chunks.keys() - written}
+            after = messages[-1].sequence
+            await asyncio.to_thread(_write_chunks, target, chunks, progress, f"{manifest.digest} {after}")
+            received(sum(len(message.data) for message in messages))
+
+
+@asynccontextmanager
+async def reading(transport: Transport, until: int, after: int, subject: str) -> AsyncIterator[Reader]:
+    """Read the weights stream, which holds the message `until` or is about to: a mirror of it may be behind."""
+    deadline = asyncio.get_running_loop().time() + FETCH_WAIT_S
+    while (await transport.extent(Stream.WEIGHTS)).last_sequence < until:
+        if asyncio.get_running_loop().time() > deadline:
+            raise WeightsRejected(
+                f"the weights stream does not hold message {until}, which the learner has announced: if this broker "
+                "mirrors another one, look at the mirror's lag"
             )
-            written |= chunks.keys()
-            # The manifest is set after its chunks, so what is not there now does not come later.
-            if not messages or (len(written) < manifest.chunks and messages[-1].sequence >= manifest.last_sequence):
-                missing = manifest.chunks - len(written)
-                raise WeightsRejected(f"{manifest.policy}: {missing} of {manifest.chunks} chunks are not in the stream")
+        await asyncio.sleep(MIRROR_POLL_S)
+    reader = await transport.reader(Stream.WEIGHTS, after, subject)
+    try:
+        yield reader
     finally:
         await reader.close()
 
@@ -129,9 +185,13 @@ def _offset(message: Message, manifest: WeightsManifest) -> int:
     return offset
 
 
-def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes]) -> None:
+def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes], progress: Path, line: str) -> None:
     for offset, data in chunks.items():
         os.pwrite(target.fileno(), data, offset)
+    # After the chunks: what a killed reader has noted is written.
+    incoming = progress.with_name(f"{progress.name}.incoming")
+    incoming.write_text(line, encoding="utf-8")
+    os.replace(incoming, progress)
 
 
 async def discard_frames_below(transport: Transport, manifest: WeightsManifest) -> None:

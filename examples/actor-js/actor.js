@@ -99,18 +99,21 @@ export class Actor {
   async follow(issued, signal) {
     for (const begun = Date.now(); ; await sleep(RETRY_MS / 4, undefined, { signal })) {
       const manifest = await this.broker.state("policy", "weights");
-      if (manifest && compareVersions(manifest.policy, this.version) > 0) await this.load(manifest);
-      const wanted = manifest && compareVersions(manifest.policy, issued) < 0 ? manifest.policy : issued;
+      // This actor applies no changes: it waits for key frames, and samples with the newest one.
+      const newest = manifest && (manifest.path ? manifest.policy : (manifest.key_policy ?? manifest.policy));
+      if (newest && compareVersions(newest, this.version) > 0) await this.load(manifest, newest);
+      const wanted = newest && compareVersions(newest, issued) < 0 ? newest : issued;
       if (compareVersions(this.version, wanted) >= 0 || Date.now() - begun > WEIGHTS_WAIT_MS) return;
     }
   }
 
-  async load(manifest) {
-    const { path, digest, chunks, policy } = manifest;
+  async load(manifest, policy) {
+    const { path, digest, key_digest, chunks } = manifest;
     const shared = path && (await digestOfFile(path).catch(() => undefined)) === digest;
     if (!shared) {
-      const bytes = chunks ? await this.broker.frame(manifest) : undefined;
-      if (!bytes || (await digestOf([bytes])) !== digest) return console.error("the announced weights cannot be had");
+      const bytes = chunks ? await this.broker.frame({ ...manifest, policy }) : undefined;
+      const announced = key_digest ?? digest;
+      if (!bytes || (await digestOf([bytes])) !== announced) return console.error("the announced weights cannot be had");
     }
     this.version = policy; // a real policy loads the safetensors here
     console.log(`weights v${policy.version}.l${policy.lineage} from ${shared ? "the file" : "the stream"}`);

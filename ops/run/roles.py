@@ -5,11 +5,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import xxhash
+
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.metrics import Metrics, Role
-from horizonrl.common.scratch import scratch
+from horizonrl.common.scratch import shared_scratch
 from horizonrl.common.service import Service, run_role
 from horizonrl.ops.run.directory import write_config
 
@@ -87,10 +89,12 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     model_dir = resolve_model(config.model.name)
 
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+    shadow = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(str(config.broker.url))}"
 
     async def actor() -> None:
-        # Making it also removes what killed actors left there: weights in shared memory are memory that nobody frees.
-        with scratch(parent) as place:
+        # One for all actors of this host, by the broker too: a run of the same name on another one has other weights.
+        # It also removes what killed actors left there: weights in shared memory are memory that nobody frees.
+        with shared_scratch(shadow, parent) as place:
             await run_actor(config, model_dir, model_identity(model_dir), place, _service("actor", config))
 
     return actor

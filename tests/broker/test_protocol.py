@@ -21,7 +21,7 @@ from horizonrl.broker.nats import connection, streams
 from horizonrl.broker.nats import transport as nats_transport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.broker.weights import frames
+from horizonrl.broker.weights import chain, frames
 from horizonrl.common import state, types
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, Record, StopReason
 from tests.records import make_group, make_ticket
@@ -151,7 +151,9 @@ def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:
         await queue.reissue(make_ticket(42), 7)
         frame = tmp_path / "frame"
         frame.write_bytes(bytes(1_500))
-        await frames.publish_frame(transport, frame, PolicyVersion(version=5, lineage=2), "")
+        fifth, sixth = (PolicyVersion(version=version, lineage=2) for version in (5, 6))
+        await frames.publish_frame(transport, frame, fifth, "")
+        await chain.publish_changes(transport, bytes(600), fifth, sixth, "")
         await transport.publish("groups.train", bytes(512))
         await (await log.read(after=0)).next(1)
         await log.publish(make_group(3))
@@ -160,7 +162,7 @@ def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:
     ids, digest = asyncio.run(scenario()), xxhash.xxh3_128_hexdigest(codec.encode(make_group(3)))
     assert ids == {
         Stream.TICKETS: ["train-00000042", "train-00000042.again-7"],
-        Stream.WEIGHTS: ["w-2-5-0", "w-2-5-1", "w-2-5-2"],
+        Stream.WEIGHTS: ["w-2-5-0", "w-2-5-1", "w-2-5-2", "c-2-6-0", "c-2-6-1"],
         Stream.GROUPS: [
             None,
             *(f"train-00000003.{digest[:16]}.{part}" for part in range(len(ids[Stream.GROUPS]) - 2)),

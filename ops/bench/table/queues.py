@@ -48,7 +48,10 @@ def rows(small: bool) -> list[Row]:
     rates = uvloop.run(_measure(SMALL_GROUPS if small else GROUPS, rounds(small)))
     ours = rates.pop("ours")
     goals = {"raw JetStream (nats-py)": 0.9, "Redis streams, equal durability": 1.0}
-    return [Row("groups through the broker", peer, "groups/s", ours, theirs, goals.get(peer)) for peer, theirs in rates.items()]
+    return [
+        Row("groups through the broker", peer, "groups/s", ours, theirs, goals.get(peer))
+        for peer, theirs in rates.items()
+    ]
 
 
 async def _measure(count: int, turns: int) -> dict[str, list[float]]:
@@ -75,6 +78,7 @@ async def _measure(count: int, turns: int) -> dict[str, list[float]]:
 
 def _group(number: int) -> Group:
     """Return a group whose numbers and texts do not repeat, as those of a real one do not."""
+
     def turn(index: int) -> Turn:
         ids = tuple((number * 7919 + index * 104729 + token * 31) % 49152 for token in range(TURN_TOKENS))
         return Turn(

@@ -52,7 +52,9 @@ def run(json_file: Path | None, only: str | None, small: bool) -> int:
             facts = row.facts
             report["rows"].append(facts)
             numbers = (facts[key] for key in ("ratio", "low", "high", "goal", "ours", "theirs"))
-            table.add_row(row.what, row.peer, *("-" if number is None else f"{number:.4g}" for number in numbers), row.unit)
+            table.add_row(
+                row.what, row.peer, *("-" if number is None else f"{number:.4g}" for number in numbers), row.unit
+            )
     plain_console().print(table)
     print(json.dumps(report["machine"]))
     if json_file is not None:

@@ -130,6 +130,8 @@ LEARNING = Dashboard(
             Panel("Environment steps", [rate("environment_steps_total", "env")], "ops"),
             Panel("Publishing weights", quantiles("weights_publish_seconds"), "s"),
             Panel("Weights", [last("weights_bytes")], "bytes"),
+            Panel("Weights published", [rate("weights_published_bytes_total", "form")], "Bps"),
+            Panel("Versions since the last key frame", [last("weights_chain_versions")]),
         ),
     },
 )
@@ -165,6 +167,7 @@ ACTORS = Dashboard(
                 [Query('run_instance:horizonrl_weights_lag:versions{run="$run"}', "{{instance}}")],
             ),
             Panel("Applying weights", quantiles("weights_apply_seconds"), "s"),
+            Panel("Weights downloaded", [rate("weights_received_bytes_total", "form")], "Bps"),
         ),
     },
 )

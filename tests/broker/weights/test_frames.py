@@ -7,8 +7,15 @@ import pytest
 
 from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
-from horizonrl.broker.weights.frames import digest_file, discard_frames_below, fetch_frame, publish_frame
-from horizonrl.common.errors import LogGap, WeightsRejected
+from horizonrl.broker.weights import frames
+from horizonrl.broker.weights.frames import (
+    digest_file,
+    discard_frames_below,
+    fetch_frame,
+    publish_frame,
+    shared_frame,
+)
+from horizonrl.common.errors import BrokerUnreachable, LogGap, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from tests.brokers import Broker
@@ -81,7 +88,7 @@ def test_a_frame_whose_chunks_were_stored_twice_is_fetched(
         manifest = first.model_copy(update={"first_sequence": again.last_sequence})
         for _ in range(first.chunks - 1):
             await small.publish(chunk.subject, chunk.data, headers=chunk.headers)
-        with pytest.raises(WeightsRejected, match="4 of 5 chunks"):  # one chunk five times is no frame
+        with pytest.raises(WeightsRejected, match="not all of its 5 chunks"):  # one chunk five times is no frame
             await fetch_frame(small, manifest, tmp_path / "fetched")
 
     asyncio.run(scenario())
@@ -136,33 +143,28 @@ def test_a_missing_chunk_is_rejected_without_waiting_for_it(
         manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
         del small.server.runs["run"].streams[Stream.WEIGHTS].messages[3]
         async with asyncio.timeout(5.0):
-            with pytest.raises(WeightsRejected, match="1 of 5 chunks"):
+            with pytest.raises(WeightsRejected, match="not all of its 5 chunks"):
                 await fetch_frame(small, manifest, tmp_path / "fetched")
 
     asyncio.run(scenario())
 
 
-def test_a_shared_file_is_used_when_it_is_the_one_announced(
-    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        file, digest = frame
-        manifest = await publish_frame(small, file, PolicyVersion(), digest)
-        shared = manifest.model_copy(update={"path": str(file)})
-        fetched = tmp_path / "fetched"
-        assert await fetch_frame(small, shared, fetched, file.parent) == file
-        assert await fetch_frame(small, shared, fetched) == fetched  # unless the actor shares no folder
-        file.write_bytes(b"overwritten")
-        assert await fetch_frame(small, shared, fetched, file.parent) == fetched
-        with pytest.raises(WeightsRejected, match="shared_files"):
-            await fetch_frame(small, shared.model_copy(update={"chunks": 0}), fetched, file.parent)
-
-    asyncio.run(scenario())
+def test_a_shared_file_is_used_when_it_is_the_one_announced(frame: tuple[Path, str]) -> None:
+    file, digest = frame
+    manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=5_000, digest=digest, path=str(file))
+    assert shared_frame(manifest, file.parent) == file
+    assert shared_frame(manifest, None) is None  # unless the actor shares no folder
+    file.write_bytes(b"overwritten")
+    assert shared_frame(manifest, file.parent) is None
 
 
-def test_a_manifest_names_no_file_but_a_regular_one_of_the_shared_folder(
-    small: MemoryTransport, tmp_path: Path
-) -> None:
+def test_a_frame_that_is_only_a_file_is_not_fetched(small: MemoryTransport, tmp_path: Path) -> None:
+    manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=1, digest="d", path="/elsewhere/frame")
+    with pytest.raises(WeightsRejected, match=r"/elsewhere/frame.*shared_files"):
+        asyncio.run(fetch_frame(small, manifest, tmp_path / "fetched"))
+
+
+def test_a_manifest_names_no_file_but_a_regular_one_of_the_shared_folder(tmp_path: Path) -> None:
     folder, outside = tmp_path / "weights", tmp_path / "secret"
     folder.mkdir()
     outside.write_bytes(b"")
@@ -170,17 +172,31 @@ def test_a_manifest_names_no_file_but_a_regular_one_of_the_shared_folder(
     (folder / "zero").symlink_to("/dev/zero")
     os.mkfifo(folder / "pipe")
     (folder / "below").mkdir()
-
-    async def refused(path: str) -> None:
+    paths = ["/dev/zero", "/dev/stdin", str(outside), f"{folder}/../secret", "a\0b"]
+    for path in [*paths, *(str(folder / name) for name in ("link", "zero", "pipe", "below", "absent"))]:
         manifest = WeightsManifest(policy=PolicyVersion(), weights_bytes=0, digest=digest_file(outside), path=path)
-        with pytest.raises(WeightsRejected, match="announced as the file"):
-            await fetch_frame(small, manifest, tmp_path / "fetched", folder)
+        assert shared_frame(manifest, folder) is None
+
+
+def test_a_fetch_that_is_cut_off_goes_on_with_the_chunks_that_are_missing(
+    small: MemoryTransport, frame: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "PUBLISHED_AT_ONCE", 1)
+    sizes: list[int] = []
+
+    def cut_off(size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise BrokerUnreachable("the line is cut")
 
     async def scenario() -> None:
-        for path in ("/dev/zero", "/dev/stdin", str(outside), f"{folder}/../secret", "a\0b"):
-            await refused(path)
-        for name in ("link", "zero", "pipe", "below", "absent"):
-            await refused(str(folder / name))
+        manifest = await publish_frame(small, frame[0], PolicyVersion(version=1), frame[1])
+        with pytest.raises(BrokerUnreachable):
+            await fetch_frame(small, manifest, tmp_path / "fetched", cut_off)
+        fetched = await fetch_frame(small, manifest, tmp_path / "fetched", sizes.append)
+        assert fetched.read_bytes() == frame[0].read_bytes()
+        assert sum(sizes) == 5_000, "no chunk was fetched twice"
+        assert sorted(os.listdir(tmp_path)) == ["fetched", frame[0].name]
 
     asyncio.run(scenario())
 

@@ -1,0 +1,37 @@
+"""What weights need of every transport: frames and changes in one stream, read from any place, purged in front."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from horizonrl.broker.weights import chain, frames
+from horizonrl.common.types import PolicyVersion
+from horizonrl.learner import weights as learner_weights
+from tests.brokers import Broker
+from tests.weights import RandomLearner, ShadowHost
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of 600 bytes and a chain of six versions."""
+    for module in (frames, chain):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 600)
+    monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
+
+
+def test_versions_arrive_as_changes_on_every_transport(broker: Broker, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with broker.open() as sender, broker.open() as receiver:
+            learner, host = RandomLearner(sender, tmp_path / "weights"), ShadowHost(receiver, tmp_path / "shadow")
+            for _ in range(10):
+                manifest = await learner.step()
+                assert await host.load(manifest) == learner.images[manifest.policy]
+            assert host.received("frame") == manifest.weights_bytes, "one key frame, then changes, key frames or not"
+            assert 0 < host.received("changes") < manifest.weights_bytes
+            late = ShadowHost(receiver, tmp_path / "late")
+            assert await late.load(manifest) == learner.images[manifest.policy]
+            assert manifest.key_policy == PolicyVersion(version=7)
+            assert late.received("changes") < host.received("changes")
+
+    asyncio.run(scenario())

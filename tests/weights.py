@@ -1,0 +1,76 @@
+"""A learner that publishes random versions, and hosts that follow them: the two ends of the weights stream."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.actors.shadow import Shadow
+from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights.frames import digest_file
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
+from horizonrl.learner.fence import Fence
+from horizonrl.learner.weights import WeightsPublisher
+
+SHAPES = {"model.a": (64, 33), "model.b": (513,), "model.c": (0,)}
+
+
+def image(words: dict[str, Any]) -> bytes:
+    """Return a safetensors file of bfloat16 words, as the library writes it."""
+    header: dict[str, Any] = {}
+    data = b""
+    for name, array in words.items():
+        first = len(data)
+        data += array.astype("<u2").tobytes()
+        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": [first, len(data)]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+class RandomLearner:
+    """Publishes random versions through the learner's own publisher."""
+
+    def __init__(self, transport: Transport, folder: Path, lineage: int = 0, start: int = 0) -> None:
+        self.transport, self.lineage, self.version = transport, lineage, start
+        self.random = np.random.default_rng(lineage)
+        self.words = {name: self.random.integers(0, 1 << 16, shape) for name, shape in SHAPES.items()}
+        self.publisher = WeightsPublisher(transport, Fence(transport), folder, share_files=False)
+        self.images: dict[PolicyVersion, bytes] = {}
+
+    async def step(self, share: float = 0.02) -> WeightsManifest:
+        """Change a share of the words, publish the version, and return what the key `policy` says."""
+        self.version += 1
+        for array in self.words.values():
+            chosen = self.random.random(array.shape) < share
+            array[chosen] = (array[chosen] + self.random.integers(1, 4, array.shape)[chosen]) % (1 << 16)
+        return await self.publish()
+
+    async def publish(self) -> WeightsManifest:
+        policy = PolicyVersion(version=self.version, lineage=self.lineage)
+        file = self.publisher.path_for(policy)
+        self.images[policy] = image(self.words)
+        file.write_bytes(self.images[policy])
+        await self.publisher.publish(policy, digest_file(file))
+        manifest = await StateStore(self.transport).get(Key.POLICY)
+        assert isinstance(manifest, WeightsManifest)
+        return manifest
+
+
+class ShadowHost:
+    """One host's shadow, and an actor on it."""
+
+    def __init__(self, transport: Transport, place: Path) -> None:
+        place.mkdir(exist_ok=True)
+        self.place, self.metrics = place, Metrics()
+        self.shadow = Shadow(transport, place, self.metrics)
+
+    async def load(self, manifest: WeightsManifest) -> bytes:
+        async with self.shadow.holding(manifest) as file:
+            return file.read_bytes()
+
+    def received(self, form: str) -> float:
+        return self.metrics.value("weights_received_bytes_total", form=form)
