@@ -108,11 +108,14 @@ class Link:
                     line = await self._reader.readline()
             except TimeoutError:
                 raise ConnectionError(f"silent for {silent_s:g} s") from None
+            except ValueError as error:  # a line without an end
+                raise ConnectionError(str(error)) from None
             if not line.endswith(b"\n"):
                 raise ConnectionError("its connection is closed")
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                raise ValueError(f"a line that is no JSON object: {line[:40]!r}")
+            try:
+                message: dict[str, Any] = dict(json.loads(line))
+            except (ValueError, TypeError):
+                raise ConnectionError(f"it sent {line[:40]!r}, which is no JSON object") from None
             if message:
                 return message
 
@@ -229,7 +232,7 @@ class Host:
             if answer := self._refusal(hello):
                 link.send(**answer)
                 return
-            node = int(hello["node"])
+            node = hello["node"]
             self._links[node] = link
             self._changed.set()
             async with asyncio.TaskGroup() as group:
@@ -239,18 +242,17 @@ class Host:
                     self.stop.set()
                 beats.cancel()
             self._lose(node, link, str(message["ended"]))
-        except* (ConnectionError, ValueError, KeyError, TypeError) as group_of_errors:
-            error = group_of_errors.exceptions[0]
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
+        except* ConnectionError as errors:
             if node is not None:
-                self._lose(node, link, str(error))
+                self._lose(node, link, str(_first(errors)))
+        except* (AttributeError, KeyError, TypeError) as errors:
+            log.warning("stranger_at_rendezvous", peer=link.peer, error=repr(_first(errors)))
         finally:
             await link.close()
             self._serving.discard(serving)
 
     def _refusal(self, hello: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what to answer a node that gets no seat, or none now."""
+        """Return what to answer a node that gets no seat, or none now. Raises KeyError or so for what is no node's."""
         asked, node, theirs = self.rendezvous, hello["node"], hello["alike"]
         names = sorted(theirs.keys() | asked.alike.keys())
         differing = [
@@ -261,6 +263,8 @@ class Host:
         if differing:
             log.warning("node_refused", node=node, differing=differing)
             return {"refused": f"node {node} differs from node 0 ({'; '.join(differing)}): start all nodes alike"}
+        if node not in range(1, asked.nodes):
+            raise KeyError(node)
         if self._seated:
             return {"wait": f"the learner runs without node {node}, which can join when node 0 starts again"}
         if node in self._links:
@@ -289,7 +293,7 @@ class Member:
         while True:
             try:
                 return await self._ask(max(deadline - time.monotonic(), AGAIN_S))
-            except (OSError, TimeoutError, ValueError) as error:
+            except (OSError, TimeoutError) as error:
                 await self.close(None)
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -359,6 +363,13 @@ def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None
         alike={"release": metadata.version("horizonrl"), **{f"model.{name}": digest for name, digest in model.items()}}
         | alike,
     )
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _named(nodes: list[int]) -> str:

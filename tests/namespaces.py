@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces with addresses of their own and a cable between them, if that is permitted."""
+"""Two machines on one: network namespaces with addresses of their own and a cable between them, where permitted."""
 
 import os
 import subprocess
@@ -17,7 +17,8 @@ class Machine:
     interface: str = "lo"
 
 
-LOOPBACK = (Machine("a", "127.0.0.1"), Machine("b", "127.0.0.2"))
+HERE = Machine("a", "127.0.0.1")
+LOOPBACK = (HERE, Machine("b", "127.0.0.2"))
 """Without the permission: two addresses of one machine, whose link cannot be cut."""
 
 
@@ -27,7 +28,7 @@ def _ip(*words: str) -> None:
 
 @contextmanager
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
-    """Give two namespaces that are joined by a veth pair, and remove them; the loopback's addresses without the right to.
+    """Give two namespaces that a veth pair joins, and remove them; without the right to, two loopback addresses.
 
     The names hold this process's id, so that tests beside each other do not meet.
     """

@@ -1,7 +1,7 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `train`, `resume` or `desert`, with a ZeRO stage (`-z3`), adapters' rank (`-r4`) and updates of a batch, and
-with them a critic (`-u2`), if they are not 1, 0 and 1.
+A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`) and
+updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1.
 """
 
 import json
@@ -12,16 +12,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.namespaces import HERE, Machine
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 
 
-def run_program(mode: str, model_dir: Path, directory: Path, ranks: int) -> list[dict[str, Any]]:
-    """Run `mode` on `ranks` processes; return what each printed, with its exit code as `rc`."""
+def run_program(
+    mode: str, model_dir: Path, directory: Path, ranks: int, machines: tuple[Machine, ...] = ()
+) -> list[dict[str, Any]]:
+    """Run `mode` on `ranks` processes, or on one per machine; return what each printed, with its exit code as `rc`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes = [_start(mode, model_dir, directory, rank, ranks, port) for rank in range(ranks)]
+    places = machines or (HERE,) * ranks
+    processes = [
+        _start(mode, model_dir, directory, place(rank, machine, places, port)) for rank, machine in enumerate(places)
+    ]
     try:
         outputs = [process.communicate(timeout=DEADLINE_S) for process in processes]
     finally:
@@ -32,12 +39,29 @@ def run_program(mode: str, model_dir: Path, directory: Path, ranks: int) -> list
     return [{**line, "rc": process.returncode} for line, process in zip(printed, processes, strict=True)]
 
 
-def _start(mode: str, model_dir: Path, directory: Path, rank: int, ranks: int, port: int) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if ranks > 1:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_SIZE": ranks, "MASTER_PORT": port}
-        environment |= {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, __file__, mode, str(model_dir), str(directory)]
+def place(rank: int, machine: Machine, machines: tuple[Machine, ...], port: int) -> tuple[Machine, dict[str, str]]:
+    """Return a rank's machine and the environment that puts it among the others."""
+    if len(machines) == 1:
+        return machine, {}
+    local = [number for number, other in enumerate(machines) if other == machine]
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": local.index(rank),
+        "WORLD_SIZE": len(machines),
+        "LOCAL_SIZE": len(local),
+        "MASTER_ADDR": machines[0].address,
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": machine.interface,
+    }
+    return machine, {name: str(value) for name, value in variables.items()}
+
+
+def _start(
+    mode: str, model_dir: Path, directory: Path, where: tuple[Machine, dict[str, str]]
+) -> "subprocess.Popen[str]":
+    machine, variables = where
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    command = [*machine.prefix, sys.executable, __file__, mode, str(model_dir), str(directory)]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -60,6 +84,9 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.learner.engine.ranks import Leader, follow
     from horizonrl.learner.engine.registry import make_engine
 
+    if mode == "stages":
+        # One after the other in the same processes: most of the time is that of the imports.
+        return {stage: main(f"train-z{stage}", model_dir, directory / stage) for stage in "123"}
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
@@ -91,7 +118,7 @@ def train(leader: Any, directory: Path) -> dict[str, Any]:
     again = leader.write_weights(directory / "again.safetensors")
     leader.close()
     figures = {name: [getattr(s, name) for s in stats] for name in ("loss", "grad_norm", "trained_tokens", "ess")}
-    return {**figures, "state": state, "repeats": again == digest}
+    return {**figures, "state": state, "digest": digest, "repeats": again == digest}
 
 
 def resume(leader: Any, directory: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from horizonrl.ops.bench.tiny_model import make_tiny_model
+from tests.namespaces import HERE, Machine
 
 PLUGIN = Path(__file__).parent / "plugin"
 
@@ -74,12 +75,22 @@ class Workplace:
     def run_dir(self) -> Path:
         return self.root / "tiny"
 
-    def start(self, role: str, *overrides: str, place: Path | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, role: str, *overrides: str, place: Path | None = None, on: Machine = HERE
+    ) -> subprocess.Popen[bytes]:
         """Start `horizonrl ROLE` on the recipe, or on `place`; its output goes to a file that a failing test shows."""
         number = len(self.started)
         with (self.root / f"{number}-{role}.log").open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "horizonrl.ops.cli.main", role, str(place or self.recipe), *overrides],
+                [
+                    *on.prefix,
+                    sys.executable,
+                    "-m",
+                    "horizonrl.ops.cli.main",
+                    role,
+                    str(place or self.recipe),
+                    *overrides,
+                ],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1"},
