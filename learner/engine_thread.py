@@ -5,13 +5,14 @@ answering the broker and the health checks meanwhile, and gives each call a dead
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.learner.engine.api import Engine, StepStats
+from horizonrl.learner.engine.api import Engine, SavesAside, StepStats
 from horizonrl.learner.intake.batch import Batch, Trace
 
 T = TypeVar("T")
@@ -41,20 +42,37 @@ class EngineThread:
     async def save(self, directory: Path, state: dict[str, Any]) -> None:
         await self._call(self._engine.save, directory, state)
 
+    async def begin_save(self, directory: Path, state: dict[str, Any]) -> Awaitable[None]:
+        """Begin what `save` does, ahead of every later call; await the result for the end of it."""
+        if isinstance(self._engine, SavesAside):
+            return self._in_time(asyncio.wrap_future(await self._call(self._engine.begin_save, directory, state)))
+        loop = asyncio.get_running_loop()
+        # Submitted now and not when it is awaited: the next training step has to come after it.
+        return self._in_time(loop.run_in_executor(self._thread, self._engine.save, directory, state))
+
     async def load(self, directory: Path) -> dict[str, Any]:
         return await self._call(self._engine.load, directory)
 
     async def close(self) -> None:
         await self._call(self._engine.close)
 
+    async def _in_time(self, saving: asyncio.Future[None]) -> None:
+        async with self._deadline("save"):
+            await saving
+
     async def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        async with self._deadline(getattr(call, "__name__", "call")):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    @asynccontextmanager
+    async def _deadline(self, call: str) -> AsyncIterator[None]:
         # The engine's own deadlines are not enough: DeepSpeed's collectives wait half an hour for a rank that is stuck.
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+                yield
         except TimeoutError:
             raise RunFailed(
-                f"the engine's {getattr(call, '__name__', 'call')} took longer than learner.step_timeout_s = "
+                f"the engine's {call} took longer than learner.step_timeout_s = "
                 f"{self._timeout_s} s: a rank is stuck, or the batch is too large. Start the learner again to resume "
                 "from the last checkpoint"
             ) from None

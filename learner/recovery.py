@@ -136,40 +136,47 @@ class Recovery:
     # ---- checkpoints
 
     async def save(self, background: asyncio.TaskGroup) -> None:
-        """Write a checkpoint of the last commit, unless there is one; it becomes durable while the next step runs."""
+        """Begin a checkpoint of the last commit, unless there is one; it is written while the next batch is trained."""
         # The store refuses a step that it has, and a run may end right after a checkpoint that was due.
         if self._saved_step == self.state.step:
             return
-        await self._sealing  # one checkpoint at a time
         started = time.monotonic()
+        await self._sealing  # one checkpoint at a time
         step = self.state.step
         state = asdict(self.state.last_commit) | {
             "lineage": self.state.lineage,
             "identity": dict(self.identity),
             "config": comparable(self.state.config),
         }
-        with self.checkpoints.filling(step) as directory:
-            await self.engine.save(directory, state)
-            # The weights are on disk already: a hard link costs neither time nor space.
-            os.link(self.weights.path_for(self.state.policy), directory / WEIGHTS_FILE)
-        stall_s = time.monotonic() - started
-        self.metrics.observe("checkpoint_seconds", stall_s)
         self._saved_step = step
-        self._sealing = background.create_task(self._seal(step, state, stall_s))
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sealing = background.create_task(self._write(step, state, begun))
+        # From here on the engine keeps what it writes as it is: its next optimizer step waits for the files. If the
+        # task fails before that, the group ends this one.
+        await begun
+        self.metrics.observe("checkpoint_seconds", time.monotonic() - started)
 
     async def saved(self) -> None:
         """Wait until the last checkpoint is durable, and what it makes superfluous in the log is freed."""
         await self._sealing
 
-    async def _seal(self, step: int, state: Mapping[str, Any], stall_s: float) -> None:
-        """Make a checkpoint durable, then free what of the log it makes superfluous."""
+    async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
+        """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
         started = time.monotonic()
+        with self.checkpoints.filling(step) as directory:
+            # The weights are on disk already: a hard link costs neither time nor space.
+            os.link(self.weights.path_for(self.state.policy), directory / WEIGHTS_FILE)
+            written = await self.engine.begin_save(directory, state)
+            stall_s = time.monotonic() - started
+            begun.set_result(None)
+            await written
+        write_s = time.monotonic() - started
         # A step that is never trained again is never written again.
         await self.recorder.written()
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.checkpoints.seal, step, state)
-        seal_s = time.monotonic() - started
-        log.info("checkpoint_written", step=step, stall_s=round(stall_s, 2), seal_s=round(seal_s, 2))
+        times = {"stall_s": stall_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
+        log.info("checkpoint_written", step=step, **{name: round(taken, 2) for name, taken in times.items()})
         # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
         await until_stopped(self.log_space.free(), self.stopping)
 

@@ -5,9 +5,10 @@ thread, and with several ranks the others follow (`ranks.py`). Imports no torch.
 """
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from horizonrl.common.config.objective import Objective
 from horizonrl.learner.intake.batch import Batch, Trace
@@ -105,6 +106,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the memory; no other call may follow."""
+
+
+@runtime_checkable
+class SavesAside(Protocol):
+    """What an engine may offer on top: to write a checkpoint while the next batch is already in training."""
+
+    def begin_save(self, directory: Path, state: dict[str, Any]) -> Future[None]:
+        """Begin what `save` does; the result comes when all files are written. The next optimizer step waits for it."""
 
 
 class RankEngine(Engine, Protocol):

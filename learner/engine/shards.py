@@ -1,7 +1,7 @@
-"""Named tensors in a few safetensors files, which make up the learner's checkpoint. Knows nothing of training."""
+"""Named tensors in safetensors files: the learner's checkpoint, and the policy. Knows nothing of training."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,35 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from horizonrl.common.errors import CheckpointError
 
-SHARD_BYTES = 1 << 30
-"""A file that holds this much is closed, so saving needs memory for this much and one tensor on top of the state."""
-
+SHARD_BYTES = 1 << 28
+"""A file that holds this much is closed. With several ranks, saving needs memory for this much and one tensor."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8"}
 """The types of a checkpoint's tensors, as safetensors and as torch call them."""
+_CODES = {getattr(torch, name): code for code, name in _DTYPES.items()}
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write contiguous CPU tensors as one safetensors file, from where they lie in memory.
+
+    The same bytes as those of `safetensors.torch.save_file`, which copies all tensors first.
+    """
+    # Its order: the widest numbers first, so that each is aligned; then by name.
+    ordered = sorted(tensors.items(), key=lambda named: (-named[1].element_size(), named[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy()))
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:
@@ -26,14 +45,14 @@ def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list
     files: list[str] = []
     for shard in _shards(tensors):
         files.append(f"training-{len(files):05d}.safetensors")
-        save_file(shard, directory / files[-1])
+        write_tensors(shard, directory / files[-1])
     return files
 
 
 def _shards(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     shard: dict[str, Tensor] = {}
     for name, tensor in tensors:
-        shard[name] = tensor.cpu()
+        shard[name] = tensor.cpu().contiguous()
         if sum(held.nbytes for held in shard.values()) >= SHARD_BYTES:
             yield shard
             # The writer has saved this shard when it asks for the next one: its memory is free before more is gathered.

@@ -11,7 +11,8 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, replace
 from functools import reduce
 from itertools import chain, pairwise
@@ -113,6 +114,10 @@ class PolicyGradientEngine:
         self._earlier: TokenScorer | None = None
         self._reference: TokenScorer | None = None
         self._reference_version = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[None] = Future()
+        """The checkpoint that is being written; done when there is none."""
+        self._saving.set_result(None)
         if not backend.scorer.packs and self.rank == 0:
             log.warning(
                 "prompts_not_shared",
@@ -163,19 +168,40 @@ class PolicyGradientEngine:
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
+        self.begin_save(directory, state).result()
+
+    def begin_save(self, directory: Path, state: dict[str, Any]) -> Future[None]:
+        """Begin `save`; what it writes stays as it is until the files are there, because `_unsaved` waits for them.
+
+        With several ranks all is written before this returns: their collectives must not meet those of a step.
+        """
+        self._unsaved()
         tensors = chain([(_RNG, torch.get_rng_state())], self._backend.state())
+        # The learner's state travels with the tensors, by parameter name and without pickle: DeepSpeed's own files
+        # fit only the stage and the number of ranks that wrote them (ADR 9).
+        facts = {"state": state, "optimizer_steps": self._backend.steps, "base": self._base}
+        if self.ranks == 1:
+            self._saving = self._writer.submit(self._write, directory, tensors, facts)
+            return self._saving
         if self.rank == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            files = write_shards(tensors, directory)
-            # The learner's state travels with the tensors, by parameter name and without pickle: DeepSpeed's own files
-            # fit only the stage and the number of ranks that wrote them (ADR 9).
-            written = {"state": state, "optimizer_steps": self._backend.steps, "files": files, "base": self._base}
-            if self._reference is not None:
-                written["reference_version"] = self._reference_version
-                write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
-            (directory / ENGINE_FILE).write_text(json.dumps(written, indent=2, sort_keys=True), encoding="utf-8")
+            self._write(directory, tensors, facts)
         else:
             deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
+        # No rank may look for the files before rank 0 has written them.
+        self._backend.all_gather(torch.zeros(1, device=self._backend.device))
+        return self._saving
+
+    def _write(self, directory: Path, tensors: Iterable[tuple[str, Tensor]], facts: dict[str, Any]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        facts = facts | {"files": write_shards(tensors, directory)}
+        if self._reference is not None:
+            facts["reference_version"] = self._reference_version
+            write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
+        (directory / ENGINE_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8")
+
+    def _unsaved(self) -> None:
+        """Wait until a checkpoint that is being written has what it needs: whatever it holds may change then."""
+        wait([self._saving])  # its error, if there is one, belongs to who began it
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore what `save` wrote, on any backend and any number of ranks, and return its `state`.
@@ -183,6 +209,7 @@ class PolicyGradientEngine:
         Rank 0 alone reads `directory`, which other machines do not have. Raises CheckpointError if it is incomplete or
         of another model.
         """
+        self._unsaved()
         broadcast = self._backend.broadcast
         written = share_json(_read_engine_file(directory) if self.rank == 0 else None, broadcast)
         rng = {_RNG: list(torch.get_rng_state().shape)}
@@ -205,6 +232,7 @@ class PolicyGradientEngine:
         return dict(written["state"])
 
     def close(self) -> None:
+        self._writer.shutdown()
         self._backend.close()
 
     def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
@@ -222,6 +250,7 @@ class PolicyGradientEngine:
         # Without such an episode the ESS is NaN, and the rate would be too.
         if objective.correction.ess_lr and stats.episodes:
             lr *= math.sqrt(stats.ess_of_episodes)
+        self._unsaved()
         grad_norm = self._backend.step([lr, objective.critic.lr] if objective.advantage.needs_critic else [lr])
         # Only now: DeepSpeed clips and steps in one call. The weights may be spoiled, but no step is committed.
         if not math.isfinite(grad_norm):
@@ -262,6 +291,7 @@ class PolicyGradientEngine:
             self._reference = self._frozen_model()
         elif every is None or version < self._reference_version + every:
             return
+        self._unsaved()
         self._reference_version = version
         # The reference is a full model without adapters, so it takes the merged weights, as actors do.
         own = dict(self._reference.lm.named_parameters())

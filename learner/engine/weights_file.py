@@ -29,12 +29,12 @@ _NOT_COPIED = ("*.index.json", VERSION_FILE)
 def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str:
     """Write tensors as bfloat16 safetensors that appear under `path` only once complete; return the file's digest."""
     import torch  # only here: an evaluation exports files before it starts an engine, and torch starts threads
-    from safetensors.torch import save_file
+
+    from horizonrl.learner.engine.shards import write_tensors
 
     incoming = path.with_name(f".{path.name}{INCOMING}")
-    save_file(
-        {name: t.to(torch.bfloat16).contiguous() for name, t in tensors.items()}, incoming, metadata={"format": "pt"}
-    )
+    rounded = {name: t.to("cpu", torch.bfloat16).contiguous() for name, t in tensors.items()}
+    write_tensors(rounded, incoming, metadata={"format": "pt"})
     # While the name is still hidden: nobody can read the file before its digest is known.
     digest = digest_file(incoming)
     incoming.rename(path)

@@ -84,11 +84,11 @@ def together(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory:
     return Trained(leader, directory)
 
 
-def assert_same_steps(alone: Trained, together: Trained, model_dir: Path) -> None:
+def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close: float = 1e-3) -> None:
     figures = together.figures
     assert figures["trained_tokens"] == alone.figures["trained_tokens"]
     for name in ("loss", "grad_norm", "ess"):
-        assert figures[name][0] == pytest.approx(alone.figures[name][0], rel=1e-3), name
+        assert figures[name][0] == pytest.approx(alone.figures[name][0], rel=close), name
         assert figures[name] == pytest.approx(alone.figures[name], rel=5e-2, abs=2e-3), name
     before = flat(model_dir / "model.safetensors")
     deltas = (alone.weights - before, together.weights - before)
@@ -110,7 +110,8 @@ def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_p
         figures, *others = run_program("train-z3-u2", tiny_model, tmp_path / str(ranks), ranks=ranks)
         assert all(rank["rc"] == 0 for rank in (figures, *others)), (figures, others)
         trained.append(Trained(figures, tmp_path / str(ranks)))
-    assert_same_steps(*trained, tiny_model)
+    # The first figures already hold a second update, after a step of bfloat16 weights.
+    assert_same_steps(*trained, tiny_model, close=3e-2)
 
 
 def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> None:
