@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.ops.cli.help import Commands, add_recipes
+from horizonrl.ops.cli.help import Commands, add_recipes, bounded
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Set up"
@@ -21,6 +21,7 @@ def add(commands: Commands) -> None:
         "names", nargs="*", type=Path, metavar="NAME", help="print this recipe, to start your own from"
     )
     add_recipes(commands.add("config", "Print the config that recipes and overrides make.", _config, keys=True))
+    _add_plan(commands)
     keys = commands.add(
         BROKER_KEYS,
         "Make the keys of a secured broker. "
@@ -41,6 +42,23 @@ def add(commands: Commands) -> None:
     keys.add_argument("--seen-at", type=Path, metavar="DIR", help="the folder's path for nats-server, if it differs")
 
 
+def _add_plan(commands: Commands) -> None:
+    description = "Compute what a run needs on given machines, and what limits it. Nothing is started."
+    plan = commands.add("plan", description, _plan, keys=True)
+    add_recipes(plan)
+    plan.add_argument("--learner", default="1xCPU", metavar="NxGPU", help="such as 8xH100; 1xCPU by default")
+    plan.add_argument("--actors", default="1xCPU", metavar="NxGPU", help="all actors together; 1xCPU by default")
+    plan.add_argument("--model-size", metavar="SIZE", help="135M to 72B; by default that of model.name")
+    plan.add_argument(
+        "--episode-tokens",
+        type=bounded(1),
+        metavar="N",
+        help="mean of an episode; half of the context by default",
+    )
+    plan.add_argument("--generated-tokens", type=bounded(1), metavar="N", help="of them generated; half by default")
+    plan.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the plan to a file")
+
+
 def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.cli.doctor import examine
 
@@ -59,6 +77,15 @@ def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
     print(to_toml(config), end="")
     return 0
+
+
+def _plan(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    config = load_config(arguments.recipes, overrides)
+    from horizonrl.ops.plan import page
+
+    tokens = (arguments.episode_tokens, arguments.generated_tokens)
+    fleets = (arguments.learner, arguments.actors)
+    return page.run(config, fleets, arguments.model_size, tokens, arguments.json_file)
 
 
 def _keys(arguments: argparse.Namespace, overrides: list[str]) -> int:

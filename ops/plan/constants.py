@@ -1,0 +1,61 @@
+"""Every number of the formulas that is not the model's or the recipe's, with where it is from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: float
+    unit: str
+    kind: Literal["measured", "vendor", "code", "assumption"]
+    """measured: here, with the command in docs/scaling.md; vendor: a data sheet; code: a number of this program."""
+    source: str
+
+
+# What a token leaves behind in a layer for the backward pass, in bytes per unit of width (bfloat16). Least squares over
+# six shapes of Llama and of Qwen2, whose saved tensors were counted; the residual is below 0.1 %.
+SAVED_HIDDEN = Constant(20.0, "B", "measured", "per hidden unit, token and layer: count of saved tensors")
+SAVED_KV = Constant(4.0, "B", "measured", "per key-value unit, token and layer: count of saved tensors")
+SAVED_FEED_FORWARD = Constant(8.0, "B", "measured", "per feed-forward unit, token and layer: count of saved tensors")
+LOGITS = Constant(2 * (64 << 20), "B", "code", "logits and their gradient of one chunk of tokens")
+REDUCE_BUCKET = Constant(2 * 5e8, "B", "code", "DeepSpeed's reduce_bucket_size of 5e8 elements in bfloat16")
+LIVE_PARAMETERS = Constant(2 * 1e9, "B", "code", "DeepSpeed's stage3_max_live_parameters of 1e9 in bfloat16")
+FRAMEWORK = Constant(2.0e9, "B", "assumption", "CUDA context, kernels and allocator per process")
+FRAMEWORK_CPU = Constant(0.45e9, "B", "measured", "resident memory of a learner before its model, on CPU")
+ENGINE_WORKSPACE = Constant(2.5e9, "B", "assumption", "vLLM's activations and CUDA graphs, per GPU")
+
+TRAIN_UTILISATION = Constant(0.35, "", "assumption", "share of the peak in training, of a model that fills the GPU")
+PREFILL_UTILISATION = Constant(0.40, "", "assumption", "share of the peak in prefill")
+BANDWIDTH_UTILISATION = Constant(0.60, "", "assumption", "share of the memory bandwidth in decoding")
+DECODE_OVERHEAD = Constant(0.004, "s", "assumption", "per decoded token of all slots: scheduling, sampling, launches")
+GPUS_PER_HOST = Constant(8, "", "assumption", "GPUs of one host, which share one download of the weights")
+HOST_LINK = Constant(25e9 / 8, "B/s", "assumption", "a host's link to the broker: 25 Gbit/s")
+RANK_LINK = Constant(300e9, "B/s", "assumption", "between the GPUs of a host: two thirds of NVLink 4's 450 GB/s")
+NODE_LINK = Constant(25e9, "B/s", "assumption", "a GPU's part of the fabric between hosts: half of 400 Gbit/s")
+
+EPISODE_FILL = Constant(0.5, "", "assumption", "mean share of model.max_context_tokens that an episode fills")
+GENERATED_SHARE = Constant(0.5, "", "assumption", "share of an episode's tokens that the policy generated")
+
+GENERATED_TOKEN = Constant(12.0, "B", "measured", "of a group per generated token: id, logprob, about 4 letters")
+OTHER_TOKEN = Constant(8.0, "B", "measured", "of a group per other token: id, about 4 letters")
+EPISODE_TURNS = Constant(10, "", "assumption", "turns of an episode, for the size of a group")
+TURN = Constant(150.0, "B", "measured", "of a group per turn: names of fields, spans, lengths")
+BROKER_GROUPS = Constant(1055.0, "/s", "measured", "groups of 40 kB published to one server (bench broker)")
+BROKER_BYTES = Constant(1055.0 * 40_000, "B/s", "measured", "the same in bytes; larger groups are bound by these")
+DECODE_GROUP = Constant(40e-9, "s/B", "measured", "learner's CPU per byte of a group: 6.8 ms for 171 kB")
+EPISODE_FILE = Constant(16.0, "B", "measured", "of episodes/ per token")
+
+KEY_FRAME_EVERY = Constant(64, "", "code", "versions between two key frames (learner/weights.py)")
+CHANGE_RATIOS = {
+    1e-6: Constant(350, "", "assumption", "frame over changes at 1e-6: the goal of the codec"),
+    1e-5: Constant(120, "", "assumption", "frame over changes at 1e-5: the goal of the codec"),
+    4e-5: Constant(66, "", "assumption", "frame over changes at 4e-5: the goal of the codec"),
+}
+"""By learning rate; in between, the logarithms are interpolated, and outside the nearest rate counts."""
+
+
+def table() -> dict[str, Constant]:
+    """Return every constant by name, in the order of this file."""
+    single = {name.lower(): value for name, value in globals().items() if isinstance(value, Constant)}
+    return single | {f"change_ratio at {rate:g}": constant for rate, constant in CHANGE_RATIOS.items()}
