@@ -4,6 +4,7 @@ vLLM makes millions of objects as it is imported, and none of them is garbage: t
 again and again, for a fifth of the time that the import takes.
 """
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -21,4 +22,5 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)
         gc.enable()
