@@ -93,7 +93,7 @@ class EmbeddedCluster:
             # All at once: a server that is alone waits for the others.
             await asyncio.gather(*(server.start() for server in self.servers))
             async with asyncio.timeout(READY_S):
-                while not all([await _ready(server) for server in self.servers]):
+                while not all([await _ready(server) for server in self.servers]):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(READY_POLL_S)
         except BaseException as error:
             await self.stop()

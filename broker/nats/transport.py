@@ -182,6 +182,12 @@ class NatsTransport:
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
 
+    async def leader(self, stream: Stream | None) -> str | None:
+        """Return the name of the server that leads a stream, or the keys (None), in a cluster; None without one."""
+        name = f"KV_{bucket_name(self.run)}" if stream is None else stream_name(self.run, stream)
+        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        return found.cluster.leader if found.cluster else None
+
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
         consumer = await self._connection.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
