@@ -6,6 +6,7 @@ try, before a run spans several machines, what such a run will do. See docs/reli
 
 import asyncio
 import contextlib
+import random
 import secrets
 import socket
 import time
@@ -28,6 +29,7 @@ READY_POLL_S = 0.1
 SHORT_LIFE_S = 30.0
 """A server that ends sooner than this after its start counts as failing again."""
 MAX_FAILURES = 5
+ROUTE_PORTS = (20_000, 32_000)
 ANYWHERE = (("127.0.0.1", None),) * 3
 """Three servers on free ports of loopback."""
 LONGEST_WAIT_S = 10.0
@@ -169,11 +171,13 @@ def member_folder(directory: Path, number: int) -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Return ports of loopback that are free now, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    found: list[int] = []
+    # Below the ports that Linux gives to whoever asks for any: between this look and the server's start, a connection
+    # or another server would take one of those.
+    for port in random.sample(range(*ROUTE_PORTS), ROUTE_PORTS[1] - ROUTE_PORTS[0]):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise RunFailed(f"no {count} ports of loopback between {ROUTE_PORTS[0]} and {ROUTE_PORTS[1]} are free")
