@@ -52,7 +52,9 @@ def _add_faults(benchmarks: Commands) -> None:
 
 
 def _add_speed(benchmarks: Commands) -> None:
-    broker = benchmarks.add("broker", "Measure what an fsync for every message costs.", _broker, overrides=False)
+    broker = benchmarks.add(
+        "broker", "Measure what an fsync for every message costs, and what replicas do.", _broker, overrides=False
+    )
     _add_json(broker)
     description = "Measure each environment's speed, memory and event-loop lag. Each is played in process and served."
     envs = benchmarks.add("envs", description, _envs, overrides=False)
