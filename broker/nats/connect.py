@@ -13,6 +13,7 @@ from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.nats.access import inbox
 from horizonrl.broker.nats.connection import RECONNECT_WAIT_S, Connection
 from horizonrl.broker.nats.key_folder import public_key
+from horizonrl.broker.nats.replicas import until_replicated
 from horizonrl.broker.nats.streams import ACTORS, bucket_name, ensure_streams, stream_name
 from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.config.nats import NatsSection
@@ -27,6 +28,8 @@ PING_S = 5
 STREAMS_WAIT_S = 120.0
 """A controller's pod has fetched its image and started within this time."""
 STREAMS_POLL_S = 0.5
+ELECTION_S = 60.0
+"""A cluster that has just been started, or has lost a leader, makes no streams before it has elected one."""
 PENDING_BYTES = 128 << 20
 """Above this, the client waits inside a publish, where nats-py 2.16 swallows a cancellation."""
 
@@ -44,7 +47,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
     )  # Connection logs long waits; stamina's hook would warn of each retry
     connection = Connection(",".join(servers), encrypted=broker.nats.ca_file is not None)
     try:
-        async with asyncio.timeout(broker.connect_timeout_s):
+        async with asyncio.timeout(broker.connect_timeout_s) as patience:
             await connection.client.connect(
                 servers,
                 name=f"horizonrl {run}",
@@ -57,6 +60,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
                 disconnected_cb=connection.on_disconnected,
                 reconnected_cb=connection.on_reconnected,
                 closed_cb=connection.on_closed,
+                reconnect_to_server_handler=connection.next_server,
                 # A user may subscribe to no other inbox, so that no actor hears the answers of another (threat model).
                 inbox_prefix=inbox(run, role, _user(broker.nats)),
                 **credentials,
@@ -65,10 +69,12 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             connection.opened()
             # One role creates the streams: the others lack the permission, and need not agree on the settings.
             if role is Role.CONTROLLER:
-                await connection.ask(
-                    lambda: ensure_streams(connection.client.jetstream(), run, broker.max_log_bytes, broker.ack_wait_s),
-                    deadline_s=None,
-                )
+                if connection.clustered:
+                    patience.reschedule(asyncio.get_running_loop().time() + ELECTION_S)
+                js = connection.client.jetstream()
+                await connection.ask(lambda: ensure_streams(js, run, broker), deadline_s=None)
+        if role is Role.CONTROLLER and connection.clustered:
+            await until_replicated(connection, run)
         if role is Role.CONTROLLER:
             return NatsTransport(connection, run, broker.ack_wait_s)
         # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.

@@ -6,6 +6,9 @@ refused something ends, and says why.
 
 A server may also stop answering for ever: after its disk was full for a moment, it answers no publish until it is
 restarted. So a request that is repeated for long is logged, whatever the cause.
+
+The servers of a cluster are one broker. A server that is cut off from the others keeps its clients and can do nothing
+for them, so a connection over which a request has failed for long moves to another server.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from typing import TypeVar
 import nats.errors
 import nats.js.errors
 import stamina
-from nats.aio.client import Client
+from nats.aio.client import Client, Server
 
 from horizonrl.broker.api import TransportCounters
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
@@ -32,14 +35,20 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before the broker counts as unreachable. That outlasts a restart, an upgrade or a
 failed node; a broker that is gone ends the role with an error."""
+RECONNECT_WAIT_S = 0.2
 TELL_AFTER_S = 10.0
 """A request that is repeated for this long is logged, and again each time that the wait has doubled."""
+FAIL_OVER_S = 8.0
+"""A connection that has not answered a request for this long moves to another server of its cluster. An election takes
+about 5 s, during which no server could answer."""
 CLOSE_S = 2.0
 RECONNECT_WAIT_S = 0.2
 """Wait before the second attempt to connect again. It doubles with each further one."""
 RECONNECT_MOST_S = 2.0
 STREAM_IS_FULL = (10077, 10047, 10023)
 """JetStream's err_codes for a full stream, a full account and a full server."""
+STILL_STORING = 10158
+"""JetStream's err_code for a message whose first copy is not stored yet: a cluster is still agreeing on it."""
 PASSING = (
     TimeoutError,
     nats.errors.NoRespondersError,
@@ -53,10 +62,30 @@ PASSING = (
 """Errors that pass by themselves: the server is restarting, electing a leader, or full."""
 
 
+def passes(error: Exception) -> bool:
+    """Return whether a request that failed with this error should be repeated."""
+    return isinstance(error, PASSING) or (
+        isinstance(error, nats.js.errors.APIError) and error.err_code == STILL_STORING
+    )
+
+
 # Without limits of its own: stamina's default gives up after 45 s, but the deadline belongs to each call (`ask`).
 _repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
-    PASSING
+    passes
 )
+
+
+class AbortingClient(Client):
+    """A client that leaves a connection at once."""
+
+    async def _attempt_reconnect(self) -> None:
+        # nats-py 2.16 closes the connection first, and waits until what it has buffered is sent: a server that is
+        # paused or cut off takes nothing, and the client would stay with it until the kernel gives up (15 minutes).
+        # Nothing is lost: what was not answered is sent again.
+        writer = getattr(self._transport, "_io_writer", None)  # a websocket has none
+        if writer is not None:
+            writer.transport.abort()
+        await super()._attempt_reconnect()
 
 
 # Compared by identity, so that a set can hold it while its fields change.
@@ -96,7 +125,7 @@ class Connection:
         self.url = url
         self.encrypted = encrypted
         """Refuse a server that does not offer TLS: somebody may be in between."""
-        self.client = Client()
+        self.client: Client = AbortingClient()
         self.counters = TransportCounters()
         # Set while there is something to say: a connection, a refusal, or the end. The last two raise at once.
         self._up = asyncio.Event()
@@ -107,6 +136,10 @@ class Connection:
         self._opened = False
         """Whether there has ever been a connection. From then on, whatever fails is tried again."""
         self._refusal: str | None = None
+        self._since = 0.0
+        """When the present connection was opened, by the clock of `time.monotonic`."""
+        self._left = ""
+        """Host and port of the server that the connection left last."""
 
     async def ask(
         self,
@@ -139,12 +172,15 @@ class Connection:
             try:
                 async with self.while_connected():
                     return await request()
-            except PASSING as error:
+            except Exception as error:
+                if not passes(error):
+                    raise
                 # The clock starts with the first failure: a single slow answer is no stall.
                 stall = stall or Stall(what, error)
                 stall.cause = error
                 stall.tell(self.url)
                 self._stalls.add(stall)
+                await self._fail_over(stall)
                 raise
 
         try:
@@ -155,6 +191,31 @@ class Connection:
         finally:
             # Also when the caller is cancelled: nobody waits for this request any more.
             self._stalls -= {stall}
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the server belongs to a cluster, according to itself."""
+        return bool(self.client._server_info.get("cluster"))
+
+    async def _fail_over(self, stall: Stall) -> None:
+        """Move to another server if this one has had time enough to answer."""
+        if len(self.client.servers) < 2 or is_full(stall.cause) or not self.client.is_connected:
+            return
+        if min(stall.lasts_s, time.monotonic() - self._since) > FAIL_OVER_S:
+            log.warning("broker_left", url=self._address, what=stall.what, error=repr(stall.cause))
+            self._left = self._address
+            await self.client.force_reconnect()
+
+    @property
+    def _address(self) -> str:
+        url = self.client.connected_url
+        return url.netloc if url else ""
+
+    def next_server(self, servers: list[Server], _: dict[str, object]) -> tuple[Server, float]:
+        """Choose the server to connect to next: at the first attempt, any but the one that was left."""
+        others = [server for server in servers if server.uri.netloc != self._left]
+        self._left = ""
+        return random.choice(others or servers), RECONNECT_WAIT_S
 
     @property
     def stalled_s(self) -> float:
@@ -194,7 +255,7 @@ class Connection:
         """Start using the first connection. Raises BrokerDenied if it should be encrypted and is not."""
         self._check_encryption()
         self.raise_refusal()
-        self._opened = True
+        self._opened, self._since = True, time.monotonic()
         self._up.set()
 
     def _check_encryption(self) -> None:
@@ -215,6 +276,7 @@ class Connection:
 
     async def on_reconnected(self) -> None:
         self.counters.reconnects += 1
+        self._since = time.monotonic()
         self._check_encryption()
         self._up.set()
         log.info("broker_reconnected", url=self.url, reconnects=self.counters.reconnects)

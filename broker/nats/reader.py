@@ -18,9 +18,11 @@ from datetime import datetime
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
+from nats.js.api import StreamState
 
 from horizonrl.broker.api import Message, check_gap
 from horizonrl.broker.nats.connection import Connection
+from horizonrl.broker.nats.freshness import Freshness
 from horizonrl.common.errors import LogGap
 
 REQUESTS_AT_ONCE = 64
@@ -80,14 +82,16 @@ async def stored_messages(
         return read(answer, prefix, connection)
 
     async def answered() -> list[Message | None]:
+        # In one `ask`: a lost connection repeats the batch, and the answers stay in the order of the queries.
+        # Not a TaskGroup: in Python 3.11, one whose child fails leaves its task marked as being cancelled (`cancelling`
+        # stays 1), and the next `asyncio.timeout` around it raises CancelledError instead of TimeoutError.
+        asked = [asyncio.create_task(one(query)) for query in queries]
         try:
-            # In one `ask`: a lost connection repeats the batch, and the answers stay in the order of the queries.
-            async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(one(query)) for query in queries]
-        except ExceptionGroup as errors:
-            # `ask` decides by the type of an error whether to repeat, and an ExceptionGroup would hide the type.
-            raise errors.exceptions[0] from None
-        return [task.result() for task in asked]
+            return await asyncio.gather(*asked)
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
 
     try:
         return await connection.ask(answered)
@@ -131,13 +135,19 @@ def _gone(stream: str) -> LogGap:
 
 class NatsReader:
     def __init__(
-        self, connection: Connection, stream: str, subject: str, after: int, *, prefix: str, direct: bool = False
+        self,
+        connection: Connection,
+        place: tuple[str, str, str],
+        after: int,
+        freshness: Freshness,
+        *,
+        direct: bool = False,
     ) -> None:
+        """`place` is a stream, a subject in it, and the prefix that the subjects of its messages are given without."""
         self._connection = connection
         self._js: JetStreamContext = connection.client.jetstream()
-        self._stream = stream
-        self._subject = subject
-        self._prefix = prefix
+        self._stream, self._subject, self._prefix = place
+        self._freshness = freshness
         self._direct = direct
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
@@ -185,6 +195,7 @@ class NatsReader:
                 break  # a purge takes the first messages first
         if found:
             self._next = found[-1].sequence + 1
+            self._freshness.saw(self._stream, found[-1].sequence)
         return found
 
     async def _from(self, first: int, count: int) -> list[Message]:
@@ -203,8 +214,12 @@ class NatsReader:
         A jump in the sequence alone proves nothing: a filtered reader skips other subjects, and a subject may be purged
         by itself.
         """
+
+        async def look() -> StreamState:
+            return (await self._connection.ask(lambda: self._js.stream_info(self._stream))).state
+
         try:
-            state = (await self._connection.ask(lambda: self._js.stream_info(self._stream))).state
+            state = await self._freshness.at_least(self._stream, look, lambda state: state.last_seq, wanted - 1)
         except nats.js.errors.NotFoundError:
             raise _gone(self._stream) from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)

@@ -36,12 +36,16 @@ LOOK_S = 5.0
 ROOM_BYTES = 64 << 20
 """Free disk that makes it worth restarting a server whose disk was full: room for a few messages and its own files."""
 
+STANDALONE = "horizonrl"
+"""The name of a server that belongs to no cluster."""
+WRITE_ERROR = "write error"
+
 # Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, so it is
 # open on loopback only.
 CONFIG = """\
 listen: "{host}:{port}"
 http: "127.0.0.1:-1"
-server_name: horizonrl
+server_name: {name}
 max_payload: 8MB
 max_pending: 256MB
 write_deadline: "30s"
@@ -68,6 +72,7 @@ class EmbeddedServer:
         host: str = "127.0.0.1",
         port: int | None = None,
         extra: str = "",
+        name: str = STANDALONE,
     ) -> None:
         self.directory = directory.resolve()
         self.durability = durability
@@ -75,11 +80,12 @@ class EmbeddedServer:
         self.port = port
         """The port once started; a restart keeps it."""
         self.extra = extra
-        """More lines for nats-server's configuration: users, TLS."""
+        """More lines for nats-server's configuration: users, TLS, its cluster."""
+        self.name = name
         self._process: asyncio.subprocess.Process | None = None
         self._lock: IO[str] | None = None
-        self._monitoring = ""
-        """The url of the server's health check on this machine."""
+        self.monitoring = ""
+        """The url of the server's monitoring on this machine."""
 
     @property
     def url(self) -> str:
@@ -103,8 +109,11 @@ class EmbeddedServer:
         for left in self.directory.glob("nats-server_*.ports"):
             left.unlink(missing_ok=True)  # a killed server leaves it, and in a container the next one has the same pid
         config = self.directory / "nats-server.conf"
+        # Before it is written: a cluster's configuration holds the password of its routes.
+        config.touch(mode=0o600)
         config.write_text(
             CONFIG.format(
+                name=self.name,
                 host=self.host,
                 port=self.port or -1,
                 directory=self.directory,
@@ -125,7 +134,7 @@ class EmbeddedServer:
         )
         try:
             async with asyncio.timeout(START_S):
-                self.port, self._monitoring = await self._addresses()
+                self.port, self.monitoring = await self._addresses()
         except BaseException as error:
             # The server inherited the lock: while it lives, releasing ours frees nothing.
             await self.kill()
@@ -201,9 +210,13 @@ class EmbeddedServer:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session,
-                session.get(f"{self._monitoring}/healthz") as answer,
+                session.get(f"{self.monitoring}/healthz") as answer,
             ):
-                return None if answer.status == HTTPStatus.OK else str((await answer.json())["error"])
+                if answer.status == HTTPStatus.OK:
+                    return None
+                complaint = str((await answer.json())["error"])
+                # A member of a cluster also complains while it elects a leader or copies a stream, which pass.
+                return complaint if self.name == STANDALONE or WRITE_ERROR in complaint else None
         except (aiohttp.ClientError, TimeoutError):
             return None
 

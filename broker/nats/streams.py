@@ -7,11 +7,13 @@ remembered for an hour, which outlasts every retry; older repeats are recognised
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import nats.js.errors
 from nats.js import JetStreamContext, api
 
 from horizonrl.broker.api import DEAD_MESSAGES, Stream, dead_bytes
+from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import get_logger
 
@@ -25,6 +27,8 @@ MAX_WAITING = 100_000
 UNLIMITED = -1
 INSUFFICIENT_STORAGE = 10047
 """nats-server's err_code for a max_bytes that it cannot reserve: it grants at most three quarters of the disk."""
+NO_CLUSTER, NO_PEERS = 10074, 10005
+"""nats-server's err_codes for replicas outside a cluster, and for more replicas than the cluster has fit servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +68,8 @@ def news_subject(run: str, key: str) -> str:
     return f"{run}.state.{key}"
 
 
-def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamConfig:
-    dead = spec.stream is Stream.DEAD
+def stream_config(run: str, spec: StreamSpec, broker: BrokerSection) -> api.StreamConfig:
+    dead, max_log_bytes = spec.stream is Stream.DEAD, broker.max_log_bytes
     return api.StreamConfig(
         name=stream_name(run, spec.stream),
         subjects=[f"{run}.{spec.subject}"],
@@ -78,6 +82,7 @@ def stream_config(run: str, spec: StreamSpec, max_log_bytes: int) -> api.StreamC
         max_msgs=DEAD_MESSAGES if dead else UNLIMITED,
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=spec.direct,
+        num_replicas=broker.nats.replicas,
     )
 
 
@@ -96,22 +101,22 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
     )
 
 
-async def ensure_streams(js: JetStreamContext, run: str, max_log_bytes: int, ack_wait_s: float) -> None:
+async def ensure_streams(js: JetStreamContext, run: str, broker: BrokerSection) -> None:
     """Create the run's streams, consumer and bucket, or bring them to these settings; remove foreign consumers.
 
     Raises ConfigError if the server cannot change what is there.
     """
     for spec in STREAMS:
-        await _ensure_stream(js, stream_config(run, spec, max_log_bytes))
+        await _ensure_stream(js, stream_config(run, spec, broker))
         own = ACTORS if spec.stream is Stream.TICKETS else ""
         await _remove_foreign_consumers(js, stream_name(run, spec.stream), own)
-    await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(ack_wait_s))
+    await _ensure_actors(js, stream_name(run, Stream.TICKETS), actors_config(broker.ack_wait_s))
     # After all streams and the consumer: the other roles wait for the bucket, then use the rest (`_await_streams`).
-    await _ensure_bucket(js, run)
+    await _ensure_bucket(js, run, broker.nats.replicas)
     await _remove_foreign_consumers(js, f"KV_{bucket_name(run)}")
 
 
-async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
+async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -> None:
     """Create the run's state bucket, every change of which the server announces."""
     bucket = bucket_name(run)
     # Headers only, because every role hears the news, and a progress with many ranges has kilobytes.
@@ -119,12 +124,15 @@ async def _ensure_bucket(js: JetStreamContext, run: str) -> None:
     try:
         await js.key_value(bucket)
     except nats.js.errors.BucketNotFoundError:
-        await js.create_key_value(bucket=bucket, history=1, storage=api.StorageType.FILE, republish=announced)
+        settings = api.KeyValueConfig(bucket, history=1, storage=api.StorageType.FILE, republish=announced)
+        await js.create_key_value(settings.evolve(replicas=replicas or 1))
         return
     present = (await js.stream_info(f"KV_{bucket}")).config
     # A bucket that another version created is changed in place, which keeps the keys of a run that goes on.
-    if present.republish != announced:
-        await js.update_stream(present.evolve(republish=announced))
+    changes: dict[str, Any] = {} if present.republish == announced else {"republish": announced}
+    if replicas not in (None, present.num_replicas):
+        changes["num_replicas"] = replicas
+    await _change(js, present, changes)
 
 
 async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str = "") -> None:
@@ -141,6 +149,7 @@ async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
     try:
         await js.add_stream(wanted)
     except nats.js.errors.APIError as error:
+        _refuse_replicas(error, wanted)
         if error.err_code != INSUFFICIENT_STORAGE:
             raise
         raise ConfigError(
@@ -150,7 +159,7 @@ async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
 
 
 async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
-    """Create a stream, or change only those settings that are ours: an operator may have set replicas or placement."""
+    """Create a stream, or change only those settings that are ours: an operator may have set a placement."""
     assert wanted.name is not None
     try:
         present = (await js.stream_info(wanted.name)).config
@@ -159,15 +168,46 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
         return
     # The settings that the run's guarantees depend on, and no others.
     ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct")
-    changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
-    if changes:
-        try:
-            await js.update_stream(present.evolve(**changes))
-        except nats.js.errors.APIError as error:
-            raise ConfigError(
-                f"stream {wanted.name} exists with other settings ({', '.join(changes)}) that the server will not "
-                f"change: {error.description}; give the run another run.name or delete the stream"
-            ) from None
+    if wanted.num_replicas is not None:  # else an operator may have set them
+        ours = (*ours, "num_replicas")
+    await _change(
+        js,
+        present,
+        {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)},
+    )
+
+
+async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict[str, Any]) -> None:
+    """Change some settings of a stream in place, which keeps its messages."""
+    if not changes:
+        return
+    if "num_replicas" in changes:
+        log.warning("replicas_changed", stream=present.name, before=present.num_replicas, now=changes["num_replicas"])
+    try:
+        await js.update_stream(present.evolve(**changes))
+    except nats.js.errors.APIError as error:
+        if isinstance(error, nats.js.errors.ServiceUnavailableError):  # the cluster is electing a leader
+            raise
+        _refuse_replicas(error, present.evolve(**changes))
+        raise ConfigError(
+            f"stream {present.name} exists with other settings ({', '.join(changes)}) that the server will not "
+            f"change: {error.description}; give the run another run.name or delete the stream"
+        ) from None
+
+
+def _refuse_replicas(error: nats.js.errors.APIError, wanted: api.StreamConfig) -> None:
+    """Raise ConfigError if the error says that the servers cannot hold the wanted replicas."""
+    if error.err_code == NO_CLUSTER:
+        raise ConfigError(
+            f"broker.nats.replicas is {wanted.num_replicas}, but the server at broker.url belongs to no cluster: start "
+            "one with `horizonrl broker RECIPE --cluster 3`, or leave replicas out"
+        ) from None
+    if error.err_code == NO_PEERS:
+        raise ConfigError(
+            f"stream {wanted.name} finds no place for broker.nats.replicas = {wanted.num_replicas}: "
+            f"{error.description}. A cluster needs that many servers that are up and have room; lower replicas, or "
+            "start the missing servers"
+        ) from None
 
 
 async def _ensure_actors(js: JetStreamContext, stream: str, wanted: api.ConsumerConfig) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import random
+import uuid
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
@@ -16,9 +17,11 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
+from nats.js.api import StreamInfo
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
 from horizonrl.broker.nats.connection import CALL_DEADLINE_S, Connection, is_full
+from horizonrl.broker.nats.freshness import Freshness
 from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, stored_message, to_message
 from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, spec_of, stream_name
 from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
@@ -37,8 +40,13 @@ REFUSED_S = (0.5, 2.0)
 """Wait before a request that the consumer's server refused is made again."""
 REFRESH_S = (60.0, 120.0)
 """A watched key is read at least this often, in case its announcement was lost."""
-WRONG_LAST_SEQUENCE = 10071
-"""JetStream's err_code if a subject's last message is not the expected one."""
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""JetStream's err_codes if a subject's last message is not the expected one, or if a cluster is agreeing on another."""
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+PUT_ID = "Horizon-Put"
+"""The header that tells a put's own write from another program's. It is no message id: the server would then ignore a
+learner that takes the key by setting the last value of the one before it again (ADR 10)."""
+PUT_PAUSE_S = 0.1
 
 
 class NatsDelivery:
@@ -80,6 +88,7 @@ class NatsTransport:
         self.max_payload_bytes = connection.client.max_payload - HEADER_ROOM
         self._connection = connection
         self._js: JetStreamContext = connection.client.jetstream()
+        self._freshness = Freshness(connection.clustered)
         self._leasing = asyncio.Lock()
         # Bound by the first `lease`: only an actor has the permission to request tickets (`access.py`).
         self._next_ticket = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(run, Stream.TICKETS)}.{ACTORS}"
@@ -194,20 +203,38 @@ class NatsTransport:
         spec = spec_of(stream)
         filtered = f"{self.run}.{subject or spec.subject}"
         name = stream_name(self.run, stream)
-        return NatsReader(self._connection, name, filtered, after, prefix=f"{self.run}.", direct=spec.direct)
+        place = (name, filtered, f"{self.run}.")
+        return NatsReader(self._connection, place, after, self._freshness, direct=spec.direct)
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
-        return await self._last(stream_name(self.run, stream), f"{self.run}.{subject}")
+        query = {"last_by_subj": f"{self.run}.{subject}"}
+        return await stored_message(self._connection, stream_name(self.run, stream), f"{self.run}.", query)
 
-    async def _last(self, name: str, subject: str) -> Message | None:
-        return await stored_message(self._connection, name, f"{self.run}.", {"last_by_subj": subject})
+    async def _entry(self, key: Key, wanted: int = 0) -> Message | None:
+        """Return a key's last value, never one older than `wanted` or than one seen before (`freshness.py`)."""
+        name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
+
+        async def look() -> Message | None:
+            return await stored_message(self._connection, name, f"{self.run}.", {"last_by_subj": subject})
+
+        return await self._freshness.at_least(subject, look, lambda entry: entry.sequence if entry else 0, wanted)
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
-        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+
+        async def look() -> StreamInfo:
+            return await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+
+        found = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
         # A stream without a limit has -1 here, or nothing.
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
+
+    async def leader(self, stream: Stream | None) -> str | None:
+        """Return the name of the server that leads a stream, or the keys (None), in a cluster; None without one."""
+        name = f"KV_{bucket_name(self.run)}" if stream is None else stream_name(self.run, stream)
+        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        return found.cluster.leader if found.cluster else None
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
@@ -224,38 +251,46 @@ class NatsTransport:
         await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
-        # JetStream's compare-and-set, on which "one learner speaks" rests (invariants).
-        expected = {} if after is None else {"Nats-Expected-Last-Subject-Sequence": str(after)}
-        try:
-            # No message id: a new learner takes the key by setting the last value of the one before it again (ADR 10).
-            return (await self._store(self._subject(key), data, expected)).sequence
-        except nats.js.errors.APIError as error:
-            if error.err_code != WRONG_LAST_SEQUENCE:
-                raise
-        # Without an id, a repeat after a lost answer meets its own write. Equal bytes tell it from another program's.
-        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
-        if entry is not None and entry.data == data:  # set by this call, whose answer was lost
-            return entry.sequence
-        raise StateConflict(
-            f"the key {key.value} of run {self.run} has been set by another program since revision {after}"
-        )
+        # JetStream's compare-and-set, on which "one learner speaks" rests (invariants). An unconditional put names the
+        # present revision: an attempt that a paused server still holds must not undo later puts when it comes back.
+        put_id, conditional, subject = uuid.uuid4().hex, after is not None, self._subject(key)
+        while True:
+            expected = after if after is not None else await self.revision(key)
+            try:
+                sequence = (await self._store(subject, data, {EXPECTED: str(expected), PUT_ID: put_id})).sequence
+            except nats.js.errors.APIError as error:
+                if error.err_code not in WRONG_LAST_SEQUENCE:
+                    raise
+            else:
+                self._freshness.saw(subject, sequence)
+                return sequence
+            # A repeat after a lost answer meets its own write.
+            entry = await self._entry(key, expected)
+            if entry is not None and entry.headers.get(PUT_ID) == put_id:
+                return entry.sequence
+            if conditional and (entry.sequence if entry else 0) != expected:
+                raise StateConflict(
+                    f"the key {key.value} of run {self.run} has been set by another program since revision {after}"
+                )
+            # The key is as expected: the refusal came from a leader that was being replaced, or an attempt of this put
+            # is still being agreed on.
+            await asyncio.sleep(PUT_PAUSE_S)
 
     async def get(self, key: Key) -> bytes | None:
-        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        entry = await self._entry(key)
         return None if entry is None else entry.data
 
     async def revision(self, key: Key) -> int:
-        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        entry = await self._entry(key)
         return 0 if entry is None else entry.sequence
 
     async def set_at(self, key: Key) -> float | None:
-        entry = await self._last(f"KV_{bucket_name(self.run)}", self._subject(key))
+        entry = await self._entry(key)
         return None if entry is None else entry.stored_at
 
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
         """The server announces on a separate subject that a key was set; the key's value is then read."""
         # Not the client's key-value watch: it creates a consumer, which only the controller may do (ADR 16).
-        name, subject = f"KV_{bucket_name(self.run)}", self._subject(key)
         news = asyncio.Event()
 
         async def hear(_: Msg) -> None:
@@ -270,7 +305,7 @@ class NatsTransport:
             while True:
                 # Before the read: news that comes during the read leads to another one.
                 news.clear()
-                entry = await self._last(name, subject)
+                entry = await self._entry(key)
                 if entry is not None and entry.sequence != seen:
                     seen = entry.sequence
                     yield entry.data

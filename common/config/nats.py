@@ -24,6 +24,9 @@ class NatsSection(Section):
     durability: Literal["process", "power"] = "process"
     """What an acknowledged message survives: the server's death (`process`), or also a power cut (`power`, at the price
     of one fsync per message)."""
+    replicas: Literal[1, 3, 5] | None = None
+    """Number of servers of a cluster that hold a copy of each stream and key: with 3, the run survives the loss of any
+    one server. None leaves existing streams as they are, and gives new ones a single copy."""
 
 
 def refuse_moved_keys(broker: dict[str, Any]) -> dict[str, Any]:

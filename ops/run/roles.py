@@ -28,11 +28,12 @@ def stop_within_s(role: str, config: RunConfig) -> float:
     return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
 
 
-def run(role: str, config: RunConfig) -> int:
-    """Run a role to its end and return the exit code."""
+def run(role: str, config: RunConfig, cluster: int = 1) -> int:
+    """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
-    code = run_role(ROLES[role](config), config.run_dir)
+    work = _broker(config, cluster) if role == "broker" else ROLES[role](config)
+    code = run_role(work, config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
@@ -40,10 +41,10 @@ def run(role: str, config: RunConfig) -> int:
 
 
 # Each builder imports its own role: a controller starts without torch.
-def _broker(config: RunConfig) -> Callable[[], Awaitable[None]]:
+def _broker(config: RunConfig, cluster: int = 1) -> Callable[[], Awaitable[None]]:
     from horizonrl.ops.run.broker import serve_broker
 
-    return lambda: serve_broker(config)
+    return lambda: serve_broker(config, cluster)
 
 
 def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:

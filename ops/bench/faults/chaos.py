@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.run_dir import EVALS, LEDGER
 from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
-from horizonrl.ops.bench.faults.plan import Event, make_plan
+from horizonrl.ops.bench.faults.plan import make_plan
 from horizonrl.ops.bench.faults.storm import Storm
 from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
+from horizonrl.ops.bench.faults.witness import Witness
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.run.directory import read_lines
 from horizonrl.ops.run.logfiles import last_lines
@@ -36,14 +38,23 @@ FINISH_S = 300.0
 REPLAY_S = 1_800.0
 
 
-def run(
-    kills: int, seed: int, json_file: Path | None = None, directory: Path | None = None, overrides: Sequence[str] = ()
-) -> int:
-    """Fire `kills` events at a run. Return 0 if it passes; otherwise print where its files are and return 1."""
-    console = plain_console()
+@dataclass(frozen=True, slots=True)
+class ChaosRequest:
+    kills: int
+    """Number of events."""
+    seed: int
+    servers: int = 1
+    """Servers of the broker; with several, each holds a copy of every stream."""
+    overrides: Sequence[str] = ()
+
+
+def run(request: ChaosRequest, json_file: Path | None = None, directory: Path | None = None) -> int:
+    """Fire the events at a run. Return 0 if it passes; otherwise print where its files are and return 1."""
+    console, servers = plain_console(), request.servers
     with workplace("chaos", directory) as place:
-        console.print(f"chaos: {kills} events with seed {seed} in {place}", soft_wrap=True)
-        report = uvloop.run(_chaos(make_plan(kills, seed), seed, place, overrides, console))
+        what = f"{request.kills} events with seed {request.seed} on {servers} server{'s' if servers > 1 else ''}"
+        console.print(f"chaos: {what} in {place}", soft_wrap=True)
+        report = uvloop.run(_chaos(request, place, console))
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     console.print(_table(report))
@@ -56,25 +67,28 @@ def run(
     return 0 if report["passed"] else 1
 
 
-async def _chaos(
-    plan: Sequence[Event], seed: int, place: Path, overrides: Sequence[str], console: Console
-) -> dict[str, Any]:
-    started = time.monotonic()
+async def _chaos(request: ChaosRequest, place: Path, console: Console) -> dict[str, Any]:
+    started, seed = time.monotonic(), request.seed
+    plan = make_plan(request.kills, seed, request.servers)
     # The verdict and the replay read every entry. By default a run frees the log below its oldest checkpoint.
-    settings = ["--learner.keep_log=true", *overrides]
+    settings = ["--learner.keep_log=true", *request.overrides]
+    if request.servers > 1:
+        settings.append(f"--broker.nats.replicas={request.servers}")
     async with cluster("chaos", place, seed, settings) as whole:
         storm = Storm(whole, plan, lambda line: console.print(line, highlight=False, soft_wrap=True))
         findings: list[str] = []
+        witness = Witness()
         try:
-            await storm.rage()
-            await finish(whole, settings)
+            async with witness.watching(whole.config.broker.model_copy(update={"url": whole.servers.url})):
+                await storm.rage()
+                await finish(whole, settings)
         except* HorizonError as failures:
             # A run that does not finish is judged all the same: what it left behind says why.
             findings = [f"unfinished: {failure}" for failure in failures.exceptions]
         ledger, evals = (read_lines(whole.config.run_dir / name) for name in (LEDGER, EVALS))
         verdict = judge(await gather(whole.config, ledger, whole.transport, evals))
         replay = await replayed(whole)
-        findings += [*storm.findings, *verdict.findings]
+        findings += [*storm.findings, *verdict.findings, *witness.findings()]
         if not replay["equal"]:
             findings.append(f"replay: {replay.get('error', 'an undisturbed run over the same log has other digests')}")
         elif len(replay["steps"]) != verdict.steps:
@@ -83,8 +97,12 @@ async def _chaos(
         return {
             "passed": not findings,
             "seed": seed,
+            "servers": request.servers,
             **storm.counts(),
             **_counts(verdict),
+            "acknowledged": len(witness.acknowledged),
+            "acknowledged_lost": witness.lost,
+            "acknowledged_doubled": witness.doubled,
             "digest_equal": replay["equal"],
             "digests_compared": len(replay.get("steps", ())),
             "learner_restarts": whole.roles["learner"].restarts,
@@ -119,8 +137,8 @@ async def replayed(whole: Cluster) -> dict[str, Any]:
     """Train the log once more with `horizonrl replay` and return its report."""
     answer, log_file = whole.directory / "replay.json", whole.directory / "logs" / "replay.log"
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "replay", str(whole.config.run_dir)]
-    # Past the proxy: nothing disturbs the replay.
-    command += ["--from", "0", "--json", str(answer), f"--broker.url={whole.server.url}"]
+    # Past the proxies: nothing disturbs the replay.
+    command += ["--from", "0", "--json", str(answer), f"--broker.url={whole.servers.direct_url}"]
     with log_file.open("wb") as sink:
         process = await asyncio.create_subprocess_exec(
             *command,

@@ -1,4 +1,4 @@
-"""A whole run on this machine, one process per role: a nats-server, a controller, a learner and two scripted actors.
+"""A whole run on this machine, one process per role: nats-servers, a controller, a learner and two scripted actors.
 
 Place in the flow: `bench chaos` disturbs this cluster and `bench soak` watches it. A role that ends is started again,
 as an orchestrator would do.
@@ -16,14 +16,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horizonrl.broker.api import Transport
-from horizonrl.broker.connect import connect
+from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs
-from horizonrl.ops.bench.faults.proxy import Proxy
+from horizonrl.ops.bench.faults.servers import Servers, serving
 from horizonrl.ops.run.logfiles import last_lines
 
 RECIPE = """\
@@ -166,12 +166,16 @@ class Cluster:
     recipe: Path
     url: str
     """The broker's address for the roles."""
-    server: EmbeddedServer
-    proxy: Proxy
-    transport: Transport
-    """The bench's own connection, which bypasses the proxy."""
+    servers: Servers
+    transport: NatsTransport
+    """The bench's own connection, which bypasses the proxies."""
     roles: dict[str, RoleProcess] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def server(self) -> EmbeddedServer:
+        """The first server, which is the only one unless `broker.nats.replicas` asks for more."""
+        return self.servers.members[0]
 
     @property
     def actors(self) -> list[RoleProcess]:
@@ -289,16 +293,19 @@ async def make_model(directory: Path) -> None:
 async def cluster(
     name: str, directory: Path, seed: int, overrides: Sequence[str], through_proxy: bool = True
 ) -> AsyncIterator[Cluster]:
-    """Make the model and the recipe in `directory`, start every process, and end them all after the body."""
+    """Make the model and the recipe in `directory`, start every process, and end them all after the body.
+
+    There are as many servers as the run wants replicas of its streams.
+    """
     await make_model(directory)
     recipe = directory / "recipe.toml"
     recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
     config = RunConfig.load([recipe], overrides)
-    async with EmbeddedServer(config.run_dir / "nats") as server, Proxy(server.port or 0) as proxy:
-        broker = config.broker.model_copy(update={"url": server.url})
+    async with serving(config.run_dir / "nats", config.broker.nats.replicas or 1) as servers:
+        broker = config.broker.model_copy(update={"url": servers.direct_url})
         transport = await connect(config.run.name, broker)
-        url = proxy.url if through_proxy else server.url
-        whole = Cluster(directory, config, recipe, url, server, proxy, transport)
+        url = servers.url if through_proxy else servers.direct_url
+        whole = Cluster(directory, config, recipe, url, servers, transport)
         try:
             for role in ("controller", "learner", "actor-0", "actor-1"):
                 whole.start(role, *overrides)

@@ -3,9 +3,10 @@
 The plan holds pauses, not times: when an event happens depends on the machine.
 """
 
+import itertools
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -27,6 +28,8 @@ class Fault(StrEnum):
     """For `length_s`, the group log has room for only a few groups."""
     FULL_DISK = "full_disk"
     """For `length_s`, the broker can write nothing. Once it has complained and there is room, it is started again."""
+    ISOLATE = "isolate"
+    """For `length_s`, one server of a cluster is cut off from the others, and from its clients too or not."""
     FENCE = "fence"
     """Another process writes `progress`, so the learner gives up and is started again."""
     TWO_LEARNERS = "two_learners"
@@ -61,6 +64,11 @@ PAUSE_S = 2.0
 """Longest pause before an event."""
 STOP_S = (0.3, 6.0)
 """From 0.2 to 4 times the lease of the chaos recipe (`ack_wait_s` 1.5), so that some leases expire and some do not."""
+SERVER_FAULTS = (Fault.KILL, Fault.STOP, Fault.ISOLATE, Fault.TERMINATE)
+"""What happens to the servers of a cluster in turn, where a single server is only killed."""
+AWAY_S = (2.0, 30.0)
+"""How long a server of a cluster is paused or cut off: from shorter than an election (5 s) to much longer than the 10 s
+after which clients leave it."""
 LASTING = (Fault.STOP, Fault.FULL_LOG, Fault.FULL_DISK)
 RESTART_S = 2.0
 IMPATIENT_SHARE = 0.2
@@ -81,21 +89,35 @@ class Event:
     """Chooses one of several actors or messages; from 0 to 1."""
 
 
-def make_plan(events: int, seed: int) -> tuple[Event, ...]:
+def make_plan(events: int, seed: int, servers: int = 1) -> tuple[Event, ...]:
     """Return `events` events in random order, of which at least a sixth hit each of the four roles.
 
     Each role is killed `events // 6 - 1` times, but at least once; if there is room, it is also terminated once and
-    stopped once. The disturbances fill the next places, and the rest is drawn from all kinds.
+    stopped once. The disturbances fill the next places, and the rest is drawn from all kinds. With several servers, the
+    broker's kills are divided among `SERVER_FAULTS`.
     """
     # A text seeds by its own bytes: the same plan in every process, whatever PYTHONHASHSEED is.
     draw = random.Random(f"chaos/{seed}")
     once = [(fault, role) for fault in (Fault.KILL, Fault.TERMINATE, Fault.STOP) for role in ROLES]
     kills = [(Fault.KILL, role) for role in ROLES for _ in range(events // ROLE_SHARE - 2)]
-    anything = [*once, *DISTURBANCES]
-    kinds = [*once, *kills, *DISTURBANCES][:events]
+    disturbances = list(DISTURBANCES)
+    if servers > 1:
+        turns = itertools.cycle(SERVER_FAULTS)
+        kills = [(next(turns) if role is Target.BROKER else fault, role) for fault, role in kills]
+        disturbances.insert(0, (Fault.ISOLATE, Target.BROKER))
+    anything = [*once, *disturbances]
+    kinds = [*once, *kills, *disturbances][:events]
     kinds += draw.choices(anything, k=events - len(kinds))
     draw.shuffle(kinds)
-    return tuple(_events(kinds, draw))
+    plan = tuple(_events(kinds, draw))
+    return plan if servers == 1 else tuple(_prolonged(plan, draw))
+
+
+def _prolonged(plan: Sequence[Event], draw: random.Random) -> Iterator[Event]:
+    """Yield the events, with servers that stay away for AWAY_S: short absences as often as long ones."""
+    for event in plan:
+        away = event.target is Target.BROKER and event.fault in (Fault.STOP, Fault.ISOLATE)
+        yield replace(event, length_s=AWAY_S[0] * (AWAY_S[1] / AWAY_S[0]) ** draw.random()) if away else event
 
 
 def _events(kinds: list[tuple[Fault, Target]], draw: random.Random) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""A TCP proxy between the roles and their broker. It can delay bytes and break every connection."""
+"""A TCP proxy between the roles and their broker, or between its servers. It can delay, break and hold connections."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,25 @@ class Proxy:
         """Delay of each chunk of at most CHUNK_BYTES. The next chunk waits behind it."""
         self._host, self._broker_port = host, broker_port
         self._server: asyncio.Server | None = None
+        self._passing = asyncio.Event()
+        self._passing.set()
         self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
+        return f"nats://{self._host}:{self.port}"
+
+    @property
+    def port(self) -> int:
         assert self._server is not None, "the proxy was not started"
-        return f"nats://{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def hold(self) -> None:
+        """Carry nothing until `release`, and break no connection: a cut line, of which neither side is told."""
+        self._passing.clear()
+
+    def release(self) -> None:
+        self._passing.set()
 
     def break_connections(self) -> int:
         """Reset every connection, as a failing network would; return how many there were."""
@@ -41,10 +54,12 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        self.release()
         self.break_connections()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection both ways until either side ends it."""
+        await self._passing.wait()
         try:
             broker_reader, broker_writer = await asyncio.open_connection(self._host, self._broker_port)
         except OSError:
@@ -67,6 +82,7 @@ class Proxy:
             while data := await reader.read(CHUNK_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                await self._passing.wait()
                 writer.write(data)
                 # Back-pressure: a slow side has to slow the other one, not fill this process's memory.
                 await writer.drain()

@@ -32,6 +32,7 @@ FETCH_S = 5.0
 LOG_ROOM_BYTES = 8 << 10
 """Room left in a full group log: a few groups may arrive while its limit is lowered."""
 AILS_S = 60.0
+LEADER_S = 15.0
 FENCED_S = 120.0
 FENCED_CODE = 2
 """The exit code of a learner that another one has replaced. Nobody should start it again, but a chaos run does."""
@@ -44,6 +45,8 @@ class Storm:
         """Events that did not end as they should have."""
         self.starved = 0
         """How often the learner was killed although the run had made no progress since its last death."""
+        self.leaders_hit = 0
+        """How often a server of a cluster was hit as the leader of a stream."""
         self._whole = whole
         self._plan = plan
         self._say = say
@@ -73,6 +76,7 @@ class Storm:
             "by_role": roles,
             "sigkills": dict(sigkills),
             "by_event": dict(Counter(event.fault.value for event in self.fired)),
+            "leaders_hit": self.leaders_hit,
             "starved": self.starved,
         }
 
@@ -105,25 +109,29 @@ class Storm:
 
     async def _kill(self, event: Event, victim: str) -> None:
         if event.target is Target.BROKER:
-            await self._whole.server.kill()
+            server = self._whole.servers.members[await self._member(event)]
+            await server.kill()
             await asyncio.sleep(event.length_s)
-            await self._whole.server.start()
+            await server.start()
         else:
             await self._whole.roles[victim].end(signal.SIGKILL, event.length_s)
 
     async def _terminate(self, event: Event, victim: str) -> None:
         if event.target is Target.BROKER:
-            await self._whole.server.stop()
+            server = self._whole.servers.members[await self._member(event)]
+            await server.stop()
             await asyncio.sleep(event.length_s)
-            await self._whole.server.start()
+            await server.start()
         else:
             code = await self._whole.roles[victim].end(signal.SIGTERM, event.length_s)
             self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # -15 if it was still starting
 
     async def _stop(self, event: Event, victim: str) -> None:
+        member = await self._member(event) if event.target is Target.BROKER else 0
+
         def send(number: signal.Signals) -> None:
             if event.target is Target.BROKER:
-                os.kill(self._whole.server.pid, number)
+                os.kill(self._whole.servers.members[member].pid, number)
             else:
                 self._whole.roles[victim].signal(number)
 
@@ -132,12 +140,43 @@ class Storm:
         send(signal.SIGCONT)
 
     async def _delay(self, event: Event, _: str) -> None:
-        self._whole.proxy.delay_s = MAX_DELAY_S * event.choice
+        for proxy in self._whole.servers.clients:
+            proxy.delay_s = MAX_DELAY_S * event.choice
         await asyncio.sleep(event.length_s)
-        self._whole.proxy.delay_s = 0.0
+        for proxy in self._whole.servers.clients:
+            proxy.delay_s = 0.0
+
+    async def _isolate(self, event: Event, _: str) -> None:
+        """Cut one server off. Its connections break at the start or not, and its clients are cut off too or not."""
+        member = await self._member(event)
+        # The last digits of the choice: its first ones have chosen the server.
+        breaks, with_clients = int(event.choice * 1e4) % 2 == 0, int(event.choice * 1e5) % 2 == 0
+        lines = list(self._whole.servers.lines(member, with_clients=with_clients))
+        for line in lines:
+            line.hold()
+            if breaks:
+                line.break_connections()
+        await asyncio.sleep(event.length_s)
+        for line in lines:
+            line.release()
+
+    async def _member(self, event: Event) -> int:
+        """Return the number of the server that an event hits: mostly the leader of a stream, else any."""
+        members = self._whole.servers.members
+        if len(members) == 1:
+            return 0
+        # None is the bucket of the keys. Two times out of seven, any server.
+        led = [*Stream, None][int(event.choice * 7) : int(event.choice * 7) + 1]
+        with contextlib.suppress(TimeoutError):  # while the streams have no leader, any server will do
+            async with asyncio.timeout(LEADER_S):
+                if led and (leader := await self._whole.transport.leader(led[0])):
+                    self.leaders_hit += 1
+                    return self._whole.servers.number(leader)
+        return int(event.choice * len(members))
 
     async def _break(self, _: Event, __: str) -> None:
-        self._whole.proxy.break_connections()
+        for proxy in self._whole.servers.clients:
+            proxy.break_connections()
 
     async def _repeat_group(self, event: Event, _: str) -> None:
         await self._repeat(Stream.GROUPS, event.choice)
@@ -164,7 +203,7 @@ class Storm:
 
     async def _fill_disk(self, event: Event, _: str) -> None:
         """Let the broker write nothing; then start it again as `train` would."""
-        server = self._whole.server
+        server = self._whole.servers.members[await self._member(event)]
         # A limit on file size stands in for a full disk, and hits this process alone. Only the soft limit moves, since
         # nobody but root may raise a hard one again.
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -233,7 +272,7 @@ class Storm:
         return messages[0] if messages else None
 
     def _broker(self, **changes: Any) -> BrokerSection:
-        return self._whole.config.broker.model_copy(update={"url": self._whole.server.url, **changes})
+        return self._whole.config.broker.model_copy(update={"url": self._whole.servers.direct_url, **changes})
 
     def _expect(self, who: str, code: int, *codes: int) -> None:
         if code not in codes:
@@ -259,6 +298,7 @@ FIRE: dict[Fault, Callable[[Storm, Event, str], Awaitable[None]]] = {
     Fault.REPEAT_TICKET: Storm._repeat_ticket,
     Fault.FULL_LOG: Storm._fill_log,
     Fault.FULL_DISK: Storm._fill_disk,
+    Fault.ISOLATE: Storm._isolate,
     Fault.FENCE: Storm._fence,
     Fault.TWO_LEARNERS: Storm._two_learners,
 }

@@ -32,6 +32,14 @@ def _add_faults(benchmarks: Commands) -> None:
     chaos.add_argument(
         "--engine", choices=("scripted", "vllm"), default="scripted", help="the actors' engine; scripted by default"
     )
+    chaos.add_argument(
+        "--servers",
+        type=int,
+        choices=(1, 3, 5),
+        default=1,
+        metavar="N",
+        help="nats-servers; with 3 or 5, events also pause them and cut them off; 1 by default",
+    )
     soak = benchmarks.add("soak", "Run undisturbed at full speed; show what grows.", _soak, keys=True)
     soak.add_argument("--minutes", type=bounded(0.1), default=60.0, metavar="M", help="60 by default")
     for command in (chaos, soak):
@@ -45,7 +53,9 @@ def _add_faults(benchmarks: Commands) -> None:
 
 
 def _add_speed(benchmarks: Commands) -> None:
-    broker = benchmarks.add("broker", "Measure what an fsync for every message costs.", _broker, overrides=False)
+    broker = benchmarks.add(
+        "broker", "Measure what an fsync for every message costs, and what replicas do.", _broker, overrides=False
+    )
     _add_json(broker)
     description = "Measure each environment's speed, memory and event-loop lag. Each is played in process and served."
     envs = benchmarks.add("envs", description, _envs, overrides=False)
@@ -93,7 +103,8 @@ def _chaos(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.faults import chaos
 
     overrides = [f"--actor.engine={arguments.engine}", *overrides]
-    return chaos.run(arguments.kills, arguments.seed, arguments.json_file, arguments.directory, overrides)
+    request = chaos.ChaosRequest(arguments.kills, arguments.seed, arguments.servers, overrides)
+    return chaos.run(request, arguments.json_file, arguments.directory)
 
 
 def _soak(arguments: argparse.Namespace, overrides: list[str]) -> int:

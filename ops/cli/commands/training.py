@@ -20,7 +20,17 @@ def add(commands: Commands) -> None:
     description = "Train on this machine: starts every process and shows one console."
     add_recipes(commands.add("train", description, _train, keys=True))
     for role, description in ROLES.items():
-        add_recipes(commands.add(role, description, _role, keys=True))
+        command = commands.add(role, description, _role, keys=True)
+        if role == "broker":
+            command.add_argument(
+                "--cluster",
+                type=int,
+                choices=(1, 3, 5),
+                default=1,
+                metavar="N",
+                help="start 1, 3 or 5 servers, each with a copy of every stream; 1 by default",
+            )
+        add_recipes(command)
 
 
 def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -38,4 +48,4 @@ def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(arguments.recipes, overrides)
     from horizonrl.ops.run.roles import run
 
-    return run(arguments.command, config)
+    return run(arguments.command, config, getattr(arguments, "cluster", 1))

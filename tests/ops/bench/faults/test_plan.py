@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from horizonrl.ops.bench.faults.plan import DISTURBANCES, ROLES, Fault, make_plan
+from horizonrl.ops.bench.faults.plan import AWAY_S, DISTURBANCES, ROLES, SERVER_FAULTS, Fault, Target, make_plan
 from horizonrl.ops.bench.faults.storm import FIRE
 
 
@@ -25,7 +25,20 @@ def test_twenty_events_end_and_stop_every_role_and_a_hundred_hold_every_fault(se
     few, many = ({(event.fault, event.target) for event in make_plan(events, seed)} for events in (20, 100))
     assert few == OF_ROLES | set(DISTURBANCES[:4])
     assert many == OF_ROLES | set(DISTURBANCES)
-    assert {fault for fault, _ in many} == set(Fault) == set(FIRE)
+    assert {fault for fault, _ in many} == set(Fault) - {Fault.ISOLATE}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_servers_of_a_cluster_are_also_paused_and_cut_off_for_long(seed: int) -> None:
+    plan = make_plan(200, seed, servers=3)
+    assert {event.fault for event in plan} == set(Fault) == set(FIRE)
+    hits = Counter(event.fault for event in plan if event.target is Target.BROKER)
+    assert all(hits[fault] >= 5 for fault in SERVER_FAULTS)
+    away = [
+        event.length_s for event in plan if event.fault in (Fault.STOP, Fault.ISOLATE) and event.target is Target.BROKER
+    ]
+    assert AWAY_S[0] <= min(away) < 5 < 12 < max(away) <= AWAY_S[1]
+    assert all(6 * count >= 200 for role, count in Counter(event.target for event in plan).items() if role in ROLES)
 
 
 def test_a_plan_is_the_same_for_the_same_seed_and_another_one_for_another() -> None:

@@ -133,3 +133,21 @@ def test_chunks_keep_their_order_under_a_delay(size: int) -> None:
             await answered(ends, bytes(n % 251 for n in range(size)))
 
     asyncio.run(play())
+
+
+def test_held_bytes_come_through_once_the_line_is_whole_again() -> None:
+    async def scenario() -> None:
+        async with proxied() as (proxy, ends):
+            await answered(ends, b"before")
+            proxy.hold()
+            waiting = asyncio.create_task(answered(ends, b"held"))
+            new = asyncio.create_task(connect(proxy))
+            done, _ = await asyncio.wait([waiting], timeout=0.3)
+            assert not done
+            proxy.release()
+            await waiting
+            other = await new
+            await answered(other, b"after")
+            other[1].close()
+
+    asyncio.run(scenario())
