@@ -68,9 +68,10 @@ async def stored_messages(
     """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
     read = _direct if direct else _wrapped
+    subject = f"{connection.api(stream)}.{call}.{stream}"
 
     async def one(query: Query) -> Message | None:
-        request = connection.client.request(f"$JS.API.{call}.{stream}", json.dumps(query).encode(), timeout=answer_s)
+        request = connection.client.request(subject, json.dumps(query).encode(), timeout=answer_s)
         return read(await request, prefix, connection)
 
     async def answered() -> list[Message | None]:
@@ -128,7 +129,7 @@ class NatsReader:
         self, connection: Connection, stream: str, subject: str, after: int, *, prefix: str, direct: bool = False
     ) -> None:
         self._connection = connection
-        self._js: JetStreamContext = connection.client.jetstream()
+        self._js: JetStreamContext = connection.jetstream(stream)
         self._stream = stream
         self._subject = subject
         self._prefix = prefix

@@ -72,7 +72,7 @@ class NatsTransport:
         # The server announces its limit when it accepts a connection, so a transport needs an open one.
         self.max_payload_bytes = connection.client.max_payload - HEADER_ROOM
         self._connection = connection
-        self._js: JetStreamContext = connection.client.jetstream()
+        self._js: JetStreamContext = connection.jetstream()
         self._leasing = asyncio.Lock()
         # Bound by the first `lease`: only an actor has the permission to request tickets (`access.py`).
         self._tickets: JetStreamContext.PullSubscription | None = None
@@ -156,7 +156,8 @@ class NatsTransport:
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
-        found = await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+        js = self._connection.jetstream(name)
+        found = await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
         # A stream without a limit has -1 here, or nothing.
         state, limit = found.state, found.config.max_bytes or UNLIMITED
         return Extent(state.first_seq, state.last_seq, state.messages, state.bytes, limit if limit > 0 else None)
