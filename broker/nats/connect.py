@@ -45,7 +45,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
     stamina.instrumentation.set_on_retry_hooks(
         []
     )  # Connection logs long waits; stamina's hook would warn of each retry
-    connection = Connection(",".join(servers), encrypted=broker.nats.ca_file is not None)
+    connection = Connection(",".join(servers), encrypted=broker.nats.ca_file is not None, domain=broker.nats.domain)
     try:
         async with asyncio.timeout(broker.connect_timeout_s) as patience:
             await connection.client.connect(
@@ -71,7 +71,7 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             if role is Role.CONTROLLER:
                 if connection.clustered:
                     patience.reschedule(asyncio.get_running_loop().time() + ELECTION_S)
-                js = connection.client.jetstream()
+                js = connection.jetstream()
                 await connection.ask(lambda: ensure_streams(js, run, broker), deadline_s=None)
         if role is Role.CONTROLLER and connection.clustered:
             await until_replicated(connection, run)
@@ -79,7 +79,10 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             return NatsTransport(connection, run, broker.ack_wait_s)
         # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.
         patience_s = broker.connect_timeout_s if role is Role.MONITOR else STREAMS_WAIT_S
-        return NatsTransport(connection, run, await _await_streams(connection, run, patience_s))
+        ack_wait_s = await _await_streams(connection, run, patience_s)
+        if broker.nats.domain is not None:
+            await _find_mirror(connection, stream_name(run, Stream.WEIGHTS))
+        return NatsTransport(connection, run, ack_wait_s)
     except TimeoutError:
         await connection.close()
         connection.raise_refusal()
@@ -97,7 +100,7 @@ async def _await_streams(connection: Connection, run: str, patience_s: float) ->
 
     Before there are streams, nothing can wake a waiter, so it polls.
     """
-    js = connection.client.jetstream()
+    js = connection.jetstream()
     try:
         async with asyncio.timeout(patience_s):
             while True:
@@ -115,6 +118,15 @@ async def _await_streams(connection: Connection, run: str, patience_s: float) ->
             f"{connection.url} has no streams of run {run} after {patience_s:g} s: start its controller, which creates "
             "them, or check run.name"
         ) from None
+
+
+async def _find_mirror(connection: Connection, stream: str) -> None:
+    """Read a stream from its mirror in the domain of the server that the client is connected to, if it has one."""
+    here = connection.client.jetstream()
+    with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.ServiceUnavailableError):
+        if (await here.stream_info(stream)).config.mirror is not None:
+            connection.mirrored = stream
+    log.info("leaf_node", domain=connection.domain, weights="its mirror" if connection.mirrored else "the broker")
 
 
 def _credentials(section: NatsSection) -> dict[str, Any]:

@@ -24,6 +24,7 @@ import nats.errors
 import nats.js.errors
 import stamina
 from nats.aio.client import Client, Server
+from nats.js import JetStreamContext
 
 from horizonrl.broker.api import TransportCounters
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable
@@ -121,8 +122,12 @@ def is_full(error: Exception) -> bool:
 
 
 class Connection:
-    def __init__(self, url: str, *, encrypted: bool = False) -> None:
+    def __init__(self, url: str, *, encrypted: bool = False, domain: str | None = None) -> None:
         self.url = url
+        self.domain = domain
+        """JetStream domain of the run's streams; None for that of the server."""
+        self.mirrored: str | None = None
+        """The stream that is read from a mirror in the server's own domain."""
         self.encrypted = encrypted
         """Refuse a server that does not offer TLS: somebody may be in between."""
         self.client: Client = AbortingClient()
@@ -140,6 +145,16 @@ class Connection:
         """When the present connection was opened, by the clock of `time.monotonic`."""
         self._left = ""
         """Host and port of the server that the connection left last."""
+
+    def jetstream(self, stream: str = "") -> JetStreamContext:
+        """Return the API that answers for a stream: that of the run's domain, or of the mirror next to the client."""
+        there = self.domain is not None and stream != self.mirrored
+        return self.client.jetstream(domain=self.domain) if there else self.client.jetstream()
+
+    def api(self, stream: str) -> str:
+        """Return the subject under which the API answers for a stream."""
+        prefix: str = self.jetstream(stream)._prefix
+        return prefix
 
     async def ask(
         self,

@@ -73,9 +73,10 @@ async def stored_messages(
     """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
     read = _direct if direct else _wrapped
+    subject = f"{connection.api(stream)}.{call}.{stream}"
 
     async def one(query: Query) -> Message | None:
-        request = connection.client.request(f"$JS.API.{call}.{stream}", json.dumps(query).encode(), timeout=answer_s)
+        request = connection.client.request(subject, json.dumps(query).encode(), timeout=answer_s)
         answer = await request
         if not direct and len(answer.data) > LARGE_BYTES:
             return await asyncio.to_thread(read, answer, prefix, connection)
@@ -145,7 +146,7 @@ class NatsReader:
     ) -> None:
         """`place` is a stream, a subject in it, and the prefix that the subjects of its messages are given without."""
         self._connection = connection
-        self._js: JetStreamContext = connection.client.jetstream()
+        self._js: JetStreamContext = connection.jetstream(place[0])
         self._stream, self._subject, self._prefix = place
         self._freshness = freshness
         self._direct = direct

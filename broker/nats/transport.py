@@ -87,11 +87,12 @@ class NatsTransport:
         # The server announces its limit when it accepts a connection, so a transport needs an open one.
         self.max_payload_bytes = connection.client.max_payload - HEADER_ROOM
         self._connection = connection
-        self._js: JetStreamContext = connection.client.jetstream()
+        self._js: JetStreamContext = connection.jetstream()
         self._freshness = Freshness(connection.clustered)
         self._leasing = asyncio.Lock()
         # Bound by the first `lease`: only an actor has the permission to request tickets (`access.py`).
-        self._next_ticket = f"$JS.API.CONSUMER.MSG.NEXT.{stream_name(run, Stream.TICKETS)}.{ACTORS}"
+        tickets = stream_name(run, Stream.TICKETS)
+        self._next_ticket = f"{connection.api(tickets)}.CONSUMER.MSG.NEXT.{tickets}.{ACTORS}"
         self._tickets: Subscription | None = None
         self._saying: set[asyncio.Task[None]] = set()
         """What is being sent without an answer."""
@@ -221,9 +222,10 @@ class NatsTransport:
 
     async def extent(self, stream: Stream) -> Extent:
         name = stream_name(self.run, stream)
+        js = self._connection.jetstream(name)
 
         async def look() -> StreamInfo:
-            return await self._connection.ask(lambda: self._js.stream_info(name), what=f"look at {name}")
+            return await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
 
         found = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
         # A stream without a limit has -1 here, or nothing.

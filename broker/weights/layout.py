@@ -26,6 +26,17 @@ class TensorPlace(NamedTuple):
     size_bytes: int
 
 
+class Part(NamedTuple):
+    """A run of elements of one tensor, before and after: all of the tensor, or a rank's slice of it."""
+
+    offset: int
+    """Of its first byte, from the start of the file."""
+    dtype: str
+    """As safetensors names it: BF16, F16, F32, ..."""
+    old: Buffer
+    new: Buffer
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where a safetensors image has its tensors."""

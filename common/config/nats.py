@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from horizonrl.common.config.section import Section
 
@@ -19,6 +19,9 @@ class NatsSection(Section):
     """A file with an nkey seed, one of those that `horizonrl broker keys` writes."""
     ca_file: Path | None = None
     """Certificate authority of a TLS server. If it is set, a server without TLS is refused."""
+    domain: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")
+    """JetStream domain of the broker, for a role whose `url` is a leaf node of it. If the leaf node has a mirror of the
+    run's weights stream, the role reads weights from there. None for a role that connects to the broker itself."""
     keys: Path | None = None
     """The folder of `horizonrl broker keys` that `horizonrl broker` serves with. No other role reads it."""
     durability: Literal["process", "power"] = "process"
