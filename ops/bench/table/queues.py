@@ -7,7 +7,6 @@ end, and refuses a repeated ticket.
 
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
 import tempfile

@@ -28,7 +28,13 @@ def rows(small: bool) -> list[Row]:
         sizes = SMALL_EPISODES if small else EPISODES
         rates = uvloop.run(_measure(model_dir, sizes, rounds(small), SMALL_KV_CACHE_MIB if small else KV_CACHE_MIB))
     return [
-        Row(f"rollout of {episodes} episodes at once", "bare vLLM, same requests", "tokens/s", *rates[episodes], goal=1.0)
+        Row(
+            f"rollout of {episodes} episodes at once",
+            "bare vLLM, same requests",
+            "tokens/s",
+            *rates[episodes],
+            goal=1.0,
+        )
         for episodes in sizes
     ]
 
