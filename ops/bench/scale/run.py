@@ -5,6 +5,7 @@ average and the credit keeps all of them busy.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -31,6 +32,7 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.state import Progress
 from horizonrl.ops.bench.faults.cluster import make_model
 from horizonrl.ops.bench.scale.light_actors import READY
+from horizonrl.ops.bench.scale.long_run import OUTSTANDING, bookkeeping_s, restart
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.run.logfiles import last_lines
@@ -74,6 +76,10 @@ drain_s = 1
 ROWS = (1, 10, 100, 1_000, 5_000)
 SMALL_ROWS = (1, 20)
 LEAST_GROUPS_PER_STEP = 10
+BOOKKEEPING = (500, 1_000, 2_000, 4_000)
+"""Groups of the steps whose bookkeeping is measured."""
+LONG = 10_000_000
+"""Tickets of the run that is started again."""
 PER_PROCESS = 2_500
 """Light actors of one process."""
 SECONDS, SMALL_SECONDS = 30.0, 2.0
@@ -84,7 +90,7 @@ IDLE_FROM = 100
 IDLE_S = 70.0
 """Twice the mean time after which an idle actor asks again."""
 START_S = 300.0
-POLL_S = 0.05
+POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +178,18 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
                 f"{count:,}", f"{row.groups_per_s:.0f}", f"{row.messages_per_group:.1f}",
                 f"{row.bytes_per_group:,.0f}", *(f"{number:.2f}" for number in numbers), idle,
             )  # fmt: skip
+        with waiting(plain_console(stderr=True), "measuring a large step and a long run", announced=True):
+            steps = {groups: bookkeeping_s(groups) for groups in ((100,) if small else BOOKKEEPING)}
+            after = uvloop.run(restart(Path(directory) / "long", *((20_000, 100) if small else (LONG, OUTSTANDING))))
     console = plain_console()
     console.print(table)
+    for groups, seconds in steps.items():
+        console.print(f"bookkeeping of a step of {groups:,} groups: {seconds:.2f} s")
+    console.print(
+        f"start after {after.tickets:,} tickets with {after.outstanding:,} outstanding: learner {after.learner_s:.2f} s "
+        f"(ledger {after.ledger_bytes / 1e6:.0f} MB, peak {after.learner_peak_mib:.0f} MiB), "
+        f"controller {after.controller_s:.2f} s, its scan {after.scan_s:.2f} s"
+    )
     if (growth := _growth(rows)) is not None:
         console.print(f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x")
     if json_file is not None:
@@ -181,6 +197,8 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
             "cores": os.cpu_count(),
             "rows": [asdict(row) for row in rows],
             "cpu_growth": None if growth is None else growth[1],
+            "bookkeeping": [{"groups": groups, "seconds": seconds} for groups, seconds in steps.items()],
+            "restart": asdict(after),
         }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     return 0
@@ -229,13 +247,10 @@ async def _idle(cluster: Cluster, count: int) -> float:
     """Return how many messages per second an actor costs that waits for a ticket."""
     # Nobody issues tickets any more, and those that nobody holds are taken away.
     for role in ("controller", "learner"):
-        for process in cluster.roles[role]:
-            process.terminate()
-    await asyncio.gather(*(asyncio.to_thread(process.wait) for role in ("controller", "learner")
-                           for process in cluster.roles[role]))  # fmt: skip
+        cluster.roles[role][0].kill()
     await cluster.transport.purge(Stream.TICKETS, (await cluster.transport.extent(Stream.TICKETS)).last_sequence + 1)
     while (await cluster.transport.queue()).idle < count:  # noqa: ASYNC110 - nothing tells when the last one waits
-        await asyncio.sleep(POLL_S * 10)
+        await asyncio.sleep(2 * POLL_S)
     before, began = await cluster.server.figures(), time.monotonic()
     await asyncio.sleep(IDLE_S)
     after, seconds = await cluster.server.figures(), time.monotonic() - began
@@ -270,9 +285,9 @@ async def _running(directory: Path, count: int) -> AsyncIterator[Cluster]:
                 yield Cluster(server, transport, roles | {"actors": actors})
             finally:
                 for process in processes:
-                    if process.returncode is None:
-                        process.send_signal(signal.SIGKILL)
-                        await process.wait()
+                    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                        process.kill()
+                    await process.wait()
 
 
 async def _start(log_file: Path, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -299,7 +314,7 @@ async def _ready(place: Path, number: int) -> None:
     while READY not in await asyncio.to_thread(log_file.read_text):
         if time.monotonic() > deadline:
             raise RunFailed(f"the light actors did not connect within {START_S:g} s:\n{last_lines(log_file)}")
-        await asyncio.sleep(POLL_S * 10)
+        await asyncio.sleep(2 * POLL_S)
 
 
 def _cpu_s(process: psutil.Process) -> float:
