@@ -13,10 +13,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
@@ -178,30 +179,37 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
                 f"{count:,}", f"{row.groups_per_s:.0f}", f"{row.messages_per_group:.1f}",
                 f"{row.bytes_per_group:,.0f}", *(f"{number:.2f}" for number in numbers), idle,
             )  # fmt: skip
-        with waiting(plain_console(stderr=True), "measuring a large step and a long run", announced=True):
-            steps = {groups: bookkeeping_s(groups) for groups in ((100,) if small else BOOKKEEPING)}
-            after = uvloop.run(restart(Path(directory) / "long", *((20_000, 100) if small else (LONG, OUTSTANDING))))
+        report: dict[str, Any] = {"cores": os.cpu_count(), "rows": [asdict(row) for row in rows]}
+        if not actors:  # what does not depend on their number
+            with waiting(plain_console(stderr=True), "measuring a large step and a long run", announced=True):
+                report |= _long(Path(directory) / "long", small)
     console = plain_console()
     console.print(table)
-    for groups, seconds in steps.items():
-        console.print(f"bookkeeping of a step of {groups:,} groups: {seconds:.2f} s")
-    console.print(
-        f"start after {after.tickets:,} tickets with {after.outstanding:,} outstanding: learner {after.learner_s:.2f} s "
-        f"(ledger {after.ledger_bytes / 1e6:.0f} MB, peak {after.learner_peak_mib:.0f} MiB), "
-        f"controller {after.controller_s:.2f} s, its scan {after.scan_s:.2f} s"
-    )
+    for line in _told(report):
+        console.print(line)
     if (growth := _growth(rows)) is not None:
         console.print(f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x")
+        report["cpu_growth"] = growth[1]
     if json_file is not None:
-        report = {
-            "cores": os.cpu_count(),
-            "rows": [asdict(row) for row in rows],
-            "cpu_growth": None if growth is None else growth[1],
-            "bookkeeping": [{"groups": groups, "seconds": seconds} for groups, seconds in steps.items()],
-            "restart": asdict(after),
-        }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     return 0
+
+
+def _long(directory: Path, small: bool) -> dict[str, Any]:
+    tickets, outstanding, steps = (20_000, 100, (100,)) if small else (LONG, OUTSTANDING, BOOKKEEPING)
+    return {
+        "bookkeeping": [{"groups": groups, "seconds": bookkeeping_s(groups)} for groups in steps],
+        "restart": asdict(uvloop.run(restart(directory, tickets, outstanding))),
+    }
+
+
+def _told(report: dict[str, Any]) -> Iterator[str]:
+    for step in report.get("bookkeeping", ()):
+        yield f"bookkeeping of a step of {step['groups']:,} groups: {step['seconds']:.2f} s"
+    if after := report.get("restart"):
+        yield f"start after {after['tickets']:,} tickets with {after['outstanding']:,} outstanding:"
+        yield f"  learner {after['learner_s']:.2f} s, {after['learner_peak_mib']:.0f} MiB at its peak"
+        yield f"  controller {after['controller_s']:.2f} s to its first ticket, {after['scan_s']:.2f} s to all it knows"
 
 
 def _growth(rows: Sequence[Row]) -> tuple[int, float] | None:
