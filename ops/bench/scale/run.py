@@ -115,7 +115,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Reading:
     at: float
     step: int
     groups: int
@@ -125,14 +125,14 @@ class Sample:
 
 
 @dataclass
-class Cluster:
+class ScaledRun:
     server: EmbeddedServer
     transport: Transport
     roles: dict[str, list[psutil.Process]]
 
-    async def sample(self) -> Sample:
+    async def sample(self) -> Reading:
         figures = await self.server.figures()
-        return Sample(
+        return Reading(
             at=time.monotonic(),
             step=await self.step(),
             groups=(await self.transport.extent(Stream.GROUPS)).last_sequence,
@@ -251,7 +251,7 @@ async def _measure(directory: Path, count: int, small: bool) -> Row:
         )
 
 
-async def _idle(cluster: Cluster, count: int) -> float:
+async def _idle(cluster: ScaledRun, count: int) -> float:
     """Return how many messages per second an actor costs that waits for a ticket."""
     # Nobody issues tickets any more, and those that nobody holds are taken away.
     for role in ("controller", "learner"):
@@ -267,7 +267,7 @@ async def _idle(cluster: Cluster, count: int) -> float:
 
 
 @asynccontextmanager
-async def _running(directory: Path, count: int) -> AsyncIterator[Cluster]:
+async def _running(directory: Path, count: int) -> AsyncIterator[ScaledRun]:
     """Start a run with its server, controller, learner and light actors; end them after the body."""
     place = directory / f"{count}-actors"
     place.mkdir()
@@ -290,7 +290,7 @@ async def _running(directory: Path, count: int) -> AsyncIterator[Cluster]:
                 await asyncio.gather(*(_ready(place, number) for number in range(len(processes) - 2)))
                 controller, learner, *actors = [psutil.Process(process.pid) for process in processes]
                 roles = {"server": [psutil.Process(server.pid)], "controller": [controller], "learner": [learner]}
-                yield Cluster(server, transport, roles | {"actors": actors})
+                yield ScaledRun(server, transport, roles | {"actors": actors})
             finally:
                 for process in processes:
                     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
