@@ -102,7 +102,7 @@ class StandingTickets:
 
     async def purge(self, progress: Progress) -> None:
         """Remove the tickets before the first one of their subject that has not ended, but never the last of a kind."""
-        if self._scanned_at is None:  # what is not known might be needed
+        if self._scanned_at != self._transport.counters.reconnects:  # what is not known might be needed
             return
         self._forget_ended(progress)
         first: dict[str, int] = {}

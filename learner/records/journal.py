@@ -188,7 +188,7 @@ def _cut(path: Path, key: str, last: float) -> None:
 def _from_the_end(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file with their ends, the last one first, which may have none."""
     with path.open("rb") as file:
-        place, pieces = file.seek(0, os.SEEK_END), []
+        place, pieces = file.seek(0, os.SEEK_END), list[bytes]()
         while place:
             size = min(BLOCK_BYTES, place)
             place -= size

@@ -169,7 +169,7 @@ def test_weights_that_the_probe_rejects_end_the_follower(play: Play) -> None:
         play.policy.reject = True
         await play.announce(1)
         with pytest.raises(ExceptionGroup) as raised:
-            await asyncio.wait_for(play.follower.run(total_steps=8), 5)
+            await asyncio.wait_for(play.follower.run(total_steps=10), 5)
         assert raised.group_contains(WeightsRejected, match="probe")
 
     run(scenario())

@@ -5,6 +5,7 @@ average and the credit keeps all of them busy.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -12,10 +13,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
@@ -31,6 +33,7 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.state import Progress
 from horizonrl.ops.bench.faults.cluster import make_model
 from horizonrl.ops.bench.scale.light_actors import READY
+from horizonrl.ops.bench.scale.long_run import OUTSTANDING, bookkeeping_s, restart
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.run.logfiles import last_lines
@@ -74,6 +77,10 @@ drain_s = 1
 ROWS = (1, 10, 100, 1_000, 5_000)
 SMALL_ROWS = (1, 20)
 LEAST_GROUPS_PER_STEP = 10
+BOOKKEEPING = (500, 1_000, 2_000, 4_000)
+"""Groups of the steps whose bookkeeping is measured."""
+LONG = 10_000_000
+"""Tickets of the run that is started again."""
 PER_PROCESS = 2_500
 """Light actors of one process."""
 SECONDS, SMALL_SECONDS = 30.0, 2.0
@@ -84,7 +91,7 @@ IDLE_FROM = 100
 IDLE_S = 70.0
 """Twice the mean time after which an idle actor asks again."""
 START_S = 300.0
-POLL_S = 0.05
+POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Reading:
     at: float
     step: int
     groups: int
@@ -118,14 +125,14 @@ class Sample:
 
 
 @dataclass
-class Cluster:
+class ScaledRun:
     server: EmbeddedServer
     transport: Transport
     roles: dict[str, list[psutil.Process]]
 
-    async def sample(self) -> Sample:
+    async def sample(self) -> Reading:
         figures = await self.server.figures()
-        return Sample(
+        return Reading(
             at=time.monotonic(),
             step=await self.step(),
             groups=(await self.transport.extent(Stream.GROUPS)).last_sequence,
@@ -172,18 +179,37 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
                 f"{count:,}", f"{row.groups_per_s:.0f}", f"{row.messages_per_group:.1f}",
                 f"{row.bytes_per_group:,.0f}", *(f"{number:.2f}" for number in numbers), idle,
             )  # fmt: skip
+        report: dict[str, Any] = {"cores": os.cpu_count(), "rows": [asdict(row) for row in rows]}
+        if not actors:  # what does not depend on their number
+            with waiting(plain_console(stderr=True), "measuring a large step and a long run", announced=True):
+                report |= _long(Path(directory) / "long", small)
     console = plain_console()
     console.print(table)
+    for line in _told(report):
+        console.print(line)
     if (growth := _growth(rows)) is not None:
         console.print(f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x")
+        report["cpu_growth"] = growth[1]
     if json_file is not None:
-        report = {
-            "cores": os.cpu_count(),
-            "rows": [asdict(row) for row in rows],
-            "cpu_growth": None if growth is None else growth[1],
-        }
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     return 0
+
+
+def _long(directory: Path, small: bool) -> dict[str, Any]:
+    tickets, outstanding, steps = (20_000, 100, (100,)) if small else (LONG, OUTSTANDING, BOOKKEEPING)
+    return {
+        "bookkeeping": [{"groups": groups, "seconds": bookkeeping_s(groups)} for groups in steps],
+        "restart": asdict(uvloop.run(restart(directory, tickets, outstanding))),
+    }
+
+
+def _told(report: dict[str, Any]) -> Iterator[str]:
+    for step in report.get("bookkeeping", ()):
+        yield f"bookkeeping of a step of {step['groups']:,} groups: {step['seconds']:.2f} s"
+    if after := report.get("restart"):
+        yield f"start after {after['tickets']:,} tickets with {after['outstanding']:,} outstanding:"
+        yield f"  learner {after['learner_s']:.2f} s, {after['learner_peak_mib']:.0f} MiB at its peak"
+        yield f"  controller {after['controller_s']:.2f} s to its first ticket, {after['scan_s']:.2f} s to all it knows"
 
 
 def _growth(rows: Sequence[Row]) -> tuple[int, float] | None:
@@ -225,17 +251,14 @@ async def _measure(directory: Path, count: int, small: bool) -> Row:
         )
 
 
-async def _idle(cluster: Cluster, count: int) -> float:
+async def _idle(cluster: ScaledRun, count: int) -> float:
     """Return how many messages per second an actor costs that waits for a ticket."""
     # Nobody issues tickets any more, and those that nobody holds are taken away.
     for role in ("controller", "learner"):
-        for process in cluster.roles[role]:
-            process.terminate()
-    await asyncio.gather(*(asyncio.to_thread(process.wait) for role in ("controller", "learner")
-                           for process in cluster.roles[role]))  # fmt: skip
+        cluster.roles[role][0].kill()
     await cluster.transport.purge(Stream.TICKETS, (await cluster.transport.extent(Stream.TICKETS)).last_sequence + 1)
     while (await cluster.transport.queue()).idle < count:  # noqa: ASYNC110 - nothing tells when the last one waits
-        await asyncio.sleep(POLL_S * 10)
+        await asyncio.sleep(2 * POLL_S)
     before, began = await cluster.server.figures(), time.monotonic()
     await asyncio.sleep(IDLE_S)
     after, seconds = await cluster.server.figures(), time.monotonic() - began
@@ -244,7 +267,7 @@ async def _idle(cluster: Cluster, count: int) -> float:
 
 
 @asynccontextmanager
-async def _running(directory: Path, count: int) -> AsyncIterator[Cluster]:
+async def _running(directory: Path, count: int) -> AsyncIterator[ScaledRun]:
     """Start a run with its server, controller, learner and light actors; end them after the body."""
     place = directory / f"{count}-actors"
     place.mkdir()
@@ -267,12 +290,12 @@ async def _running(directory: Path, count: int) -> AsyncIterator[Cluster]:
                 await asyncio.gather(*(_ready(place, number) for number in range(len(processes) - 2)))
                 controller, learner, *actors = [psutil.Process(process.pid) for process in processes]
                 roles = {"server": [psutil.Process(server.pid)], "controller": [controller], "learner": [learner]}
-                yield Cluster(server, transport, roles | {"actors": actors})
+                yield ScaledRun(server, transport, roles | {"actors": actors})
             finally:
                 for process in processes:
-                    if process.returncode is None:
-                        process.send_signal(signal.SIGKILL)
-                        await process.wait()
+                    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                        process.kill()
+                    await process.wait()
 
 
 async def _start(log_file: Path, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -299,7 +322,7 @@ async def _ready(place: Path, number: int) -> None:
     while READY not in await asyncio.to_thread(log_file.read_text):
         if time.monotonic() > deadline:
             raise RunFailed(f"the light actors did not connect within {START_S:g} s:\n{last_lines(log_file)}")
-        await asyncio.sleep(POLL_S * 10)
+        await asyncio.sleep(2 * POLL_S)
 
 
 def _cpu_s(process: psutil.Process) -> float:

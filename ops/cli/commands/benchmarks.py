@@ -89,7 +89,12 @@ def _add_scale(benchmarks: Commands) -> None:
     description = "Measure what the control plane costs per group as actors are added."
     scale = benchmarks.add("scale", description, _scale, overrides=False)
     scale.add_argument(
-        "--actors", nargs="+", type=bounded(1), default=(), metavar="N", help="1 10 100 1000 5000 by default"
+        "--actors",
+        nargs="+",
+        type=bounded(1),
+        default=(),
+        metavar="N",
+        help="only these; 1 10 100 1000 5000 by default, and a restart",
     )
     scale.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
     _add_json(scale)

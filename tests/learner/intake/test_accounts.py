@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import DropReason, Kind
-from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
 
 ends = st.sampled_from(["train", "evaluate", "void", *DropReason])
 
@@ -50,6 +51,33 @@ def test_books_survive_a_checkpoint(numbers: set[int], kinds: list[str]) -> None
     restored = TicketAccounts.restore(json.loads(json.dumps(accounts.dump())))
     assert restored.dump() == accounts.dump()
     assert restored.outcomes() == accounts.outcomes()
+
+
+@given(st.lists(st.integers(0, 60), unique=True), st.integers(0, 60), st.integers(1, 8))
+def test_ticket_numbers_are_a_set_that_is_kept_as_ranges(order: list[int], start: int, limit: int) -> None:
+    numbers, plain = TicketNumbers(), set[int]()
+    for number in order:
+        assert number not in numbers
+        numbers.add(number)
+        plain.add(number)
+        assert numbers.lowest_missing == next(each for each in range(62) if each not in plain)
+    ranges = numbers.ranges()
+    assert {each for first, last in ranges for each in range(first, last + 1)} == plain
+    assert all(before[1] + 1 < after[0] for before, after in itertools.pairwise(ranges))
+    assert {number for number in range(61) if number in numbers} == plain
+    above = {each for first, last in numbers.ranges(start) for each in range(first, last + 1)}
+    assert above == {each for each in plain if each >= start}
+    assert numbers.ranges(start, limit) == numbers.ranges(start)[:limit]
+    assert TicketNumbers(ranges).ranges() == ranges
+
+
+def test_books_of_a_checkpoint_from_before_there_were_ranges_are_read() -> None:
+    dumped = TicketAccounts().dump()
+    dumped["train"] |= {"trained": 6, "floor": 4, "above": [6, 7]}
+    del dumped["train"]["ended"]
+    restored = TicketAccounts.restore(dumped)
+    assert restored.ended_ranges()[Kind.TRAIN] == ((0, 3), (6, 7))
+    assert restored.lowest_unsettled()[Kind.TRAIN] == 4
 
 
 def test_books_of_a_checkpoint_from_before_there_were_evaluations_are_read() -> None:

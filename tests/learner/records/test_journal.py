@@ -59,6 +59,36 @@ def test_a_resumed_learner_cuts_what_was_rolled_back_and_a_line_cut_short_by_a_c
     assert kept == [f"{kind}-{n:06d}" for kind in ("eval", "step") for n in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("block_bytes", [1, 7, 13, 1 << 20])
+@pytest.mark.parametrize("torn", ["", '{"st', '{"step": 9}'])
+def test_only_the_end_of_a_file_is_read_to_cut_it_wherever_its_blocks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, torn: str
+) -> None:
+    monkeypatch.setattr("horizonrl.learner.records.journal.BLOCK_BYTES", block_bytes)
+    for kept in range(5):
+        journal, ledger = Journal(tmp_path), tmp_path / "ledger.jsonl"
+        whole = [json.dumps({"step": step, "more": "x" * step}) + "\n" for step in range(1, 5)]
+        ledger.write_text("".join(whole) + torn)
+        journal.rewind(kept)
+        assert ledger.read_text() == "".join(whole[:kept])
+
+
+def test_a_ledger_that_needs_no_cut_stays_the_file_that_it_is(tmp_path: Path) -> None:
+    journal, ledger = Journal(tmp_path), tmp_path / "ledger.jsonl"
+    journal.write_ledger({"step": 1})
+    before = ledger.stat().st_ino
+    journal.rewind(1)
+    assert ledger.stat().st_ino == before
+
+
+def test_episodes_that_a_killed_learner_was_writing_are_removed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.write_episodes(1, [make_group(1)])
+    (tmp_path / "episodes" / "step-000001.incomplete").write_text("{")
+    journal.rewind(3)
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["step-000001.jsonl"]
+
+
 def test_held_out_episodes_are_kept_up_to_a_bound_those_of_the_first_evaluation_always(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,106 @@
+"""A request for a ticket on a real server: what it costs while there is none, and where its ticket goes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from horizonrl.actors.engines.scripted import ScriptedPolicy
+from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.api import Role
+from horizonrl.broker.connect import connected
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.broker.tickets import TicketQueue
+from horizonrl.common.config.schema import BrokerSection
+from tests.records import make_ticket
+
+pytestmark = pytest.mark.process
+
+IDLE_S = 4.0
+
+
+def test_an_idle_actor_sends_and_hears_nothing_between_its_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url)
+            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+                follower = WeightsFollower(actor, ScriptedPolicy(), tmp_path)
+                following = asyncio.create_task(follower.run(total_steps=10))
+                waiting = asyncio.create_task(TicketQueue(actor).lease(60.0))
+                while (await controller.queue()).idle < 1:
+                    await asyncio.sleep(0.05)
+                before = await server.figures()
+                await asyncio.sleep(IDLE_S)
+                after = await server.figures()
+                assert after["in_msgs"] == before["in_msgs"]
+                assert after["out_msgs"] == before["out_msgs"]
+                assert after["subscriptions"] - before["subscriptions"] == 0
+                await TicketQueue(controller).issue(make_ticket())
+                async with asyncio.timeout(5.0):
+                    assert await waiting is not None
+                following.cancel()
+                await asyncio.wait([following])
+
+    asyncio.run(scenario())
+
+
+def test_more_actors_may_wait_than_a_server_allows_by_default(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url)
+            async with connected("r", broker) as controller:
+                subject = controller._next_ticket  # type: ignore[attr-defined]
+                client = controller._connection.client  # type: ignore[attr-defined]
+                inbox = client.new_inbox()
+                answers = await client.subscribe(inbox)
+                for _ in range(600):  # nats-server's own default is 512
+                    await client.publish(subject, b'{"batch": 1, "expires": 30000000000}', reply=inbox)
+                async with asyncio.timeout(10.0):
+                    while (await controller.queue()).idle < 600:
+                        await asyncio.sleep(0.05)
+                assert answers.pending_msgs == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_that_stops_waiting_gets_no_ticket_that_another_one_could_have(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url, ack_wait_s=30.0)
+            async with (
+                connected("r", broker) as controller,
+                connected("r", broker, Role.ACTOR) as drained,
+                connected("r", broker, Role.ACTOR) as other,
+            ):
+                waiting = asyncio.create_task(TicketQueue(drained).lease(60.0))
+                while (await controller.queue()).idle < 1:
+                    await asyncio.sleep(0.05)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                await asyncio.sleep(0.1)
+                await TicketQueue(controller).issue(make_ticket())
+                lease = await TicketQueue(other).lease(5.0)
+                assert lease is not None
+                await lease.give_back()
+                again = await TicketQueue(drained).lease(5.0)  # it may ask again later
+                assert again is not None
+                assert again.deliveries == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_restarted_server_is_asked_again_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url)
+            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+                waiting = asyncio.create_task(TicketQueue(actor).lease(60.0))
+                while (await controller.queue()).idle < 1:
+                    await asyncio.sleep(0.05)
+                await server.kill()
+                await server.start()
+                await TicketQueue(controller).issue(make_ticket())
+                async with asyncio.timeout(10.0):
+                    assert await waiting is not None
+
+    asyncio.run(scenario())
