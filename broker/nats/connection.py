@@ -214,7 +214,8 @@ class Connection:
 
     async def _fail_over(self, stall: Stall) -> None:
         """Move to another server if this one has had time enough to answer."""
-        if len(self.client.servers) < 2 or is_full(stall.cause) or not self.client.is_connected:
+        # Also with one url: it may be that of a service, behind which all servers are.
+        if not self.clustered or is_full(stall.cause) or not self.client.is_connected:
             return
         if min(stall.lasts_s, time.monotonic() - self._since) > FAIL_OVER_S:
             log.warning("broker_left", url=self._address, what=stall.what, error=repr(stall.cause))

@@ -167,14 +167,11 @@ async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None
         await _add_stream(js, wanted)
         return
     # The settings that the run's guarantees depend on, and no others.
-    ours = ("subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct")
+    ours = ["subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct"]
     if wanted.num_replicas is not None:  # else an operator may have set them
-        ours = (*ours, "num_replicas")
-    await _change(
-        js,
-        present,
-        {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)},
-    )
+        ours.append("num_replicas")
+    changes = {name: getattr(wanted, name) for name in ours if getattr(present, name) != getattr(wanted, name)}
+    await _change(js, present, changes)
 
 
 async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict[str, Any]) -> None:

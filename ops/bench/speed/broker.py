@@ -80,7 +80,7 @@ async def _measure() -> dict[tuple[Kind, str], list[float]]:
         # In turns, so that other load on the machine hits all servers alike. The median leaves out the worst rounds.
         for turn in range(ROUNDS):
             for kind, server in servers.items():
-                broker = BrokerSection(url=server.url, nats=NatsSection(replicas=kind[1]))  # type: ignore[arg-type]
+                broker = BrokerSection(url=server.url, nats=NatsSection(replicas=kind[1]))
                 for name, size in SIZES.items():
                     rates.setdefault((kind, name), []).append(await _publish(broker, f"{name} {turn}", size))
     return rates

@@ -323,10 +323,10 @@ def test_three_servers_lie_on_three_nodes_and_only_they_reach_their_routes(tmp_p
     assert routes["from"] == [{"podSelector": policy["podSelector"]}], "a route may do anything on every account"
     assert not set(values) - {"config", "podTemplate", "podDisruptionBudget"}, "a chart ignores a key that it lacks"
     conf = tmp_path / "nats.conf"
+    merged = "".join(f"{key}: {value}\n" for key, value in values["config"]["jetstream"]["merge"].items())
     conf.write_text(
-        "server_name: a\n"
-        f'jetstream {{ store_dir: "{tmp_path}", sync_interval: {values["config"]["jetstream"]["merge"]["sync_interval"]} }}'
-        f"\ncluster {{ name: nats, port: {cluster['port']} }}"
+        f'server_name: a\njetstream {{\nstore_dir: "{tmp_path}"\n{merged}}}\n'
+        f"cluster {{ name: nats, port: {cluster['port']} }}\n"
     )
     done = subprocess.run([find_server(), "-t", "-c", conf], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
