@@ -1,0 +1,283 @@
+"""Rows of the performance table about the learner: its step against a bare torch loop, and against TRL's loss.
+
+All of them train the same model on the same batch, in one process and on one thread, in turns: forward, backward, and
+AdamW on float32 masters, with micro-batches of as many tokens. The bare loop is what a careful user would write:
+padded rows of similar length, the fast causal kernel, and logits at trained tokens only. TRL's rows go through its real
+`GRPOTrainer` and its loss. Rates count every token of every episode, whether or not it is read once for many.
+"""
+
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.common.errors import MissingDependency
+from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.ops.bench.tiny_model import make_tiny_model
+
+MICRO_BATCH_TOKENS = 4096
+GROUP_SIZE = 8
+PROMPT_TOKENS = 140
+ROUNDS = 5
+RATE = 1e-6
+GOAL = 1.8
+_CLIP_LOW, _CLIP_HIGH = 0.2, 0.2
+
+Step = Callable[[], None]
+
+
+def rows(small: bool = False) -> list[dict[str, Any]]:
+    """Return a row per kind of batch and peer: `ratio` (ours to theirs, the median), `low`, `high` and `goal`.
+
+    `ours` and `theirs` hold each round's tokens per second. Raises MissingDependency without torch or trl. `small`
+    takes seconds, with a tiny model and one round.
+    """
+    try:
+        import torch
+        import trl  # noqa: F401 - so that nothing is measured in vain
+    except ImportError as error:
+        raise MissingDependency(f"the learner's rows need {error.name}: pip install 'horizonrl[cpu,bench]'") from error
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
+            return _measured(_model(Path(directory), small), Path(directory), small)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _model(directory: Path, small: bool) -> Path:
+    if small:
+        return make_tiny_model(directory / "model")
+    from horizonrl.ops.run.models import resolve_model
+
+    return resolve_model("smollm2-135m-instruct")
+
+
+def _measured(model_dir: Path, directory: Path, small: bool) -> list[dict[str, Any]]:
+    found = []
+    turns = 3 if small else 30
+    for what, batch in (
+        ("learner step, one turn", make_batch(1 if small else 2, turns=1, generated=110, observed=0)),
+        (f"learner step, {turns} turns", make_batch(1, turns=turns, generated=14, observed=32)),
+    ):
+        tokens = sum(len(trace.ids_L) for trace in batch.traces)
+        steps = {
+            "ours": our_step(model_dir, batch),
+            "bare torch, logits at trained tokens": bare_step(model_dir, batch),
+            "TRL's GRPO loss": trl_step(model_dir, batch, directory),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in steps}
+        for step in steps.values():  # a first step each, which allocates and compiles kernels
+            step()
+        for _ in range(1 if small else ROUNDS):
+            for name, step in steps.items():
+                started = time.perf_counter()
+                step()
+                rates[name].append(tokens / (time.perf_counter() - started))
+        ours = rates.pop("ours")
+        found += [_row(what, peer, ours, theirs) for peer, theirs in rates.items()]
+    return found
+
+
+def _row(what: str, peer: str, ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    row = {"what": what, "peer": peer, "unit": "tokens/s", "ours": list(ours), "theirs": list(theirs)}
+    return row | {"ratio": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "goal": GOAL}
+
+
+def make_batch(groups: int, turns: int, generated: int, observed: int, seed: int = 0) -> Batch:
+    """Return groups of random ids: `turns` of about `generated` tokens, with about `observed` read between them."""
+    rng, traces = np.random.default_rng(seed), []
+
+    def about(tokens: int) -> int:
+        return int(rng.integers(max(1, tokens * 4 // 5), tokens * 6 // 5 + 1))
+
+    for group in range(groups):
+        prompt = rng.integers(3, 500, PROMPT_TOKENS)
+        for _ in range(GROUP_SIZE):
+            lengths = [(turn, about(generated)) for turn in range(turns)]
+            places = [np.full(PROMPT_TOKENS, -1)]
+            for turn, tokens in lengths:
+                read = about(observed) if observed and turn + 1 < turns else 0
+                places += [np.full(tokens, turn), np.full(read, -1)]
+            turns_L = np.concatenate(places).astype(np.int32)
+            ids_L = np.concatenate([prompt, rng.integers(3, 500, len(turns_L) - PROMPT_TOKENS)]).astype(np.int32)
+            rewards_L = np.zeros(len(ids_L), np.float32)
+            rewards_L[-1] = rng.normal()
+            traces.append(
+                Trace(
+                    ids_L=ids_L,
+                    turns_L=turns_L,
+                    logprobs_L=np.where(turns_L >= 0, -6.0, 0.0).astype(np.float32),
+                    versions_L=np.where(turns_L >= 0, 1, -1).astype(np.int32),
+                    rewards_L=rewards_L,
+                    group=group,
+                )
+            )
+    return Batch(tuple(traces), version=1)
+
+
+def our_step(model_dir: Path, batch: Batch) -> Step:
+    from horizonrl.learner.engine.api import EngineSettings
+    from horizonrl.learner.engine.registry import make_engine
+
+    engine = make_engine(EngineSettings(model_dir, backend="torch", micro_batch_tokens=MICRO_BATCH_TOKENS))
+    return lambda: engine.train_step(batch, RATE) and None
+
+
+def bare_step(model_dir: Path, batch: Batch) -> Step:
+    """Return a step of a plain loop over padded rows."""
+    import torch
+    from torch.nn.functional import log_softmax
+
+    model = _loaded(model_dir)
+    update = _Masters(model)
+    tokens = sum(trace.trained_tokens for trace in batch.traces)
+
+    def loss_of(traces: Sequence[Trace]) -> Any:
+        width = max(len(trace.ids_L) for trace in traces)
+        ids_BT, mask_BT = torch.zeros(len(traces), width, dtype=torch.int64), torch.zeros(len(traces), width).bool()
+        old_BT = torch.zeros(len(traces), width)
+        for row, trace in enumerate(traces):
+            length = len(trace.ids_L)
+            ids_BT[row, :length] = torch.from_numpy(trace.ids_L)
+            mask_BT[row, :length] = torch.from_numpy(trace.mask_L)
+            old_BT[row, :length] = torch.from_numpy(trace.logprobs_L)
+        hidden_BTD = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        logits_NV = model.lm_head(hidden_BTD[:, :-1][mask_BT[:, 1:]]).float()
+        logprobs_N = log_softmax(logits_NV, -1).gather(1, ids_BT[mask_BT][:, None])[:, 0]
+        advantages_N = torch.cat([torch.full((t.trained_tokens,), float(t.rewards_L.sum())) for t in traces])
+        ratio_N = (logprobs_N - old_BT[mask_BT]).clamp(-20, 20).exp()
+        clipped_N = ratio_N.clamp(1 - _CLIP_LOW, 1 + _CLIP_HIGH)
+        return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N).sum() / tokens
+
+    def step() -> None:
+        for traces in _rectangles(batch):
+            update.add(loss_of(traces))
+        update.step()
+
+    return step
+
+
+def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
+    """Return a step with the loss of TRL's own trainer, as it calls it for each micro-batch."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    model = _loaded(model_dir)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer: Any = GRPOTrainer(
+            model=model,
+            reward_funcs=lambda completions, **_: [0.0] * len(completions),
+            args=GRPOConfig(
+                output_dir=str(directory / "trl"),
+                use_cpu=True,
+                bf16=False,  # the model is bfloat16 already; this is about autocast
+                gradient_checkpointing=False,
+                per_device_train_batch_size=GROUP_SIZE,
+                num_generations=GROUP_SIZE,
+                report_to=[],
+            ),
+            train_dataset=Dataset.from_dict({"prompt": ["-"] * GROUP_SIZE}),
+            processing_class=AutoTokenizer.from_pretrained(model_dir),
+        )
+    trainer.model.eval()
+    trainer.current_gradient_accumulation_steps = 1
+    update = _Masters(model)
+    total = torch.tensor(float(sum(trace.trained_tokens for trace in batch.traces)))
+
+    def loss_of(traces: Sequence[Trace]) -> Any:
+        width = max(len(trace.ids_L) for trace in traces) - PROMPT_TOKENS
+        columns = {name: torch.zeros(len(traces), width) for name in ("ids", "mask", "trained", "old")}
+        for row, trace in enumerate(traces):
+            length = len(trace.ids_L) - PROMPT_TOKENS
+            columns["mask"][row, :length] = 1
+            for name, values in (("ids", trace.ids_L), ("trained", trace.mask_L), ("old", trace.logprobs_L)):
+                columns[name][row, :length] = torch.from_numpy(values[PROMPT_TOKENS:])
+        prompts = torch.stack([torch.from_numpy(trace.ids_L[:PROMPT_TOKENS].astype(np.int64)) for trace in traces])
+        return trainer._compute_loss(
+            model,
+            {
+                "prompt_ids": prompts,
+                "prompt_mask": torch.ones_like(prompts),
+                "completion_ids": columns["ids"].long(),
+                "completion_mask": columns["mask"].long(),
+                "tool_mask": columns["trained"].long(),
+                "advantages": torch.tensor([float(trace.rewards_L.sum()) for trace in traces]),
+                "old_per_token_logps": columns["old"],
+                "num_items_in_batch": total,
+            },
+        )
+
+    def step() -> None:
+        for traces in _rectangles(batch):
+            update.add(loss_of(traces))
+        update.step()
+
+    return step
+
+
+def _rectangles(batch: Batch) -> list[list[Trace]]:
+    """Return rows of similar length within the token budget."""
+    made: list[list[Trace]] = []
+    for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
+        if made and (len(made[-1]) + 1) * len(made[-1][0].ids_L) <= MICRO_BATCH_TOKENS:
+            made[-1].append(trace)
+        else:
+            made.append([trace])
+    return made
+
+
+def _loaded(model_dir: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    return model.eval()
+
+
+class _Masters:
+    """AdamW on one flat float32 master, as the learner's torch backend has it."""
+
+    def __init__(self, model: Any) -> None:
+        import torch
+
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._flat = torch.cat([parameter.detach().float().flatten() for parameter in self._parameters])
+        self._flat.grad = torch.zeros_like(self._flat)
+        self._adamw = torch.optim.AdamW([self._flat], lr=RATE, weight_decay=0.0, fused=True)
+
+    def add(self, loss: Any) -> None:
+        loss.backward()
+        for parameter, sums in zip(self._parameters, self._views(self._flat.grad), strict=True):
+            sums.add_(parameter.grad)
+            parameter.grad = None
+
+    def step(self) -> None:
+        import torch
+
+        torch.nn.utils.clip_grad_norm_([self._flat], 1.0)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=False)
+        for parameter, master in zip(self._parameters, self._views(self._flat), strict=True):
+            parameter.data.copy_(master)
+
+    def _views(self, flat: Any) -> list[Any]:
+        pieces = flat.split([parameter.numel() for parameter in self._parameters])
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters, strict=True)]
+
+
+if __name__ == "__main__":
+    import json
+    import sys
+
+    print(json.dumps(rows(small="--small" in sys.argv), indent=2))
