@@ -17,9 +17,14 @@ EACH_STAGE: dict[int, dict[str, Any]] = {
     1: {"offload_optimizer": OFFLOADED, "allgather_bucket_size": 40_000},
     2: {"offload_optimizer": OFFLOADED, "reduce_scatter": True, **BUCKETS},
     3: {
-        **{"offload_optimizer": OFFLOADED, "offload_param": OFFLOADED, "sub_group_size": 30_000, **BUCKETS},
-        **{"stage3_prefetch_bucket_size": 10_000, "stage3_param_persistence_threshold": 0},
-        **{"stage3_max_live_parameters": 100_000, "stage3_max_reuse_distance": 100_000},
+        "offload_optimizer": OFFLOADED,
+        "offload_param": OFFLOADED,
+        "sub_group_size": 30_000,
+        "stage3_prefetch_bucket_size": 10_000,
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 100_000,
+        "stage3_max_reuse_distance": 100_000,
+        **BUCKETS,
     },
 }
 
@@ -33,7 +38,10 @@ def test_offload_and_buckets_make_the_same_weights(stage: int, tiny_model: Path,
         refuse_unsafe(passed)
         directory = tmp_path / str(len(digests))
         directory.mkdir()
-        settings = EngineSettings(tiny_model, zero_stage=stage, micro_batch_tokens=128, deepspeed=passed)
+        # At stage 1 offload adds up the gradient's norm in another order, so that a gradient that is clipped differs in
+        # its last bits. Here none is clipped there.
+        limits = {"max_grad_norm": 1e9 if stage == 1 else 1.0, "micro_batch_tokens": 128}
+        settings = EngineSettings(tiny_model, zero_stage=stage, deepspeed=passed, **limits)
         figures = train(make_engine(settings), directory)
         assert figures["repeats"], "a step after `load` made other weights than before"
         digests.append(figures["digest"])
@@ -62,5 +70,5 @@ def test_what_could_change_a_digest_is_refused_with_the_reason(given: dict[str, 
 
 
 def test_every_key_that_passes_is_one_of_deepspeed() -> None:
-    zero = pytest.importorskip("deepspeed.runtime.zero.config")
-    assert set(zero.DeepSpeedZeroConfig.model_fields) >= PASSED_OF_ZERO
+    fields = pytest.importorskip("deepspeed.runtime.zero.config").DeepSpeedZeroConfig.model_fields
+    assert fields.keys() | {field.alias for field in fields.values()} >= PASSED_OF_ZERO
