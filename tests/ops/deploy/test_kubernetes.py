@@ -274,14 +274,8 @@ def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, mo
 
     pod = job["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    shell, flag, script = container["command"]
-    echoed = subprocess.run(
-        [shell, flag, script.replace("exec ", "echo ")],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        env={"JOB_COMPLETION_INDEX": "0", "PATH": "/bin:/usr/bin"},
-    )
+    command = [word.replace("exec ", "JOB_COMPLETION_INDEX=0; echo ") for word in container["command"]]
+    echoed = subprocess.run(command, capture_output=True, text=True, timeout=10)
     _, *words = echoed.stdout.split()
     arguments, overrides = parse(words)
     texts = one("nodes", "ConfigMap", pod["spec"]["volumes"][1]["projected"]["sources"][0]["configMap"]["name"])["data"]
