@@ -12,6 +12,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 
@@ -89,9 +90,11 @@ async def _seat(node: Node | None) -> Seat:
 async def _end(processes: Sequence[Process], node: Node | None, stopped: "asyncio.Task[bool]") -> NodesEnd:
     """Wait for the first end of a rank or of another node, pass SIGTERM on meanwhile, and say what happened."""
     ours = asyncio.create_task(_ranks_end(processes))
-    theirs = asyncio.create_task(node.ended()) if node is not None else asyncio.Future[NodesEnd]()
-    news = {ours, theirs}
-    await asyncio.wait({*news, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    # Without other nodes there is nothing that would ever set it.
+    theirs: asyncio.Future[NodesEnd] = asyncio.Future() if node is None else asyncio.create_task(node.ended())
+    news: set[asyncio.Future[NodesEnd]] = {ours, theirs}
+    first: set[asyncio.Future[Any]] = {*news, stopped}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if stopped.done() and not (ours.done() or theirs.done()):
         if isinstance(node, Member):
             node.leave()  # rank 0 decides when all end, and its node is told

@@ -1,6 +1,7 @@
 """The learner's backend on DeepSpeed ZeRO: one process, or several with the optimizer's state spread over them.
 
-The only file that imports deepspeed. It runs under torchrun or alone. `step.py` decides what is computed.
+The only file that imports deepspeed. Its process has the environment of `spawn.py`, or is alone. `step.py` decides
+what is computed.
 """
 
 import atexit
@@ -135,7 +136,7 @@ def _deepspeed_config(settings: EngineSettings) -> dict[str, Any]:
 def _start_deepspeed(settings: EngineSettings) -> Any:
     """Import DeepSpeed quietly and join the other ranks; return the deepspeed module."""
     on_gpu = torch.cuda.is_available()
-    # Before the import, which reads them. LOCAL_RANK is torchrun's, which a single rank does not have.
+    # Before the import, which reads them. A single rank has no LOCAL_RANK.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if on_gpu else "cpu")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     os.environ.setdefault("LOCAL_RANK", "0")
@@ -159,7 +160,7 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
 
 
 def _join_ranks(backend: str, timeout: timedelta) -> None:
-    """Join the ranks that torchrun's environment names; without one be alone, with no address and no port."""
+    """Join the ranks that the environment names (`spawn.py`); without one be alone, with no address and no port."""
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:

@@ -358,7 +358,7 @@ def build_scorer(settings: EngineSettings) -> TokenScorer:
 
 def _read_engine_file(directory: Path) -> dict[str, Any]:
     try:
-        written = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+        written: dict[str, Any] = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
         return written | {
             "state": dict(written["state"]),
             "optimizer_steps": int(written["optimizer_steps"]),

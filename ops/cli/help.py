@@ -124,8 +124,10 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
     sections: dict[str, dict[str, Any]] = {}
     for name, values in shown.items():
         if isinstance(values, dict):
-            sections[name] = {key: value for key, value in values.items() if not isinstance(value, dict)}
-            sections |= {f"{name}.{key}": value for key, value in values.items() if isinstance(value, dict)}
+            # An empty table is a key with free contents.
+            inner = {key: value for key, value in values.items() if isinstance(value, dict) and value}
+            sections[name] = {key: value for key, value in values.items() if key not in inner}
+            sections |= {f"{name}.{key}": value for key, value in inner.items()}
     return sections
 
 

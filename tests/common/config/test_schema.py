@@ -1,8 +1,10 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Phase
 
@@ -140,3 +142,27 @@ def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
     config = RunConfig.load([], steps)
     assert [config.lr(step) for step in range(config.total_steps)] == [0.5, 1, 1, 5, 10, 10, 10]
     assert RunConfig.load([], steps[:-1]).lr(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        ({"nodes": 2}, "learner.rendezvous is None: give an address of machine 0"),
+        ({"nodes": 2, "rendezvous": "10.0.0.1"}, "as HOST:PORT"),
+        ({"nodes": 2, "rendezvous": "10.0.0.1:99999"}, "as HOST:PORT"),
+        ({"nodes": 2, "rendezvous": "10.0.0.1:29400", "node_rank": 2}, "node_rank goes from 0 to 1"),
+        ({"nodes": 2, "rendezvous": "10.0.0.1:29400", "min_nodes": 3}, "min_nodes from 1 to 2"),
+        ({"node_rank": 1}, "learner.nodes is 1: set nodes to the number of machines"),
+        ({"nodes": 2, "rendezvous": "a:1", "backend": "torch"}, "set both to 1, or backend to deepspeed"),
+        ({"backend": "torch", "deepspeed": {"aio": {}}}, "leave them out, or set backend to deepspeed"),
+        ({"deepspeed": {"fp16": {}}}, "fp16 cannot be set"),
+        ({"zero_stage": 2, "deepspeed": {"zero_optimization": {"offload_param": {}}}}, "set zero_stage to 3 or more"),
+    ],
+)
+def test_a_learner_of_several_machines_says_what_is_missing(learner: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LearnerSection(**learner)
+
+
+def test_a_rendezvous_is_a_host_and_a_port() -> None:
+    assert LearnerSection(nodes=2, rendezvous="[fd00::1]:29400").rendezvous_address == ("fd00::1", 29400)

@@ -26,6 +26,7 @@ from horizonrl.broker.nats.keys import make_keys
 from horizonrl.broker.nats.server import find_server
 from horizonrl.broker.nats.streams import ACTORS, stream_name
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
 from horizonrl.learner.spawn import LAST_CHECKPOINT_S
@@ -238,7 +239,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(overlay: str, role: str) -> None:
 
 @each_overlay
 def test_network_policies_join_what_talks_and_part_the_rest(overlay: str, config_of: Any) -> None:
-    policy, config = one(overlay, "NetworkPolicy")["spec"], config_of(overlay, "actor")
+    policy, config = one(overlay, "NetworkPolicy", "roles")["spec"], config_of(overlay, "actor")
     for role in ROLES:
         labels = pod_of(overlay, role)["metadata"]["labels"]
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
@@ -256,6 +257,46 @@ def test_network_policies_join_what_talks_and_part_the_rest(overlay: str, config
     assert us["podSelector"]["matchLabels"].items() <= pod_of(overlay, "actor")["metadata"]["labels"].items()
     assert broker["ingress"][0]["ports"] == [{"protocol": "TCP", "port": address.port}]
     assert service == "nats", "the chart's release, and its service"
+
+
+def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = config_of("nodes", "learner")
+    job = one("nodes", "Job", "learner-node")
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"] == leader.learner.nodes - 1
+    host, port = leader.learner.rendezvous_address
+    service = one("nodes", "Service", "learner")
+    learner = workload("nodes", "learner")["metadata"]
+    assert host == f"{learner['name']}-0.{service['metadata']['name']}.{learner['namespace']}.svc.cluster.local"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"], "node 0 is not ready before the others have come"
+    assert port != leader.metrics.port
+
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    command = [word.replace("exec ", "JOB_COMPLETION_INDEX=0; echo ") for word in container["command"]]
+    echoed = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    _, *words = echoed.stdout.split()
+    arguments, overrides = parse(words)
+    texts = one("nodes", "ConfigMap", pod["spec"]["volumes"][1]["projected"]["sources"][0]["configMap"]["name"])["data"]
+    assert [str(recipe) for recipe in arguments.recipes] == ["/etc/horizonrl/recipe.toml"]
+    assert set(texts) == {"recipe.toml"}
+    monkeypatch.setenv("HORIZONRL_LEARNER__NODE_RANK", overrides[-1].partition("=")[2])
+    other = config_of("nodes", "learner")
+    assert other.learner == leader.learner.model_copy(update={"node_rank": 1})
+    assert "secret" not in str(pod), "only node 0 speaks with the broker"
+    assert pod["spec"]["terminationGracePeriodSeconds"] > LAST_CHECKPOINT_S + REPORT_S
+    assert pod["spec"]["securityContext"] == pod_of("nodes", "learner")["spec"]["securityContext"]
+    (fail, ignore) = job["spec"]["podFailurePolicy"]["rules"]
+    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [ConfigError.exit_code])
+    assert ignore["action"] == "Ignore"
+
+    policy = one("nodes", "NetworkPolicy", "learner-nodes")["spec"]
+    (who,) = policy["podSelector"]["matchExpressions"]
+    labels = {each["metadata"]["labels"][COMPONENT] for each in (pod, pod_of("nodes", "learner"))}
+    assert (who["key"], set(who["values"])) == (COMPONENT, labels)
+    for side, peer in (("ingress", "from"), ("egress", "to")):
+        assert policy[side] == [{peer: [{"podSelector": policy["podSelector"]}]}]
 
 
 def test_actors_follow_the_tickets_that_wait(config_of: Any) -> None:
