@@ -7,6 +7,7 @@ from pathlib import Path
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import scratch
@@ -53,8 +54,9 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
-    from horizonrl.learner.launch import spawn_ranks
-    from horizonrl.learner.main import run_learner
+    with uncollected():  # torch comes with them
+        from horizonrl.learner.launch import spawn_ranks
+        from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.trackers import require
     from horizonrl.ops.observe.tracking import tracked
     from horizonrl.ops.run.models import model_identity, resolve_model

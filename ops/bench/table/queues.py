@@ -7,7 +7,7 @@ end, and refuses a repeated ticket.
 
 import asyncio
 import contextlib
-import os
+import importlib.util
 import socket
 import subprocess
 import tempfile
@@ -27,7 +27,7 @@ from horizonrl.common.children import bound
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import MissingDependency, RunFailed
 from horizonrl.common.types import Episode, Group, Kind, Provenance, StopReason, Task, Ticket, Turn, VersionSpan
-from horizonrl.ops.bench.table.rows import Row, rounds
+from horizonrl.ops.bench.table.rows import Request, Row
 
 AT_ONCE = 8
 GROUPS = 400
@@ -41,14 +41,17 @@ Carry = Callable[[list[Group]], Awaitable[None]]
 """Publishes groups, and returns when all of them have been read."""
 
 
-def rows(small: bool) -> list[Row]:
+def rows(request: Request) -> list[Row]:
     """Measure groups per second; raise MissingDependency where a peer is not installed."""
     for package in ("nats", "redis", "zmq"):
         _require(package)
-    rates = uvloop.run(_measure(SMALL_GROUPS if small else GROUPS, rounds(small)))
+    rates = uvloop.run(_measure(SMALL_GROUPS if request.small else GROUPS, request.rounds))
     ours = rates.pop("ours")
     goals = {"raw JetStream (nats-py)": 0.9, "Redis streams, equal durability": 1.0}
-    return [Row("groups through the broker", peer, "groups/s", ours, theirs, goals.get(peer)) for peer, theirs in rates.items()]
+    return [
+        Row("groups through the broker", peer, "groups/s", ours, theirs, goals.get(peer))
+        for peer, theirs in rates.items()
+    ]
 
 
 async def _measure(count: int, turns: int) -> dict[str, list[float]]:
@@ -75,6 +78,7 @@ async def _measure(count: int, turns: int) -> dict[str, list[float]]:
 
 def _group(number: int) -> Group:
     """Return a group whose numbers and texts do not repeat, as those of a real one do not."""
+
     def turn(index: int) -> Turn:
         ids = tuple((number * 7919 + index * 104729 + token * 31) % 49152 for token in range(TURN_TOKENS))
         return Turn(
@@ -175,7 +179,7 @@ async def _redis(directory: Path) -> AsyncIterator[Carry]:
     """Redis with an append-only file: a write is in the page cache before it is confirmed, as with JetStream."""
     from redis.asyncio import Redis
 
-    directory.mkdir()
+    directory.mkdir()  # noqa: ASYNC240 - before the clock starts
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
@@ -198,9 +202,10 @@ async def _redis(directory: Path) -> AsyncIterator[Carry]:
                 seen = 0
                 while seen < len(groups):
                     for _, entries in await client.xread({"groups": last}, count=FETCH, block=1000):
-                        for last, fields in entries:
+                        for entry_id, fields in entries:
                             msgpack.unpackb(fields[b"data"])
-                            seen += 1
+                            last = entry_id
+                        seen += len(entries)
 
             await asyncio.gather(_published(groups, publish), read())
 
@@ -261,7 +266,5 @@ def _redis_server() -> str:
 
 
 def _require(package: str) -> None:
-    import importlib.util
-
     if importlib.util.find_spec(package) is None:
         raise MissingDependency(f"the peer's package {package!r} is not installed: pip install 'horizonrl[bench]'")
