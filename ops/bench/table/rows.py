@@ -3,7 +3,7 @@
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class Request:
     """A checkout of AgentGym, whose servers are then measured too."""
     agentgym_python: str = sys.executable
     """A Python with the dependencies of AgentGym's servers."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Peers that are not there, with what would bring them: their rows are missing."""
 
     @property
     def rounds(self) -> int:

@@ -36,7 +36,8 @@ def run(request: Request, json_file: Path | None, only: str | None) -> int:
     """Measure the named group of rows, or all; return 1 if a row that has a goal missed it, except in a small table."""
     if only is not None and only not in MEASURES:
         raise ConfigError(f"--only {only}: no such rows{did_you_mean(only, MEASURES)} Choose {', '.join(MEASURES)}")
-    report: dict[str, Any] = {"machine": machine(), "small": request.small, "rows": [], "not_measured": {}}
+    report: dict[str, Any] = {"machine": machine(), "small": request.small, "rows": []}
+    report["not_measured"] = request.left_out
     for name in MEASURES if only is None else (only,):
         module, _, function = MEASURES[name].partition(":")
         measure: Measure = getattr(import_module(module), function)
@@ -45,7 +46,7 @@ def run(request: Request, json_file: Path | None, only: str | None) -> int:
                 report["rows"] += [row.facts for row in measure(request)]
         except HorizonError as error:
             # One peer that is not there must not cost the other rows, which took minutes.
-            report["not_measured"][name] = str(error)
+            request.left_out[name] = str(error)
     _print(report)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
