@@ -205,7 +205,7 @@ async def _redis(directory: Path) -> AsyncIterator[Carry]:
         stderr=subprocess.DEVNULL,
         preexec_fn=bound(),
     )
-    client = Redis(host="127.0.0.1", port=port)
+    client: Any = Redis(host="127.0.0.1", port=port)
     try:
         await _answering(client)
         last = b"0"

@@ -7,6 +7,7 @@ experts. Without a checkout of AgentGym, ours is held against its goals alone.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from itertools import cycle, islice
 
 import uvloop
@@ -45,13 +46,16 @@ async def _measure(env_id: str, request: Request) -> tuple[list[float], list[flo
     games = await _games(env_id)
     clients, seconds = (SMALL_CLIENTS, SMALL_SECONDS) if request.small else (CLIENTS, SECONDS)
     ours, theirs = list[float](), list[float]()
-    async with serving(env_id, WORKERS) as (_, url):
+    async with AsyncExitStack() as stack:
+        _, url = await stack.enter_async_context(serving(env_id, WORKERS))
+        there = None
+        if request.agentgym is not None:
+            peer = agentgym_server(request.agentgym, request.agentgym_python, env_id)
+            there = await stack.enter_async_context(peer)
         for _ in range(request.rounds):
             ours.append(await _steps_per_s(f"{url}/{env_id}", env_id, games, clients, seconds))
-            # One server at a time would be fairer to neither: an idle one takes no time, and rounds need both.
-            if request.agentgym is not None:
-                async with agentgym_server(request.agentgym, request.agentgym_python, env_id) as there:
-                    theirs.append(await _steps_per_s(there, env_id, games, clients, seconds))
+            if there is not None:
+                theirs.append(await _steps_per_s(there, env_id, games, clients, seconds))
     return ours, theirs
 
 
