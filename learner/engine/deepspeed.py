@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from horizonrl.common.errors import MissingDependency
+from horizonrl.common.imports import uncollected
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import ScorerOutput
 from horizonrl.learner.engine.partitions import MASTER, Partitions
@@ -141,7 +142,8 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     os.environ.setdefault("LOCAL_RANK", "0")
     try:
-        import deepspeed
+        with uncollected():
+            import deepspeed
     except ImportError as error:
         raise MissingDependency(
             f"learner.backend is deepspeed, which cannot be imported ({error}): pip install deepspeed, or set "

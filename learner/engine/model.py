@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.engine import attention
 from horizonrl.learner.engine.packing import Segment
@@ -271,7 +272,8 @@ def _critic(lm: nn.Module) -> nn.Module:
 
 def load_language_model(model_dir: Path) -> nn.Module:
     """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with."""
-    from transformers import AutoModelForCausalLM
+    with uncollected():
+        from transformers import AutoModelForCausalLM
 
     # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 7).
     return cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))

@@ -9,6 +9,7 @@ import xxhash
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import shared_scratch
@@ -67,8 +68,8 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     model_dir = resolve_model(config.model.name)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
     spawn_ranks(config.learner.ranks, rendezvous(config, model_identity(model_dir)))
-    # Not before: a launcher imports no torch.
-    from horizonrl.learner.main import run_learner
+    with uncollected():  # not before: a launcher imports no torch
+        from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.tracking import tracked
 
     if leads:

@@ -50,7 +50,7 @@ async def compare(
 async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
     with TemporaryDirectory() as folder:
         problems = write_bird(Path(folder), episodes)
-        async with _server(agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder) as url:
+        async with agentgym_server(agentgym, python, env_id, AGENTENV_SQLGYM_BIRD_PATH=folder) as url:
             return await play_all(url, problems, parallel)
 
 
@@ -62,7 +62,7 @@ async def _compare(agentgym: Path, python: str, env_id: str, episodes: int, para
         numbers = list(range(len(tasks)))
     chosen = Random(0).sample(numbers, min(episodes, len(numbers)))
     found, slots = GameComparison(env_id), asyncio.Semaphore(parallel)
-    async with _server(agentgym, python, env_id) as url:
+    async with agentgym_server(agentgym, python, env_id) as url:
         began = time.monotonic()
 
         async def play(number: int) -> None:
@@ -160,7 +160,7 @@ def _words(env_id: str, text: str) -> Sequence[str]:
 
 
 @asynccontextmanager
-async def _server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
+async def agentgym_server(agentgym: Path, python: str, env_id: str, **variables: str) -> AsyncIterator[str]:
     """Run one of AgentGym's servers; yield its address."""
     folder, application = SERVERS[env_id]
     # AgentGym's server takes a number, not a socket. Nobody holds the port until the server binds it.

@@ -107,7 +107,7 @@ async def _measure(env_id: str, seconds: float) -> list[Measured]:
     for clients in CLIENTS:
         measured.append(await _here(env_id, games, clients, seconds))
     for workers in (0, WORKERS):
-        async with _server(env_id, workers) as (process, url):
+        async with serving(env_id, workers) as (process, url):
             for clients in CLIENTS:
                 measured.append(await _there(env_id, games, clients, seconds, (process, url, workers)))
     return measured
@@ -197,7 +197,7 @@ def _measured(
 
 
 @asynccontextmanager
-async def _server(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
+async def serving(env_id: str, workers: int) -> AsyncIterator[tuple[psutil.Process, str]]:
     """Start `horizonrl envs serve`, yield its process and address, and end it afterwards."""
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "serve", env_id]
     command += ["--port", "0", "--workers", str(workers)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from horizonrl.ops.bench.table.programs import program
-from horizonrl.ops.bench.table.rows import Row, rounds
+from horizonrl.ops.bench.table.rows import Request, Row
 
 EPISODES = (1, 8, 32, 64)
 SMALL_EPISODES = (2,)
@@ -19,14 +19,17 @@ KV_CACHE_MIB, SMALL_KV_CACHE_MIB = 1024, 32
 MODEL = "smollm2-135m-instruct"
 
 
-def rows(small: bool) -> list[Row]:
+def rows(request: Request) -> list[Row]:
+    """Measure tokens per second by the number of episodes that are played at once."""
     from horizonrl.ops.bench.tiny_model import make_tiny_model
     from horizonrl.ops.run.models import resolve_model
 
     with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
-        model_dir = make_tiny_model(Path(directory)) if small else resolve_model(MODEL)
-        sizes = SMALL_EPISODES if small else EPISODES
-        rates = uvloop.run(_measure(model_dir, sizes, rounds(small), SMALL_KV_CACHE_MIB if small else KV_CACHE_MIB))
+        model_dir = make_tiny_model(Path(directory)) if request.small else resolve_model(MODEL)
+        sizes = SMALL_EPISODES if request.small else EPISODES
+        rates = uvloop.run(
+            _measure(model_dir, sizes, request.rounds, SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB)
+        )
     return [
         Row(
             f"rollout of {episodes} episodes at once",

@@ -1,8 +1,10 @@
 """A row of the performance table: one measurement of ours, beside one of a peer."""
 
 import statistics
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,6 +12,26 @@ import psutil
 ROUNDS = 5
 """Rounds of each row: the median then leaves out the two worst."""
 SMALL_ROUNDS = 2
+NOBODY = "none"
+"""The peer of a row that has none: its ratio is null, and it only informs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `bench speed` was asked for."""
+
+    small: bool = False
+    """Seconds instead of minutes, with tiny models: shows that every row works, and measures nothing."""
+    agentgym: Path | None = None
+    """A checkout of AgentGym, whose servers are then measured too."""
+    agentgym_python: str = sys.executable
+    """A Python with the dependencies of AgentGym's servers."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Peers that are not there, with what would bring them: their rows are missing."""
+
+    @property
+    def rounds(self) -> int:
+        return SMALL_ROUNDS if self.small else ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +51,7 @@ class Row:
     @property
     def ratios(self) -> list[float]:
         """How many times better ours was, by round."""
-        pairs = zip(self.ours, self.theirs, strict=True)
+        pairs = zip(self.ours, self.theirs, strict=True) if self.theirs else ()
         return [theirs / ours if self.less_is_better else ours / theirs for ours, theirs in pairs]
 
     @property
@@ -39,24 +61,20 @@ class Row:
         return {
             "what": self.what,
             "peer": self.peer,
-            "ratio": statistics.median(ratios),
-            "low": min(ratios),
-            "high": max(ratios),
+            "ratio": statistics.median(ratios) if ratios else None,
+            "low": min(ratios, default=None),
+            "high": max(ratios, default=None),
             "goal": self.goal,
             "ours": statistics.median(self.ours),
-            "theirs": statistics.median(self.theirs),
+            "theirs": statistics.median(self.theirs) if self.theirs else None,
             "unit": self.unit,
-            "rounds": len(ratios),
+            "rounds": len(self.ours),
         }
 
 
-def against_limit(what: str, unit: str, values: Sequence[float], limit: float) -> Row:
-    """Return a row without a peer: the goal is a number of seconds or bytes that ours should stay below."""
-    return Row(what, f"goal of {limit:g} {unit}", unit, values, [limit] * len(values), 1.0, less_is_better=True)
-
-
-def rounds(small: bool) -> int:
-    return SMALL_ROUNDS if small else ROUNDS
+def against_limit(what: str, unit: str, values: Sequence[float], limit: float, *, less_is_better: bool = True) -> Row:
+    """Return a row whose peer is a number that was set as the goal."""
+    return Row(what, f"goal of {limit:g} {unit}", unit, values, [limit] * len(values), 1.0, less_is_better)
 
 
 def resident_mib(pid: int) -> float:

@@ -13,12 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
-from horizonrl.ops.bench.table.rows import Row
+from horizonrl.ops.bench.table.rows import Request, Row
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 
-Measure = Callable[[bool], list[Row]]
-"""Measures rows; True asks for a small variant that takes seconds. Raises MissingDependency without the peer."""
+Measure = Callable[[Request], list[Row]]
+"""Measures rows. Raises MissingDependency without the peer."""
 # Names and not functions: one row imports torch, another one Redis, and a table of one row needs neither.
 MEASURES: Mapping[str, str] = {
     "rollouts": "horizonrl.ops.bench.table.rollouts:rows",
@@ -32,35 +32,39 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def run(json_file: Path | None, only: str | None, small: bool) -> int:
+def run(request: Request, json_file: Path | None, only: str | None) -> int:
     """Measure the named group of rows, or all; return 1 if a row that has a goal missed it, except in a small table."""
     if only is not None and only not in MEASURES:
         raise ConfigError(f"--only {only}: no such rows{did_you_mean(only, MEASURES)} Choose {', '.join(MEASURES)}")
-    report: dict[str, Any] = {"machine": machine(), "small": small, "rows": [], "not_measured": {}}
-    table = Table("what", "peer", "ratio", "low", "high", "goal", "ours", "theirs", "unit")
+    report: dict[str, Any] = {"machine": machine(), "small": request.small, "rows": []}
+    report["not_measured"] = request.left_out
     for name in MEASURES if only is None else (only,):
         module, _, function = MEASURES[name].partition(":")
+        measure: Measure = getattr(import_module(module), function)
         try:
             with waiting(plain_console(stderr=True), f"measuring {name}", announced=True):
-                measured: list[Row] = getattr(import_module(module), function)(small)
+                report["rows"] += [row.facts for row in measure(request)]
         except HorizonError as error:
             # One peer that is not there must not cost the other rows, which took minutes.
-            report["not_measured"][name] = str(error)
-            table.add_row(name, f"not measured: {error}")
-            continue
-        for row in measured:
-            facts = row.facts
-            report["rows"].append(facts)
-            numbers = (facts[key] for key in ("ratio", "low", "high", "goal", "ours", "theirs"))
-            table.add_row(
-                row.what, row.peer, *("-" if number is None else f"{number:.4g}" for number in numbers), row.unit
-            )
-    plain_console().print(table)
-    print(json.dumps(report["machine"]))
+            request.left_out[name] = str(error)
+    _print(report)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     missed = [row for row in report["rows"] if row["goal"] is not None and row["ratio"] < row["goal"]]
-    return 0 if small or not (missed or report["not_measured"]) else 1
+    return 0 if request.small or not (missed or report["not_measured"]) else 1
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    table = Table("what", "peer", "ratio", "goal", "ours", "theirs")
+    for row in report["rows"]:
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f} ({row['low']:.2f}-{row['high']:.2f})"
+        goal = "-" if row["goal"] is None else f"{row['goal']:g}"
+        theirs = "-" if row["theirs"] is None else f"{row['theirs']:.4g}"
+        table.add_row(row["what"], row["peer"], ratio, goal, f"{row['ours']:.4g} {row['unit']}", theirs)
+    plain_console().print(table)
+    for name, reason in report["not_measured"].items():
+        print(f"not measured: {name}: {reason}")
+    print(json.dumps(report["machine"]))
 
 
 def machine() -> dict[str, Any]:

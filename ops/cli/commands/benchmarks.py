@@ -1,6 +1,7 @@
 """`bench`: what the system withstands, costs and learns."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from horizonrl.ops.cli.help import CommandParser, Commands, bounded, integers
@@ -68,7 +69,17 @@ def _add_speed(benchmarks: Commands) -> None:
     speed = benchmarks.add("speed", description, _speed, overrides=False)
     speed.add_argument("--small", action="store_true", help="a small variant of every row, in seconds, for CI")
     speed.add_argument("--only", metavar="ROWS", help="one group of rows, such as queues; all by default")
+    speed.add_argument(
+        "--agentgym", type=Path, metavar="DIR", help="a checkout of AgentGym, whose servers are the peer"
+    )
+    speed.add_argument(
+        "--agentgym-python", default=sys.executable, metavar="PYTHON", help="a Python with its servers' dependencies"
+    )
     _add_json(speed)
+    description = "Show where each second of a finished run went, by role."
+    timeline = benchmarks.add("timeline", description, _timeline, overrides=False)
+    timeline.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run of `horizonrl train`")
+    timeline.add_argument("--svg", dest="svg_file", type=Path, metavar="FILE", help="draw it, one lane for each role")
 
 
 def _add_learning(benchmarks: Commands) -> None:
@@ -138,8 +149,16 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 def _speed(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.table import run
+    from horizonrl.ops.bench.table.rows import Request
 
-    return run.run(arguments.json_file, arguments.only, arguments.small)
+    request = Request(arguments.small, arguments.agentgym, arguments.agentgym_python)
+    return run.run(request, arguments.json_file, arguments.only)
+
+
+def _timeline(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.table import timeline
+
+    return timeline.run(arguments.run_dir, arguments.svg_file)
 
 
 def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
