@@ -129,10 +129,9 @@ def _unpack(data: bytes) -> Any:
 
 def _unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
     for name, code in PACKED.items():
-        if name in fields:
-            packed = fields[name]
-            if not isinstance(packed, bytes):
-                raise ValueError(f"{name} is not binary")
+        packed = fields.get(name)
+        # Any map may have such a key: an environment's options, or counts per environment. Those hold no binary.
+        if isinstance(packed, bytes):
             if len(packed) % 4:
                 raise ValueError(f"{name} has {len(packed)} bytes, not a multiple of 4")
             fields[name] = struct.unpack(f"<{len(packed) // 4}{code}", packed)

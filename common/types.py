@@ -48,10 +48,11 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 # Token ids travel as int32.
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 # `fail_fast` on every array: pydantic would describe each wrong element of a forged one.
-TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
+# `strict`: only binary becomes a tuple when a record is decoded (`broker/codec.py`); a MessagePack array is a list.
+TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True)]
 # A NaN or an infinity would reach the loss, and then every weight.
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
-Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True)]
+Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True)]
 Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
 """Bounds far above any reward in use. Advantages of larger ones would be infinite, and the weights with them."""
 HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]

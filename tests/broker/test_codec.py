@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
-from horizonrl.common.state import EnvironmentSettings, HorizonGrowth, HorizonState, Progress
+from horizonrl.common.state import EnvironmentSettings, HorizonGrowth, HorizonState, Progress, RunSettings
 from horizonrl.common.types import (
     Episode,
     Group,
@@ -137,6 +137,13 @@ MALFORMED = {
     "unknown kind": envelope(body_of(make_ticket()) | {"kind": "trane"}),
     "environment name with a dot": envelope(body_of(make_ticket()) | {"task": {"env_id": "a.b", "task_id": "1"}}),
 }
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_an_option_may_have_the_name_of_a_packed_array(name: str) -> None:
+    environment = EnvironmentSettings(env_id="own", options={name: 3, "nested": {name: [1, 2]}}, step_timeout_s=1.0)
+    recipe = RunSettings(total_steps=1, max_deliver=1, max_context_tokens=64, environments=(environment,))
+    assert decode(encode(recipe), RunSettings) == recipe
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())

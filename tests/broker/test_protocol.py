@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from horizonrl.actors import loop
-from horizonrl.broker import codec, groups, weights
+from horizonrl.broker import codec, groups
 from horizonrl.broker import dead_letters as dead
 from horizonrl.broker.api import Key, Message, Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
@@ -21,6 +21,7 @@ from horizonrl.broker.nats import connection, streams
 from horizonrl.broker.nats import transport as nats_transport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.tickets import TicketQueue
+from horizonrl.broker.weights import frames
 from horizonrl.common import state, types
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion, Record, StopReason
 from tests.records import make_group, make_ticket
@@ -121,8 +122,8 @@ def test_every_value_of_an_enumeration_is_described(values: type[StrEnum]) -> No
 
 def test_every_stream_key_subject_and_header_is_described() -> None:
     named = [f"`{{run}}_{stream.value}`" for stream in Stream] + [f".{key.value}`" for key in Key]
-    named += [f"{{run}}.{subject}" for subject in (groups.VOID, groups.PART, groups.JOINED, weights.FRAME)]
-    named += [groups.PARTS, groups.DIGEST, groups.FIRST, weights.POLICY, weights.OFFSET]
+    named += [f"{{run}}.{subject}" for subject in (groups.VOID, groups.PART, groups.JOINED, frames.FRAME)]
+    named += [groups.PARTS, groups.DIGEST, groups.FIRST, frames.POLICY, frames.OFFSET]
     named += [dead.REASON, dead.SUBJECT, dead.SEQUENCE, dead.OFFSET, streams.ACTORS]
     assert [name for name in named if name not in PROTOCOL] == []
 
@@ -150,7 +151,7 @@ def test_messages_have_the_ids_that_the_page_gives_them(tmp_path: Path) -> None:
         await queue.reissue(make_ticket(42), 7)
         frame = tmp_path / "frame"
         frame.write_bytes(bytes(1_500))
-        await weights.publish_frame(transport, frame, PolicyVersion(version=5, lineage=2), "")
+        await frames.publish_frame(transport, frame, PolicyVersion(version=5, lineage=2), "")
         await transport.publish("groups.train", bytes(512))
         await (await log.read(after=0)).next(1)
         await log.publish(make_group(3))
