@@ -14,6 +14,7 @@ def add(commands: Commands) -> None:
     _add_faults(benchmarks)
     _add_speed(benchmarks)
     _add_learning(benchmarks)
+    _add_weights(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -69,6 +70,23 @@ def _add_learning(benchmarks: Commands) -> None:
     learning.add_argument("--report-only", action="store_true", help="train nothing; report the runs that finished")
 
 
+def _add_weights(benchmarks: Commands) -> None:
+    description = "Measure what a version's changes take, against their entropy and other forms."
+    weights = benchmarks.add("weights", description, _weights, overrides=False)
+    weights.add_argument(
+        "--frames",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="two safetensors files; made by training by default",
+    )
+    weights.add_argument(
+        "--directory", type=Path, metavar="DIR", help="keeps the frames that are made; ~/.cache/horizonrl/bench-weights"
+    )
+    weights.add_argument("--small", action="store_true", help="a tiny random model instead of SmolLM2")
+    _add_json(weights)
+
+
 def _add_json(command: CommandParser) -> None:
     command.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
 
@@ -116,3 +134,9 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
         overrides=overrides,
     )
     return run(request)
+
+
+def _weights(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.weights import run
+
+    return run.run(arguments.json_file, arguments.frames, arguments.directory, arguments.small)
