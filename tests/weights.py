@@ -1,6 +1,7 @@
 """A learner that publishes random versions, and hosts that follow them: the two ends of the weights stream."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.weights import WeightsPublisher
 
-SHAPES = {"model.a": (64, 33), "model.b": (513,), "model.c": (0,)}
+KEPT = 3
+"""Images that a learner remembers."""
+SHAPES: Mapping[str, tuple[int, ...]] = {"model.a": (64, 33), "model.b": (513,), "model.c": (0,)}
 
 
 def image(words: dict[str, Any]) -> bytes:
@@ -34,27 +37,36 @@ def image(words: dict[str, Any]) -> bytes:
 class RandomLearner:
     """Publishes random versions through the learner's own publisher."""
 
-    def __init__(self, transport: Transport, folder: Path, lineage: int = 0, start: int = 0) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        folder: Path,
+        lineage: int = 0,
+        start: int = 0,
+        shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+    ) -> None:
         self.transport, self.lineage, self.version = transport, lineage, start
         self.random = np.random.default_rng(lineage)
-        self.words = {name: self.random.integers(0, 1 << 16, shape) for name, shape in SHAPES.items()}
+        self.words = {name: self.random.integers(0, 1 << 16, shape, np.uint16) for name, shape in shapes.items()}
         self.publisher = WeightsPublisher(transport, Fence(transport), folder, share_files=False)
         self.images: dict[PolicyVersion, bytes] = {}
+        self.digests: dict[PolicyVersion, str] = {}
 
     async def step(self, share: float = 0.02) -> WeightsManifest:
         """Change a share of the words, publish the version, and return what the key `policy` says."""
         self.version += 1
         for array in self.words.values():
-            chosen = self.random.random(array.shape) < share
-            array[chosen] = (array[chosen] + self.random.integers(1, 4, array.shape)[chosen]) % (1 << 16)
+            chosen = np.flatnonzero(self.random.random(array.size, np.float32) < share)
+            array.reshape(-1)[chosen] += self.random.integers(1, 4, chosen.size, np.uint16)
         return await self.publish()
 
     async def publish(self) -> WeightsManifest:
         policy = PolicyVersion(version=self.version, lineage=self.lineage)
         file = self.publisher.path_for(policy)
-        self.images[policy] = image(self.words)
+        self.images = {policy: image(self.words)} | dict(list(self.images.items())[:KEPT])
         file.write_bytes(self.images[policy])
-        await self.publisher.publish(policy, digest_file(file))
+        self.digests[policy] = digest_file(file)
+        await self.publisher.publish(policy, self.digests[policy])
         manifest = await StateStore(self.transport).get(Key.POLICY)
         assert isinstance(manifest, WeightsManifest)
         return manifest

@@ -67,7 +67,7 @@ def encode_section(parts: Iterable[Part]) -> bytes:
 
 
 class Decoded:
-    """Changes whose digest, heads and bounds are right. The streams of gaps and values are decoded as they are written."""
+    """Changes whose digest, heads and bounds are right. Gaps and values are decoded while they are written."""
 
     def __init__(self, layout: Layout, changes: Buffer) -> None:
         self._layout = layout

@@ -14,6 +14,8 @@ from horizonrl.broker.weights.kernels import LARGEST_RICE, PROBABILITY_BITS, SYM
 from horizonrl.common.errors import WeightsRejected
 
 MOST_CLASSES = 64
+MOST_WORDS = 1 << 30
+"""Of a part: positions in it have 32 bits."""
 
 EXPONENT_SHIFTS = {"BF16": 7, "F16": 10}
 """Bits below the exponent of a 16-bit float, by safetensors' name."""
@@ -142,6 +144,8 @@ def _read_class(numbers: _Numbers) -> ValueClass:
 
 def _check_parts(head: Head, data_offset: int, image_bytes: int) -> None:
     end_P = head.offset_P + 2 * head.words_P
+    if (head.words_P > MOST_WORDS).any():
+        raise WeightsRejected(f"a part has more than {MOST_WORDS} words")
     if (head.offset_P < data_offset).any() or (end_P > image_bytes).any():
         raise WeightsRejected(f"a part lies outside of the tensors' bytes, {data_offset} to {image_bytes}")
     if any(not data_offset <= offset < image_bytes or value > 255 for offset, value in head.odd):

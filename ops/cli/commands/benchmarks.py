@@ -16,6 +16,7 @@ def add(commands: Commands) -> None:
     _add_speed(benchmarks)
     _add_learning(benchmarks)
     _add_scale(benchmarks)
+    _add_weights(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -109,6 +110,21 @@ def _add_scale(benchmarks: Commands) -> None:
     )
     scale.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
     _add_json(scale)
+def _add_weights(benchmarks: Commands) -> None:
+    description = "Measure what a version's changes take, against their entropy and other forms."
+    weights = benchmarks.add("weights", description, _weights, overrides=False)
+    weights.add_argument(
+        "--frames",
+        nargs=2,
+        type=Path,
+        metavar=("OLD", "NEW"),
+        help="two safetensors files; made by training by default",
+    )
+    weights.add_argument(
+        "--directory", type=Path, metavar="DIR", help="keeps the frames that are made; ~/.cache/horizonrl/bench-weights"
+    )
+    weights.add_argument("--small", action="store_true", help="a tiny random model instead of SmolLM2")
+    _add_json(weights)
 
 
 def _add_json(command: CommandParser) -> None:
@@ -179,3 +195,7 @@ def _scale(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.scale import run
 
     return run.run(arguments.actors, arguments.small, arguments.json_file)
+def _weights(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.weights import run
+
+    return run.run(arguments.json_file, arguments.frames, arguments.directory, arguments.small)

@@ -1,0 +1,79 @@
+"""Real pairs of successive weights: a short reinforcement learning of a model on the torch backend."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.learner.engine.api import EngineSettings
+from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.intake.batch import Batch, Trace
+
+RATES = (1e-6, 1e-5, 4e-5)
+WARM_UP_STEPS = 14
+"""Before the first frame: Adam's first steps move every weight by the whole rate, until its moments have settled."""
+WARM_UP_RATE = 1e-5
+PROMPTS = ("Name a colour.", "Write a sentence about a door.", "How do you make a stick?", "Count to five.")
+GROUP = 4
+NEW_TOKENS = 24
+
+
+def made_frames(model_dir: Path, directory: Path, threads: int = 1) -> list[tuple[float, Path, Path]]:
+    """Return for each rate the weights before and after a step at it, from `directory` if they are there already."""
+    frames = [directory / f"frame-{index}.safetensors" for index in range(len(RATES) + 1)]
+    if not all(frame.is_file() for frame in frames):
+        directory.mkdir(parents=True, exist_ok=True)
+        _train(model_dir, frames, threads)
+    return [(rate, frames[index], frames[index + 1]) for index, rate in enumerate(RATES)]
+
+
+def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
+    engine = make_engine(EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01))
+    try:
+        batches = [_batch(model_dir, seed) for seed in range(4)]
+        for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
+            if step == WARM_UP_STEPS:
+                engine.write_weights(frames[0])
+            batch = batches[step % len(batches)]
+            engine.train_step(Batch(batch.traces, step), rate)
+            if step >= WARM_UP_STEPS:
+                engine.write_weights(frames[step - WARM_UP_STEPS + 1])
+    finally:
+        engine.close()
+
+
+def _batch(model_dir: Path, seed: int) -> Batch:
+    """Sample groups of answers with the model itself; the reward of an answer is the share of distinct ids in it."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(seed)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    traces = []
+    for group, prompt in enumerate(PROMPTS):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
+        with torch.no_grad():
+            answers = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0)
+            logits = model(answers[:, :-1]).logits.float()
+        logprobs = logits.log_softmax(-1).gather(-1, answers[:, 1:, None])[..., 0].numpy()
+        traces += [
+            _trace(answer, own, ids.shape[1], group) for answer, own in zip(answers.numpy(), logprobs, strict=True)
+        ]
+    return Batch(tuple(traces), 0)
+
+
+def _trace(ids_L: Any, logprobs_L: Any, prompt: int, group: int) -> Trace:
+    generated = np.arange(len(ids_L)) >= prompt
+    rewards_L = np.zeros(len(ids_L), np.float32)
+    rewards_L[-1] = len(set(ids_L[prompt:].tolist())) / max(len(ids_L) - prompt, 1)
+    return Trace(
+        ids_L=ids_L.astype(np.int32),
+        turns_L=np.where(generated, 0, -1).astype(np.int32),
+        logprobs_L=np.where(generated, np.concatenate([[0], logprobs_L]), 0).astype(np.float32),
+        versions_L=np.where(generated, 0, -1).astype(np.int32),
+        rewards_L=rewards_L,
+        group=group,
+    )
