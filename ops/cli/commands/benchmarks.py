@@ -110,6 +110,8 @@ def _add_scale(benchmarks: Commands) -> None:
     )
     scale.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
     _add_json(scale)
+
+
 def _add_weights(benchmarks: Commands) -> None:
     description = "Measure what a version's changes take, against their entropy and other forms."
     weights = benchmarks.add("weights", description, _weights, overrides=False)
@@ -195,6 +197,8 @@ def _scale(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.scale import run
 
     return run.run(arguments.actors, arguments.small, arguments.json_file)
+
+
 def _weights(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.weights import run
 
