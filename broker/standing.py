@@ -38,8 +38,8 @@ class StandingTickets:
         """Tickets that should stand in the stream and did not when it was scanned."""
         self._purged: dict[str, int] = {}
         """By subject, the sequence below which tickets have been removed."""
-        self._scanned_at: int | None = None
-        """The count of reconnects at the last scan; None before there was one."""
+        self._scanned_at: tuple[int, int] | None = None
+        """The count of reconnects and the learner's lineage at the last scan; None before there was one."""
         self._refreshing = asyncio.Lock()
 
     def distrust(self) -> None:
@@ -64,8 +64,8 @@ class StandingTickets:
             await self._refresh(progress, issued)
 
     async def _refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
-        reconnects = self._transport.counters.reconnects
-        if self._scanned_at == reconnects:
+        now = self._now(progress)
+        if self._scanned_at == now:
             extent = await self._transport.extent(Stream.TICKETS)
             # A server that was restarted on another machine of a cluster breaks no connection of ours.
             if not self._order or self._order[-1][0] <= extent.last_sequence:
@@ -75,7 +75,7 @@ class StandingTickets:
         for message, ticket in await self._queue.stored_tickets():
             self.add(ticket, message.sequence, again=message.subject == REISSUED)
         self._absent = {name for name in open_tickets(progress, issued) if name not in self._newest}
-        self._scanned_at = reconnects
+        self._scanned_at = now
 
     def gone(self, progress: Progress, floor: int) -> set[Name]:
         """Return the open tickets that have left the queue.
@@ -102,7 +102,7 @@ class StandingTickets:
 
     async def purge(self, progress: Progress) -> None:
         """Remove the tickets before the first one of their subject that has not ended, but never the last of a kind."""
-        if self._scanned_at != self._transport.counters.reconnects:  # what is not known might be needed
+        if self._scanned_at != self._now(progress):  # what is not known might be needed
             return
         self._forget_ended(progress)
         first: dict[str, int] = {}
@@ -112,6 +112,13 @@ class StandingTickets:
             await self._purge_below(subject_of(kind), min(first.get(subject_of(kind), last), last))
         # Here the last one may go too: nothing is counted by this subject.
         await self._purge_below(REISSUED, first.get(REISSUED, self._last_again + 1))
+
+    def _now(self, progress: Progress) -> tuple[int, int]:
+        """Return what a scan is good for: one connection, and one learner.
+
+        A learner that resumes goes back, and tickets that had ended are open again.
+        """
+        return self._transport.counters.reconnects, progress.policy.lineage
 
     async def _purge_below(self, subject: str, sequence: int) -> None:
         # Without something new to free, the request would be for nothing.

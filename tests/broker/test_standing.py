@@ -131,6 +131,23 @@ def test_nothing_is_purged_by_what_is_known_from_before_a_reconnect() -> None:
     asyncio.run(scenario())
 
 
+def test_tickets_that_a_resumed_learner_has_open_again_are_found_though_they_had_ended() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        queue = TicketQueue(transport)
+        await queue.issue_all([make_ticket(number) for number in range(5)])
+        standing = StandingTickets(transport, queue)
+        before, after = ended(lowest=4), ended(lowest=1).model_copy(update={"policy": PolicyVersion(lineage=1)})
+        await standing.refresh(before, {Kind.TRAIN: 5})
+        await standing.purge(before)
+        assert standing.gone(before, floor=4) == set()
+        await standing.purge(after)  # by what is known of another learner, nothing
+        await standing.refresh(after, {Kind.TRAIN: 5})
+        assert standing.gone(after, floor=4) == {(Kind.TRAIN, number) for number in (1, 2, 3)}
+
+    asyncio.run(scenario())
+
+
 @given(st.sets(st.integers(0, 40)), st.integers(0, 45))
 def test_open_tickets_are_those_issued_that_have_not_ended(numbers: set[int], issued: int) -> None:
     known = TicketNumbers()

@@ -34,7 +34,8 @@ async def serve(config: RunConfig, count: int) -> None:
     model_dir = Path(config.model.name)
     chat, metrics = await asyncio.to_thread(ChatTemplate.load, model_dir), Metrics()
     entering, entered = asyncio.Semaphore(ENTERING), asyncio.Semaphore(0)
-    with tempfile.TemporaryDirectory(prefix="horizonrl-light-") as scratch:
+    # In the bench's directory, which outlives this process: it is killed.
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=config.run.root) as scratch:
 
         async def act(number: int) -> None:
             async with AsyncExitStack() as held:
