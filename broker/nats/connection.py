@@ -18,7 +18,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import nats.errors
 import nats.js.errors
@@ -83,10 +83,18 @@ class AbortingClient(Client):
         # nats-py 2.16 closes the connection first, and waits until what it has buffered is sent: a server that is
         # paused or cut off takes nothing, and the client would stay with it until the kernel gives up (15 minutes).
         # Nothing is lost: what was not answered is sent again.
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def _connect_to_server(self, *arguments: Any) -> None:
+        # A server that closed the last attempt before its first line has left a connection that nats-py does not close.
+        self._abort()
+        await super()._connect_to_server(*arguments)
+
+    def _abort(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)  # a websocket has none
         if writer is not None:
             writer.transport.abort()
-        await super()._attempt_reconnect()
 
 
 # Compared by identity, so that a set can hold it while its fields change.

@@ -98,16 +98,15 @@ def test_nothing_is_lost_or_doubled_while_leaders_are_killed_paused_and_cut_off(
             opened(servers.direct_url, Role.MONITOR) as monitor,
             asyncio.TaskGroup() as group,
         ):
-            group.create_task(publish(actor, "a"))
-            group.create_task(publish(controller, "b"))
-            group.create_task(work(controller, actor))
-            group.create_task(announce(learner))
+            load = (publish(actor, "a"), publish(controller, "b"), work(controller, actor), announce(learner))
+            tasks = [group.create_task(each) for each in load]
             for harm, led in ((kill, Stream.GROUPS), (pause, None), (isolate, Stream.TICKETS)):
                 await asyncio.sleep(0.5)
                 leader = await monitor.leader(led)
                 assert leader is not None
                 await harm(servers, servers.number(leader))
             stop.set()
+            await asyncio.wait(tasks)
             reader = await learner.reader(Stream.GROUPS, 0)
             found: dict[int, str | None] = {}
             while len(found) < len(acknowledged):
