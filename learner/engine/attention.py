@@ -64,7 +64,7 @@ def attend(
     if segments is None:  # a model that is called outside the scorer, or that does not pass segments on
         if attention_mask is not None or window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
-        return sdpa_attention_forward(module, query, key, value, None, **asked)  # type: ignore[no-any-return]
+        return sdpa_attention_forward(module, query, key, value, None, **asked)
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
     # Values of another width than keys (latent attention) have no kernel on CPU.
     if query.device.type == "cpu" and key.shape[-1] == value.shape[-1] and window is None:
@@ -206,7 +206,8 @@ def _blocks(whole: slice, size: int) -> Iterator[slice]:
 @contextmanager
 def _products_in(dtype: torch.dtype) -> Iterator[None]:
     """Multiply float32 matrices as `dtype` and add up in float32, which torch has no product for on CPU."""
-    settings: Any = torch.backends.mkldnn.matmul
+    backend: Any = torch.backends.mkldnn
+    settings = backend.matmul
     before = settings.fp32_precision
     try:
         settings.fp32_precision = "bf16" if dtype is torch.bfloat16 else before

@@ -78,8 +78,9 @@ class TokenScorer(nn.Module):
         ids_N = ids_T.index_select(0, asked_N)
         temperatures_N = torch.as_tensor(temperatures_N, device=ids_T.device).expand(len(ids_N))
         wholes, rows = (hidden_ND, ids_N, temperatures_N), self._chunks(hidden_ND)
-        chunks = list(zip(*(torch.split(whole, rows) for whole in wholes), strict=True))
-        scores = [self._scores(*chunk, again=chunk is not chunks[-1]) for chunk in chunks]
+        hidden, ids, temperatures = (torch.split(whole, rows) for whole in wholes)
+        last = len(rows) - 1
+        scores = [self._scores(hidden[at], ids[at], temperatures[at], again=at < last) for at in range(len(rows))]
         logprobs_N, entropies_N = (torch.cat(column) for column in zip(*scores, strict=True))
         if self.critic is None:
             return ScorerOutput(logprobs_N, entropies_N, values_N=torch.zeros_like(logprobs_N))
@@ -115,7 +116,7 @@ class TokenScorer(nn.Module):
             return cast(Tensor, model(input_ids=ids_T[None], **asked).last_hidden_state[0])
         # Under causal attention no real token attends to padding on its right, so that no mask is needed.
         lengths = [segment.end - segment.start for segment in segments]
-        ids_BT = nn.utils.rnn.pad_sequence(torch.split(ids_T, lengths), batch_first=True)
+        ids_BT = nn.utils.rnn.pad_sequence(list(torch.split(ids_T, lengths)), batch_first=True)
         hidden_BTD = model(input_ids=ids_BT, use_cache=False).last_hidden_state
         return torch.cat([row_TD[:length] for row_TD, length in zip(hidden_BTD, lengths, strict=True)])
 

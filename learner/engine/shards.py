@@ -37,7 +37,8 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[s
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
-            file.write(memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy()))
+            content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+            file.write(memoryview(content))
 
 
 def write_shards(tensors: Iterable[tuple[str, Tensor]], directory: Path) -> list[str]:

@@ -310,10 +310,10 @@ class PolicyGradientEngine:
     def _asked(self, micro_batch: MicroBatch) -> list[Tensor]:
         """Return the arguments of the scorer. Demonstrations are scored at temperature 1 (see `EngineSettings`)."""
         temperatures_N = np.where(micro_batch.demo_N, 1.0, self._settings.temperature)
-        asked = map(self._tensor, (micro_batch.ids_T, micro_batch.positions_T, micro_batch.trained_N, temperatures_N))
-        ids_T, positions_T, trained_N, temperatures_N = asked
+        ids_T, positions_T = self._tensor(micro_batch.ids_T), self._tensor(micro_batch.positions_T)
         # The segments stay on the CPU, which cuts by them.
-        return [ids_T, positions_T, torch.from_numpy(micro_batch.segments_S4), trained_N, temperatures_N]
+        segments_S4 = torch.from_numpy(micro_batch.segments_S4)
+        return [ids_T, positions_T, segments_S4, self._tensor(micro_batch.trained_N), self._tensor(temperatures_N)]
 
     def _output(self, micro_batch: MicroBatch) -> ScorerOutput:
         return self._backend.forward(*self._asked(micro_batch))

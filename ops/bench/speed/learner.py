@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def rows(small: bool = False) -> list[dict[str, Any]]:
     """
     try:
         import torch
-        import trl  # noqa: F401 - so that nothing is measured in vain
+
+        import_module("trl")  # now, so that nothing is measured in vain
     except ImportError as error:
         raise MissingDependency(f"the learner's rows need {error.name}: pip install 'horizonrl[cpu,bench]'") from error
     threads = torch.get_num_threads()
@@ -128,7 +130,11 @@ def our_step(model_dir: Path, batch: Batch) -> Step:
     from horizonrl.learner.engine.registry import make_engine
 
     engine = make_engine(EngineSettings(model_dir, backend="torch", micro_batch_tokens=MICRO_BATCH_TOKENS))
-    return lambda: engine.train_step(batch, RATE) and None
+
+    def step() -> None:
+        engine.train_step(batch, RATE)
+
+    return step
 
 
 def bare_step(model_dir: Path, batch: Batch) -> Step:
@@ -168,17 +174,18 @@ def bare_step(model_dir: Path, batch: Batch) -> Step:
 def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
     """Return a step with the loss of TRL's own trainer, as it calls it for each micro-batch."""
     import torch
-    from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
 
+    trl: Any = import_module("trl")
+
+    Dataset: Any = import_module("datasets").Dataset
     model = _loaded(model_dir)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer: Any = GRPOTrainer(
+        trainer: Any = trl.GRPOTrainer(
             model=model,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
-            args=GRPOConfig(
+            args=trl.GRPOConfig(
                 output_dir=str(directory / "trl"),
                 use_cpu=True,
                 bf16=False,  # the model is bfloat16 already; this is about autocast
