@@ -215,10 +215,10 @@ class LearnerSection(Section):
                 f"learner.deepspeed has keys but learner.backend is {self.backend}: leave them out, or set backend to "
                 "deepspeed"
             )
-        # DeepSpeed has nothing to move at stage 0, and moves parameters only at stage 3.
+        # DeepSpeed partitions nothing at stage 0, gradients from stage 2, parameters at stage 3.
         zero = self.deepspeed.get("zero_optimization", {})
-        for key, stage in (("offload_optimizer", 1), ("offload_param", 3)):
-            if key in zero and self.zero_stage < stage:
+        for key, stage in (("offload_optimizer", 1), ("overlap_comm", 2), ("offload_param", 3)):
+            if zero.get(key) not in (None, False) and self.zero_stage < stage:
                 raise ValueError(
                     f"learner.deepspeed.zero_optimization.{key} is set but learner.zero_stage is {self.zero_stage}: "
                     f"leave it out, or set zero_stage to {stage} or more"

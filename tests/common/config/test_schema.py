@@ -156,6 +156,7 @@ def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
         ({"nodes": 2, "rendezvous": "a:1", "backend": "torch"}, "set both to 1, or backend to deepspeed"),
         ({"backend": "torch", "deepspeed": {"aio": {}}}, "leave them out, or set backend to deepspeed"),
         ({"deepspeed": {"fp16": {}}}, "fp16 cannot be set"),
+        ({"zero_stage": 1, "deepspeed": {"zero_optimization": {"overlap_comm": True}}}, "set zero_stage to 2 or more"),
         ({"zero_stage": 2, "deepspeed": {"zero_optimization": {"offload_param": {}}}}, "set zero_stage to 3 or more"),
     ],
 )
