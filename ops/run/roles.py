@@ -54,7 +54,7 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     _require_url(config)
-    with uncollected():  # torch comes with them
+    with uncollected("torch"):  # torch comes with them
         from horizonrl.learner.launch import spawn_ranks
         from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.trackers import require
