@@ -15,8 +15,9 @@ from collections.abc import Iterator
 def uncollected(module: str) -> Iterator[None]:
     """Import `module` in the body without the collector, which then never looks at what there was by the end of it.
 
-    Does nothing where the module has been imported before: what would be kept for ever then is somebody's data. What is imported stays, so a later collection need not look at it either; and a child that is forked later shares
-    its pages for longer, since the collector writes to every object that it looks at.
+    Does nothing where the module has been imported before: what would be kept for ever then is somebody's data. What is
+    imported stays, so a later collection need not look at it either; and a child that is forked later shares its pages
+    for longer, since the collector writes to every object that it looks at.
     """
     if module in sys.modules:
         yield
