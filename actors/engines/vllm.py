@@ -281,7 +281,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         TOKENIZERS_PARALLELISM="false",
         OMP_NUM_THREADS=str(settings.threads),
     )
-    with uncollected():
+    with uncollected("vllm"):
         import torch
 
         on_cpu = not torch.cuda.is_available()

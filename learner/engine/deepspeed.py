@@ -142,7 +142,7 @@ def _start_deepspeed(settings: EngineSettings) -> Any:
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     os.environ.setdefault("LOCAL_RANK", "0")
     try:
-        with uncollected():
+        with uncollected("deepspeed"):
             import deepspeed
     except ImportError as error:
         raise MissingDependency(

@@ -273,7 +273,7 @@ def _critic(lm: nn.Module) -> nn.Module:
 
 def load_language_model(model_dir: Path) -> nn.Module:
     """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with."""
-    with uncollected():
+    with uncollected("transformers.modeling_utils"):
         from transformers import AutoModelForCausalLM
 
     # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 7).

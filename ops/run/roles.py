@@ -68,7 +68,7 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     model_dir = resolve_model(config.model.name)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
     spawn_ranks(config.learner.ranks, rendezvous(config, model_identity(model_dir)))
-    with uncollected():  # not before: a launcher imports no torch
+    with uncollected("torch"):  # not before: a launcher imports no torch
         from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.tracking import tracked
 

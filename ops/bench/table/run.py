@@ -21,6 +21,7 @@ Measure = Callable[[Request], list[Row]]
 """Measures rows. Raises MissingDependency without the peer."""
 # Names and not functions: one row imports torch, another one Redis, and a table of one row needs neither.
 MEASURES: Mapping[str, str] = {
+    "learner": "horizonrl.ops.bench.table.learning:rows",
     "rollouts": "horizonrl.ops.bench.table.rollouts:rows",
     "queues": "horizonrl.ops.bench.table.queues:rows",
     "servers": "horizonrl.ops.bench.table.servers:rows",

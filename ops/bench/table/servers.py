@@ -77,7 +77,7 @@ async def _steps_per_s(url: str, env_id: str, games: Sequence[Game], clients: in
 
     async def client(number: int) -> None:
         nonlocal steps
-        for game in cycle(games[number % len(games) :] + games[: number % len(games)]):
+        for game in cycle([*games[number % len(games) :], *games[: number % len(games)]]):
             await environments[number].reset(str(game.number))
             for reply in game.replies:
                 if time.perf_counter() >= end:

@@ -45,3 +45,14 @@ def test_a_task_is_of_the_level_and_the_seed_that_its_number_says() -> None:
 
 def test_level_4_has_the_rooms_of_agentgyms_minigrid() -> None:
     assert {(generate(number).width, generate(number).height) for number in ("3", "43")} == {(4, 4)}
+
+
+def test_a_level_that_was_drawn_before_is_as_new_whatever_was_done_to_it() -> None:
+    first = generate("1832")
+    place, state = tuple(first.agent_pos), first.np_random.bit_generator.state
+    for _ in range(3):
+        first.step(first.actions.forward)
+        first.step(first.actions.left)
+    again = generate("1832")
+    assert (tuple(again.agent_pos), again.np_random.bit_generator.state) == (place, state)
+    assert again.step_count == 0
