@@ -8,7 +8,7 @@ import xxhash
 from horizonrl.broker.weights import kernels
 from horizonrl.broker.weights.envelope import DIGESTED, ENVELOPE, LENGTH, MAGIC
 from horizonrl.broker.weights.layout import Bytes, Layout
-from horizonrl.broker.weights.section import PROBABILITY_BITS, Array, Head, read_head
+from horizonrl.broker.weights.section import Array, Head, read_head
 from horizonrl.common.errors import WeightsRejected
 
 PADDING = 1 << 16
@@ -26,15 +26,15 @@ def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
     """Return the sections, with all that can be checked without decoding checked. Raises WeightsRejected."""
     if len(data) < ENVELOPE.size:
         raise WeightsRejected(f"{len(data)} bytes are no changes")
-    magic, digest, header_digest, image_bytes, count = ENVELOPE.unpack_from(data)
-    if magic != MAGIC or digest != xxhash.xxh3_128_digest(data[DIGESTED:]):
+    magic, digest, header_digest, image_bytes, count = ENVELOPE.unpack_from(data.data)
+    if magic != MAGIC or digest != xxhash.xxh3_128_digest(data[DIGESTED:].data):
         raise WeightsRejected("the changes are damaged: their digest does not match")
     if header_digest != layout.header_digest or image_bytes != layout.image_bytes:
         raise WeightsRejected("the changes are those of an image with another header")
     sections = []
     at = ENVELOPE.size
     for _ in range(count):
-        length = LENGTH.unpack_from(data, at)[0] if at + LENGTH.size <= len(data) else len(data)
+        length = LENGTH.unpack_from(data.data, at)[0] if at + LENGTH.size <= len(data) else len(data)
         at += LENGTH.size
         if length > len(data) - at:
             raise WeightsRejected("a section is longer than the changes")
@@ -65,7 +65,7 @@ def patch(image: Bytes, sections: list[ReadSection]) -> None:
     for section in sections:
         head = section.head
         total = int(head.counts_PC.sum())
-        before = [np.empty(total, np.uint32), np.empty(total, np.uint16)]
+        before: list[Array] = [np.empty(total, np.uint32), np.empty(total, np.uint16)]
         undo = kernels.Undo(*(np.uint64(array.ctypes.data) for array in before))
         end_P = np.zeros(len(head.offset_P), np.int64)
         done.append((section, end_P, undo, before))
@@ -105,8 +105,9 @@ def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P
 def _table(frequency_S: Array) -> Array:
     """Return what each slot of a state means: symbol << 24 | frequency - 1 << 12 | place of the slot in its symbol."""
     symbol_M = np.repeat(np.arange(len(frequency_S)), frequency_S)
-    place_M = np.arange(1 << PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
-    return symbol_M << 24 | frequency_S[symbol_M] - 1 << 12 | place_M
+    place_M = np.arange(1 << kernels.PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
+    table_M: Array = symbol_M << 24 | frequency_S[symbol_M] - 1 << 12 | place_M
+    return table_M
 
 
 def _address(data: Array) -> np.uint64:
