@@ -8,39 +8,39 @@ import xxhash
 from horizonrl.broker.weights import kernels
 from horizonrl.broker.weights.envelope import DIGESTED, ENVELOPE, LENGTH, MAGIC
 from horizonrl.broker.weights.layout import Bytes, Layout
-from horizonrl.broker.weights.section import PROBABILITY_BITS, Array, Head, read_head
+from horizonrl.broker.weights.section import Array, Head, read_head
 from horizonrl.common.errors import WeightsRejected
 
 PADDING = 1 << 16
 """Readable bytes behind a section: how far malformed streams may be read before that is noticed."""
 
 
-class Section(NamedTuple):
+class ReadSection(NamedTuple):
     head: Head
     data: Array
     """All of its bytes, and the padding behind them."""
     streams_at: int
 
 
-def read_sections(layout: Layout, data: Bytes) -> list[Section]:
+def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
     """Return the sections, with all that can be checked without decoding checked. Raises WeightsRejected."""
     if len(data) < ENVELOPE.size:
         raise WeightsRejected(f"{len(data)} bytes are no changes")
-    magic, digest, header_digest, image_bytes, count = ENVELOPE.unpack_from(data)
-    if magic != MAGIC or digest != xxhash.xxh3_128_digest(data[DIGESTED:]):
+    magic, digest, header_digest, image_bytes, count = ENVELOPE.unpack_from(data.data)
+    if magic != MAGIC or digest != xxhash.xxh3_128_digest(data[DIGESTED:].data):
         raise WeightsRejected("the changes are damaged: their digest does not match")
     if header_digest != layout.header_digest or image_bytes != layout.image_bytes:
         raise WeightsRejected("the changes are those of an image with another header")
     sections = []
     at = ENVELOPE.size
     for _ in range(count):
-        length = LENGTH.unpack_from(data, at)[0] if at + LENGTH.size <= len(data) else len(data)
+        length = LENGTH.unpack_from(data.data, at)[0] if at + LENGTH.size <= len(data) else len(data)
         at += LENGTH.size
         if length > len(data) - at:
             raise WeightsRejected("a section is longer than the changes")
         padded = np.concatenate([data[at : at + length], np.zeros(PADDING, np.uint8)])
         head, streams_at = read_head(padded, length, layout.data_offset, layout.image_bytes)
-        sections.append(Section(head, padded, streams_at))
+        sections.append(ReadSection(head, padded, streams_at))
         at += length
     if at != len(data):
         raise WeightsRejected(f"{len(data) - at} bytes follow the last section")
@@ -48,7 +48,7 @@ def read_sections(layout: Layout, data: Bytes) -> list[Section]:
     return sections
 
 
-def _check_disjoint(sections: list[Section]) -> None:
+def _check_disjoint(sections: list[ReadSection]) -> None:
     starts = np.concatenate([[], *(s.head.offset_P for s in sections), *([o for o, _ in s.head.odd] for s in sections)])
     ends = np.concatenate(
         [[], *(s.head.offset_P + 2 * s.head.words_P for s in sections)]
@@ -59,13 +59,13 @@ def _check_disjoint(sections: list[Section]) -> None:
         raise WeightsRejected("two parts of the changes overlap")
 
 
-def patch(image: Bytes, sections: list[Section]) -> None:
+def patch(image: Bytes, sections: list[ReadSection]) -> None:
     """Patch the image. Raises WeightsRejected if a stream is malformed: then the image is as it was."""
-    done: list[tuple[Section, Array, kernels.Undo, list[Array]]] = []
+    done: list[tuple[ReadSection, Array, kernels.Undo, list[Array]]] = []
     for section in sections:
         head = section.head
         total = int(head.counts_PC.sum())
-        before = [np.empty(total, np.uint32), np.empty(total, np.uint16)]
+        before: list[Array] = [np.empty(total, np.uint32), np.empty(total, np.uint16)]
         undo = kernels.Undo(*(np.uint64(array.ctypes.data) for array in before))
         end_P = np.zeros(len(head.offset_P), np.int64)
         done.append((section, end_P, undo, before))
@@ -79,13 +79,13 @@ def patch(image: Bytes, sections: list[Section]) -> None:
             image[offset] = value
 
 
-def _patch_section(image: Bytes, section: Section, undo: "kernels.Undo", end_P: Array) -> bool:
+def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P: Array) -> bool:
     head = section.head
     lengths = [(each.gap_bytes, 2 * each.value_words) for each in head.classes]
     ends = section.streams_at + np.cumsum(np.array(lengths, np.int64).reshape(-1)).reshape(-1, 2)
     starts = ends - np.array(lengths, np.int64).reshape(-1, 2)
     # A stream of symbols begins with the state, of two words.
-    state_C = np.array([int(section.data[at : at + 4].view("<u4")[0]) for at in starts[:, 1]], np.uint64)
+    state_C = np.array([int(section.data[start : start + 4].view("<u4")[0]) for start in starts[:, 1]], np.uint64)
     tables = np.array([_table(each.frequency_S) for each in head.classes], np.uint32)
     streams = kernels.Streams(
         section=_address(section.data),
@@ -105,8 +105,9 @@ def _patch_section(image: Bytes, section: Section, undo: "kernels.Undo", end_P: 
 def _table(frequency_S: Array) -> Array:
     """Return what each slot of a state means: symbol << 24 | frequency - 1 << 12 | place of the slot in its symbol."""
     symbol_M = np.repeat(np.arange(len(frequency_S)), frequency_S)
-    place_M = np.arange(1 << PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
-    return symbol_M << 24 | frequency_S[symbol_M] - 1 << 12 | place_M
+    place_M = np.arange(1 << kernels.PROBABILITY_BITS) - (np.cumsum(frequency_S) - frequency_S)[symbol_M]
+    table_M: Array = symbol_M << 24 | frequency_S[symbol_M] - 1 << 12 | place_M
+    return table_M
 
 
 def _address(data: Array) -> np.uint64:

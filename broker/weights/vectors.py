@@ -152,7 +152,7 @@ def deposit(_context, rank, mask):
     return uint64(types.uint64, types.uint64), generate
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any]) -> Any:
     """Compile on the first call; the machine code is kept where the folder allows it."""
     try:
         return njit(cache=True, nogil=True)(function)

@@ -79,7 +79,7 @@ def _apply_gaps(image: Words, data: bytes) -> None:
 def _sparse(old: Words, new: Words) -> bytes:
     from safetensors.numpy import save
 
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, place in read_layout(old).tensors.items():
         mine = slice(place.offset // 2, (place.offset + place.size_bytes) // 2)
         indices = np.flatnonzero(old[mine] != new[mine]).astype(np.int32)
