@@ -43,7 +43,8 @@ def run(json_file: Path | None, followers: int, per_host: int, frame_bytes: int)
         sent, least, most = (row[name] / 1e6 for name in ("bytes_per_version", "least", "most"))
         print(
             f"{row['way']:16} {row['followers']} followers on {row['hosts']} hosts: {sent:.2f} MB per version "
-            f"({least:.2f}-{most:.2f}), {1e6 * sent / row['frame_bytes']:.2f} frames; {row['seconds_per_version']:.2f} s"
+            f"({least:.2f}-{most:.2f}), {1e6 * sent / row['frame_bytes']:.2f} frames; "
+            f"{row['seconds_per_version']:.2f} s"
         )
     if json_file is not None:
         json_file.write_text(json.dumps({"versions": VERSIONS, "rows": rows}, indent=2) + "\n", encoding="utf-8")
