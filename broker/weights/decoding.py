@@ -15,14 +15,14 @@ PADDING = 1 << 16
 """Readable bytes behind a section: how far malformed streams may be read before that is noticed."""
 
 
-class Section(NamedTuple):
+class ReadSection(NamedTuple):
     head: Head
     data: Array
     """All of its bytes, and the padding behind them."""
     streams_at: int
 
 
-def read_sections(layout: Layout, data: Bytes) -> list[Section]:
+def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
     """Return the sections, with all that can be checked without decoding checked. Raises WeightsRejected."""
     if len(data) < ENVELOPE.size:
         raise WeightsRejected(f"{len(data)} bytes are no changes")
@@ -40,7 +40,7 @@ def read_sections(layout: Layout, data: Bytes) -> list[Section]:
             raise WeightsRejected("a section is longer than the changes")
         padded = np.concatenate([data[at : at + length], np.zeros(PADDING, np.uint8)])
         head, streams_at = read_head(padded, length, layout.data_offset, layout.image_bytes)
-        sections.append(Section(head, padded, streams_at))
+        sections.append(ReadSection(head, padded, streams_at))
         at += length
     if at != len(data):
         raise WeightsRejected(f"{len(data) - at} bytes follow the last section")
@@ -48,7 +48,7 @@ def read_sections(layout: Layout, data: Bytes) -> list[Section]:
     return sections
 
 
-def _check_disjoint(sections: list[Section]) -> None:
+def _check_disjoint(sections: list[ReadSection]) -> None:
     starts = np.concatenate([[], *(s.head.offset_P for s in sections), *([o for o, _ in s.head.odd] for s in sections)])
     ends = np.concatenate(
         [[], *(s.head.offset_P + 2 * s.head.words_P for s in sections)]
@@ -59,9 +59,9 @@ def _check_disjoint(sections: list[Section]) -> None:
         raise WeightsRejected("two parts of the changes overlap")
 
 
-def patch(image: Bytes, sections: list[Section]) -> None:
+def patch(image: Bytes, sections: list[ReadSection]) -> None:
     """Patch the image. Raises WeightsRejected if a stream is malformed: then the image is as it was."""
-    done: list[tuple[Section, Array, kernels.Undo, list[Array]]] = []
+    done: list[tuple[ReadSection, Array, kernels.Undo, list[Array]]] = []
     for section in sections:
         head = section.head
         total = int(head.counts_PC.sum())
@@ -79,13 +79,13 @@ def patch(image: Bytes, sections: list[Section]) -> None:
             image[offset] = value
 
 
-def _patch_section(image: Bytes, section: Section, undo: "kernels.Undo", end_P: Array) -> bool:
+def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P: Array) -> bool:
     head = section.head
     lengths = [(each.gap_bytes, 2 * each.value_words) for each in head.classes]
     ends = section.streams_at + np.cumsum(np.array(lengths, np.int64).reshape(-1)).reshape(-1, 2)
     starts = ends - np.array(lengths, np.int64).reshape(-1, 2)
     # A stream of symbols begins with the state, of two words.
-    state_C = np.array([int(section.data[at : at + 4].view("<u4")[0]) for at in starts[:, 1]], np.uint64)
+    state_C = np.array([int(section.data[start : start + 4].view("<u4")[0]) for start in starts[:, 1]], np.uint64)
     tables = np.array([_table(each.frequency_S) for each in head.classes], np.uint32)
     streams = kernels.Streams(
         section=_address(section.data),

@@ -267,8 +267,8 @@ def test_damaged_changes_are_refused(at: int, flip: int) -> None:
 )
 def test_hostile_changes_are_refused_or_stay_within_the_image(edits: list[tuple[int, int]], cut: int) -> None:
     body = bytearray(CHANGES)
-    for at, value in edits:
-        body[at] = value
+    for place, value in edits:
+        body[place] = value
     unharmed(BASE, signed(bytes(body[20 : len(body) - (cut if cut < 8 else 0)])))
 
 
