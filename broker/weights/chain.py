@@ -118,7 +118,7 @@ async def read_changes(
                 # Asked for by number: a reader that looks further gets the next version's message several times.
                 wanted = -(-missing // max(1, len(message.data)))
                 if missing <= 0:
-                    data, parts, wanted, have = b"".join(parts[at] for at in sorted(parts)), {}, 1, link.policy
+                    data, parts, wanted, have = b"".join(parts[offset] for offset in sorted(parts)), {}, 1, link.policy
                     yield Changes(link.base, link.policy, link.digest, data, message.sequence)
             # The manifest is set after its changes, so what is not there now does not come later.
             if have != manifest.policy and (not messages or messages[-1].sequence >= manifest.last_change):
