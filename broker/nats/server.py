@@ -94,6 +94,11 @@ class EmbeddedServer:
         return f"nats://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
+    def monitoring(self) -> str:
+        """The url of the server's counters and health check, which only this machine reaches."""
+        return self._monitoring
+
+    @property
     def pid(self) -> int:
         """The server's process. Raises BrokerUnreachable if the server does not run."""
         if self._process is None or self._process.returncode is not None:

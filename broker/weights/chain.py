@@ -7,7 +7,7 @@ stands, and follows the one line of versions of its lineage (PROTOCOL.md, "Weigh
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from horizonrl.broker.api import Message, Transport
@@ -61,8 +61,8 @@ class _Link:
         sizes = [headers.get(name, "") for name in (BYTES, OFFSET)]
         if base is None or policy is None or not all(re.fullmatch(r"[0-9]{1,15}", size) for size in sizes):
             return None
-        versions = [PolicyVersion(version=int(found[1]), lineage=int(found[2])) for found in (base, policy)]
-        return cls(*versions, headers.get(DIGEST, ""), *map(int, sizes))
+        first, second = (PolicyVersion(version=int(found[1]), lineage=int(found[2])) for found in (base, policy))
+        return cls(first, second, headers.get(DIGEST, ""), int(sizes[0]), int(sizes[1]))
 
 
 async def publish_changes(
@@ -94,7 +94,7 @@ async def read_changes(
     have: PolicyVersion,
     after: int,
     received: Callable[[int], None] = lambda _: None,
-) -> AsyncIterator[Changes]:
+) -> AsyncGenerator[Changes, None]:
     """Yield the changes that lead from `have` to the manifest's version, one by one, from sequence `after` on.
 
     `received` is told the bytes of each message. Raises WeightsRejected if the chain has a hole, and LogGap if it
@@ -118,7 +118,7 @@ async def read_changes(
                 # Asked for by number: a reader that looks further gets the next version's message several times.
                 wanted = -(-missing // max(1, len(message.data)))
                 if missing <= 0:
-                    data, parts, wanted, have = b"".join(parts[at] for at in sorted(parts)), {}, 1, link.policy
+                    data, parts, wanted, have = b"".join(parts[offset] for offset in sorted(parts)), {}, 1, link.policy
                     yield Changes(link.base, link.policy, link.digest, data, message.sequence)
             # The manifest is set after its changes, so what is not there now does not come later.
             if have != manifest.policy and (not messages or messages[-1].sequence >= manifest.last_change):

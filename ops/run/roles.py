@@ -91,7 +91,7 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
     model_dir = resolve_model(config.model.name)
 
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-    shadow = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(str(config.broker.url))}"
+    shadow = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(str(config.broker.url).encode())}"
 
     async def actor() -> None:
         # One for all actors of this host, by the broker too: a run of the same name on another one has other weights.

@@ -17,6 +17,7 @@ def add(commands: Commands) -> None:
     _add_learning(benchmarks)
     _add_scale(benchmarks)
     _add_weights(benchmarks)
+    _add_followers(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -127,6 +128,23 @@ def _add_weights(benchmarks: Commands) -> None:
     )
     weights.add_argument("--small", action="store_true", help="a tiny random model instead of SmolLM2")
     _add_json(weights)
+
+
+def _add_followers(benchmarks: Commands) -> None:
+    description = "Measure what a server sends per version to many followers of the weights."
+    followers = benchmarks.add("followers", description, _followers, overrides=False)
+    followers.add_argument("--followers", type=bounded(1), default=200, metavar="N", help="200 by default")
+    followers.add_argument("--per-host", type=bounded(1), default=20, metavar="N", help="that share an image; 20")
+    followers.add_argument(
+        "--frame-bytes", type=bounded(2), default=4 << 20, metavar="N", help="size of the weights; 4 MiB by default"
+    )
+    _add_json(followers)
+
+
+def _followers(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.speed import followers
+
+    return followers.run(arguments.json_file, arguments.followers, arguments.per_host, arguments.frame_bytes)
 
 
 def _add_json(command: CommandParser) -> None:
