@@ -8,10 +8,12 @@ import signal
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from horizonrl.actors.engines.vllm_arguments import checked
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
@@ -289,7 +291,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.executor import Executor
 
-    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu)).create_engine_config()
+    further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
+    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu) | further).create_engine_config()
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
     if on_cpu and len(os.listdir("/proc/self/task")) == 1:
@@ -321,6 +324,7 @@ def _engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "worker_extension_cls": EXTENSION,
+        "tensor_parallel_size": settings.tensor_parallel,
     }
     if on_cpu:
         options |= {
