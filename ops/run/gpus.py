@@ -58,8 +58,8 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
     if shared and config.actor.gpu_memory_share > LARGEST_SHARE:
         raise ConfigError(
             f"{needed}, and this machine has {len(gpus)}, so that an engine and a rank share a GPU, but "
-            f"actor.gpu_memory_share is {config.actor.gpu_memory_share:g}: set it to {LARGEST_SHARE:g} or less, or lower "
-            "learner.ranks or actor.count"
+            f"actor.gpu_memory_share is {config.actor.gpu_memory_share:g}: set it to {LARGEST_SHARE:g} or less, or "
+            "lower learner.ranks or actor.count"
         )
     actors = tuple(tuple(ring[number * each : (number + 1) * each]) for number in range(count))
     return Division(tuple(gpus[:taken]), actors, shared)
