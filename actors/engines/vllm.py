@@ -286,6 +286,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine's process: one child less
+        if settings.tensor_parallel > 1:  # vLLM gives each worker a NUMA node, and refuses where there are too few
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
     import vllm
     from vllm.v1.engine.async_llm import AsyncLLM
