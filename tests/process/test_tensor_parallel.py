@@ -13,11 +13,13 @@ from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 
 
 @pytest.mark.process
-def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", os.environ.copy())  # starting an engine sets variables
-    asyncio.run(applied_and_back(make_tiny_qwen(tmp_path / "first", 0), make_tiny_qwen(tmp_path / "second", 1)))
+def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(tmp_path: Path) -> None:
+    environment = dict(os.environ)
+    try:
+        asyncio.run(applied_and_back(make_tiny_qwen(tmp_path / "first", 0), make_tiny_qwen(tmp_path / "second", 1)))
+    finally:
+        os.environ.clear()  # starting an engine sets variables
+        os.environ.update(environment)
 
 
 async def applied_and_back(first: Path, second: Path) -> None:
