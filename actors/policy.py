@@ -4,10 +4,10 @@
 for each of them. The policy knows nothing of text, environments or the broker.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -73,6 +73,10 @@ class InferenceSettings:
     """Memory for the key-value cache on CPU, in MiB; on a GPU the cache takes what its share of memory leaves."""
     gpu_memory_share: float = 0.45
     """Share of a GPU's memory for weights and cache."""
+    tensor_parallel: int = 1
+    """GPUs, or processes on CPU, over which one engine spreads its model."""
+    vllm: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine, under its names."""
     seed: int = 0
     """Seed of the requests that bring none of their own."""
     endpoint: str | None = None

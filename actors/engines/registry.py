@@ -35,6 +35,8 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
             threads=config.actor.threads,
             kv_cache_mib=config.actor.kv_cache_mib,
             gpu_memory_share=config.actor.gpu_memory_share,
+            tensor_parallel=config.actor.tensor_parallel,
+            vllm=config.actor.vllm,
             seed=config.run.seed,
             endpoint=config.actor.endpoint,
         )

@@ -8,11 +8,13 @@ import signal
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import fields
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from horizonrl.actors.engines.vllm_arguments import checked
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
@@ -291,6 +293,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             # The model runs eagerly anyway. What is left to compile is a count of 1.7 ms a step, for which the first
             # request would wait 3 s for the compiler's imports, and 7 s more where nothing is in its cache.
             os.environ["TORCH_COMPILE_DISABLE"] = "1"
+            if settings.tensor_parallel > 1:  # vLLM gives each worker a NUMA node, and refuses where there are too few
+                os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
         import vllm
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -299,7 +303,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         if on_cpu and _has_one_thread():
             import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
-    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu)).create_engine_config()
+    further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
+    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu) | further).create_engine_config()
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
     if on_cpu and _has_one_thread():
@@ -335,6 +340,7 @@ def _engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "worker_extension_cls": EXTENSION,
+        "tensor_parallel_size": settings.tensor_parallel,
     }
     if on_cpu:
         options |= {

@@ -53,12 +53,14 @@ class WeightsExtension:
         matrices = dict(_matrices(model, tensors))
         stale = [name for name, (layer, weights) in matrices.items() if not _computes(layer, weights, version)]
         compared = len(matrices)
+        layers = dict(model.named_modules())
         for name, parameter in model.named_parameters():
             loaded = tensors.get(name)
             if loaded is not None and name.removesuffix(".weight") not in matrices:
                 compared += 1
+                (own,) = own_parts(layers[name.rpartition(".")[0]], [loaded])
                 # vLLM pads the vocabulary, so its embedding has more rows than the file.
-                if not torch.equal(parameter[: len(loaded)].cpu(), loaded.to(parameter.dtype)):
+                if not torch.equal(parameter[: len(own)].cpu(), own.to(parameter.dtype)):
                     stale.append(name)
         return {"stale": stale, "compared": compared}
 
@@ -79,8 +81,30 @@ def _matrices(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, 
             yield name, (layer, weights)
 
 
+def own_parts(layer: Any, weights: list[Tensor]) -> list[Tensor]:
+    """Return what tensor parallelism gives this worker of a layer's tensors: rows, columns, heads, or all of them."""
+    rank, workers = getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
+    if workers == 1:
+        return weights
+    kinds = {kind.__name__ for kind in type(layer).__mro__}
+    if "VocabParallelEmbedding" in kinds:  # a head too, whose last shard may be padding alone
+        rows = layer.shard_indices
+        return [weight[rows.org_vocab_start_index : rows.org_vocab_end_index] for weight in weights]
+    if "RowParallelLinear" in kinds:  # the bias is added once, after the sum over workers
+        return [weight.chunk(workers, dim=1)[rank] if weight.dim() > 1 else weight for weight in weights]
+    if "QKVParallelLinear" in kinds:
+        # With more workers than key-value heads, several of them keep the same head.
+        shared = layer.num_kv_head_replicas
+        places = [(rank, workers), *[(rank // shared, workers // shared)] * 2]
+        return [weight.chunk(count)[place] for weight, (place, count) in zip(weights, places, strict=True)]
+    if "ColumnParallelLinear" in kinds:
+        return [weight.chunk(workers)[rank] for weight in weights]
+    return weights
+
+
 def _computes(layer: Any, weights: list[Tensor], version: int) -> bool:
     """Return whether the layer's product with unit vectors gives the weights' columns."""
+    weights = own_parts(layer, weights)
     K = weights[0].shape[1]
     P = min(PROBED_COLUMNS, K)
     # Moves on by P with each version: a column that never changes is looked at only now and then.

@@ -126,9 +126,6 @@ class ActorSection(Section):
     an actor that has a GPU to itself."""
     tensor_parallel: Positive = 1
     """GPUs over which an engine spreads its model (vLLM's tensor parallelism). On CPU, processes."""
-    data_parallel: Positive = 1
-    """Engines of one actor, each with the whole model on GPUs of its own. They share the actor's slots and apply every
-    version together."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, as `[actor.vllm]` with vLLM's names (`max_num_batched_tokens = 8192`). Those
     that HorizonRL sets itself, and those that break token exactness, are rejected with the reason."""

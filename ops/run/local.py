@@ -31,6 +31,7 @@ from horizonrl.ops.publish.export import export_run
 from horizonrl.ops.report.page import save_page
 from horizonrl.ops.run.broker import earlier_port, end_when_curable, restart_broker
 from horizonrl.ops.run.directory import only_train, write_config
+from horizonrl.ops.run.gpus import Division, divide, visible_gpus
 from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import resolve_model
 from horizonrl.ops.run.roles import stop_within_s
@@ -114,7 +115,10 @@ async def _supervise(
     config: RunConfig, console: Console, interrupted: asyncio.Event, server: EmbeddedServer | None = None
 ) -> bool:
     """Start the parts, watch them until the learner has finished or someone interrupts, and end them."""
-    parts = _parts(config, write_config(config))
+    division = divide(config, visible_gpus())
+    if division.learner:
+        console.say(str(division))
+    parts = _parts(config, write_config(config), division)
     broker = Restarts("broker", config.run_dir / "nats" / "nats-server.log")
     async with connected(config.run.name, config.broker) as transport:
         run = RunProgress(transport, config.total_steps)
@@ -162,7 +166,7 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
         await asyncio.sleep(LOOK_S if console.is_terminal else PLAIN_LOOK_S)
 
 
-def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
+def _parts(config: RunConfig, recipe: Path, division: Division) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
     secret = config.broker.nats.password
@@ -173,6 +177,7 @@ def _parts(config: RunConfig, recipe: Path) -> list[SupervisedProcess]:
     parts = []
     for offset, (role, name) in enumerate(names):
         own = {"HORIZONRL_METRICS__PORT": str(port + offset)} if port else {}  # 0: each process takes a free port
+        own |= division.environment(role, number=max(0, offset - 2))
         log_file = config.run_dir / "logs" / f"{name}.log"
         parts.append(SupervisedProcess(role, name, recipe, log_file, environment | own, stop_within_s(role, config)))
     return parts

@@ -9,6 +9,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run.broker import earlier_port
 from horizonrl.ops.run.directory import only_train, write_config
+from horizonrl.ops.run.gpus import divide
 from horizonrl.ops.run.local import _parts
 from horizonrl.ops.run.supervision import SupervisedProcess
 
@@ -17,7 +18,7 @@ LOCAL = Path(__file__).parents[3] / "ops/deploy/prometheus/local.yml"
 
 def parts_of(root: Path, port: int, actors: int) -> list[SupervisedProcess]:
     config = RunConfig.load([], [f"--run.root={root}", f"--metrics.port={port}", f"--actor.count={actors}"])
-    return _parts(config, write_config(config))
+    return _parts(config, write_config(config), divide(config, ()))
 
 
 def port_of(part: SupervisedProcess, monkeypatch: pytest.MonkeyPatch) -> int:
