@@ -94,11 +94,6 @@ class EmbeddedServer:
         return f"nats://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
-    def monitoring(self) -> str:
-        """The url of the server's counters and health check, which only this machine reaches."""
-        return self._monitoring
-
-    @property
     def pid(self) -> int:
         """The server's process. Raises BrokerUnreachable if the server does not run."""
         if self._process is None or self._process.returncode is not None:
@@ -227,7 +222,7 @@ class EmbeddedServer:
 
     async def figures(self) -> dict[str, Any]:
         """Return the server's own counters (`/varz`): messages and bytes in and out, connections, memory."""
-        async with aiohttp.ClientSession() as session, session.get(f"{self._monitoring}/varz") as answer:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.monitoring}/varz") as answer:
             found: dict[str, Any] = await answer.json()
             return found
 

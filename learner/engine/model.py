@@ -80,7 +80,7 @@ class TokenScorer(nn.Module):
         wholes, rows = (hidden_ND, ids_N, temperatures_N), self._chunks(hidden_ND)
         hidden, ids, temperatures = (torch.split(whole, rows) for whole in wholes)
         last = len(rows) - 1
-        scores = [self._scores(hidden[at], ids[at], temperatures[at], again=at < last) for at in range(len(rows))]
+        scores = [self._scores(hidden[n], ids[n], temperatures[n], again=n < last) for n in range(len(rows))]
         logprobs_N, entropies_N = (torch.cat(column) for column in zip(*scores, strict=True))
         if self.critic is None:
             return ScorerOutput(logprobs_N, entropies_N, values_N=torch.zeros_like(logprobs_N))

@@ -33,7 +33,7 @@ WARM_STEPS, TIMED_STEPS = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Check:
     what: str
     found: str
     expected: str
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(arguments, *_measure(arguments))
 
 
-def _measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
+def _measure(arguments: argparse.Namespace) -> tuple[list[Check], dict[str, Any]]:
     """Run every part in a process of its own; return the rows and all that the parts said."""
     _made(arguments)
     found: dict[str, Any] = {"own": _child(arguments, "learn", arguments.device)}
@@ -74,37 +74,37 @@ def _measure(arguments: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
         cpu = found["cpu"]
         gap = float(np.abs(np.array(own["gaps"]) - np.array(cpu["gaps"])).max())
         near = gap < LOGPROB_TOLERANCE
-        rows.append(Row("logprobs against the CPU's", f"{gap:.4f} nats", f"< {LOGPROB_TOLERANCE}", near))
+        rows.append(Check("logprobs against the CPU's", f"{gap:.4f} nats", f"< {LOGPROB_TOLERANCE}", near))
         off = abs(own["grad_norm"] / cpu["grad_norm"] - 1)
         near = off < NORM_TOLERANCE
-        rows.append(Row("gradient norm against the CPU's", f"{off:.2%} off", f"< {NORM_TOLERANCE:.0%}", near))
+        rows.append(Check("gradient norm against the CPU's", f"{off:.2%} off", f"< {NORM_TOLERANCE:.0%}", near))
     rows += [
-        Row("two steps from one start", own["again"], "the same weights", own["again"] == "the same weights"),
-        Row("a step after a resume", own["resumed"], "the same weights", own["resumed"] == "the same weights"),
-        Row("learner, peak memory", _gb(own["peak_bytes"]), f"plan: {_gb(own['planned_bytes'])}", None),
-        Row("learner, tokens per second", f"{own['tokens_per_s']:,.0f}", "", None),
-        Row("a frame", _gb(own["frame_bytes"]), f"plan: {_gb(own['planned_frame'])}", None),
-        Row("a checkpoint", _gb(own["checkpoint_bytes"]), f"plan: {_gb(own['planned_checkpoint'])}", None),
+        Check("two steps from one start", own["again"], "the same weights", own["again"] == "the same weights"),
+        Check("a step after a resume", own["resumed"], "the same weights", own["resumed"] == "the same weights"),
+        Check("learner, peak memory", _gb(own["peak_bytes"]), f"plan: {_gb(own['planned_bytes'])}", None),
+        Check("learner, tokens per second", f"{own['tokens_per_s']:,.0f}", "", None),
+        Check("a frame", _gb(own["frame_bytes"]), f"plan: {_gb(own['planned_frame'])}", None),
+        Check("a checkpoint", _gb(own["checkpoint_bytes"]), f"plan: {_gb(own['planned_checkpoint'])}", None),
     ]
     codec = found["codec"]
     if "missing" in codec:
-        rows.append(Row("codec of changes", f"not run: {codec['missing']}", "", None))
+        rows.append(Check("codec of changes", f"not run: {codec['missing']}", "", None))
     else:
         rows += [
-            Row("changes, applied", "exact" if codec["exact"] else "NOT exact", "exact", codec["exact"]),
-            Row("changes, size", f"1/{codec['ratio']:.0f} of the frame", "", None),
-            Row("changes, encode and apply", f"{codec['encode_s']:.2f} s, {codec['apply_s']:.2f} s", "", None),
+            Check("changes, applied", "exact" if codec["exact"] else "NOT exact", "exact", codec["exact"]),
+            Check("changes, size", f"1/{codec['ratio']:.0f} of the frame", "", None),
+            Check("changes, encode and apply", f"{codec['encode_s']:.2f} s, {codec['apply_s']:.2f} s", "", None),
         ]
     return rows, found
 
 
-def _report(arguments: argparse.Namespace, rows: Sequence[Row], found: dict[str, Any]) -> int:
+def _report(arguments: argparse.Namespace, rows: Sequence[Check], found: dict[str, Any]) -> int:
     for row in rows:
         verdict = {True: "ok", False: "FAILED", None: "-"}[row.good]
         print(f"{verdict:7}{row.what:36}{row.found:26}{row.expected}")
     if arguments.json is not None:
         report = {"device": found["own"]["device"], "torch": found["own"]["torch"], "model": arguments.model}
-        report |= {"rows": [{slot: getattr(row, slot) for slot in Row.__slots__} for row in rows], "parts": found}
+        report |= {"rows": [{slot: getattr(row, slot) for slot in Check.__slots__} for row in rows], "parts": found}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 1 if any(row.good is False for row in rows) else 0
 

@@ -95,7 +95,7 @@ POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScaleRow:
     actors: int
     groups_per_s: float
     messages_per_group: float
@@ -163,7 +163,7 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
         "actors", "groups/s", "messages", "bytes", "CPU ms", "server", "controller", "learner", "actors'", "idle msg/s",
         title="per settled group",
     )  # fmt: skip
-    rows: list[Row] = []
+    rows: list[ScaleRow] = []
     with tempfile.TemporaryDirectory(prefix="horizonrl-scale-") as directory:
         asyncio.run(_make_model(Path(directory)))
         for count in actors or (SMALL_ROWS if small else ROWS):
@@ -212,7 +212,7 @@ def _told(report: dict[str, Any]) -> Iterator[str]:
         yield f"  controller {after['controller_s']:.2f} s to its first ticket, {after['scan_s']:.2f} s to all it knows"
 
 
-def _growth(rows: Sequence[Row]) -> tuple[int, float] | None:
+def _growth(rows: Sequence[ScaleRow]) -> tuple[int, float] | None:
     """Return the first row that keeps the machine busy, and the CPU per group of the last row over that row's."""
     busy = [place for place, row in enumerate(rows[:-1]) if row.actors >= 10]
     return (busy[0], rows[-1].cpu_ms_per_group / rows[busy[0]].cpu_ms_per_group) if busy else None
@@ -223,7 +223,7 @@ async def _make_model(directory: Path) -> None:
     await make_model(directory)
 
 
-async def _measure(directory: Path, count: int, small: bool) -> Row:
+async def _measure(directory: Path, count: int, small: bool) -> ScaleRow:
     async with _running(directory, count) as cluster:
         # The first step has the start of everything in it.
         await cluster.until_step(1, START_S)
@@ -234,7 +234,7 @@ async def _measure(directory: Path, count: int, small: bool) -> Row:
         groups, seconds = after.groups - before.groups, after.at - before.at
         cpu_ms = {role: 1e3 * (after.cpu_s[role] - before.cpu_s[role]) / groups for role in cluster.roles}
         memory = {role: sum(each.memory_info().rss for each in found) / 2**20 for role, found in cluster.roles.items()}
-        return Row(
+        return ScaleRow(
             actors=count,
             groups_per_s=groups / seconds,
             messages_per_group=(after.messages - before.messages) / groups,

@@ -104,8 +104,8 @@ def _measure(lr: float | None, old: Words, new: Words) -> dict[str, Any]:
         "frame_bytes": old.nbytes,
         **{key: ours[key] for key in MEASURED},
         "entropy_bytes": bound,
-        "over_entropy": ours["bytes"] / bound,
-        **{f"{name}_ratio": forms[name]["bytes"] / ours["bytes"] for name in PEERS if name != "changes"},
+        "over_entropy": sizes["changes"] / bound,
+        **{f"{name}_ratio": sizes[name] / sizes["changes"] for name in PEERS if name != "changes"},
         "peak_bytes": _peaks(old, new, image),
         "forms": forms,
     }

@@ -129,7 +129,7 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["torch", "--learner.ranks=2"], r"learner\.ranks is 2 but .* runs in one process: set ranks to 1"),
+        (["torch", "--learner.ranks=2"], r"learner\.ranks is 2 .* runs in one process: set both to 1"),
         (["torch", "--learner.zero_stage=3"], r"learner\.zero_stage is 3 but .* has no ZeRO stages"),
         (["hash"], r"actor\.engine is vllm, which needs the weights of a model: set actor\.engine to scripted"),
     ],
