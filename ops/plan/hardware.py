@@ -1,4 +1,4 @@
-"""Machines by name: what the vendors' data sheets say of memory, arithmetic and bandwidth; and our CPU, measured."""
+"""Machines by name: what the vendors' data sheets say of memory, arithmetic and bandwidth; and a guess at our CPU."""
 
 import re
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ ACCELERATORS = {
         Accelerator("L40S", 48e9, 362e12, 0.864e12, "NVIDIA L40S data sheet"),
         Accelerator("L4", 24e9, 121e12, 0.3e12, "NVIDIA L4 data sheet, without sparsity"),
         Accelerator("RTX4090", 24e9, 165e12, 1.008e12, "NVIDIA Ada GPU architecture white paper"),
-        Accelerator("CPU", 16e9, 0.6e12, 20e9, "one core with AMX, of the machine of docs/scaling.md"),
+        Accelerator("CPU", 16e9, 0.6e12, 20e9, "a guess at one core with AMX (docs/scaling.md)"),
     )
 }
 _FLEET = re.compile(r"(\d+)\s*[x×*]\s*([\w-]+)")
