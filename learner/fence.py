@@ -5,6 +5,8 @@ names the revision that this learner set before, so once another learner has spo
 fenced. The same fence guards the key `policy` and every purge.
 """
 
+import asyncio
+
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import Fenced, HorizonError, StateConflict
@@ -19,6 +21,9 @@ class Fence:
         """Revision of the key `progress` that this learner last read or set."""
         self._policy = 0
         """Revision of the key `policy` that this learner last read or set."""
+        # A checkpoint is sealed, and the log freed behind it, while the loop announces: without the lock, a check that
+        # compares a revision read before an announcement with the one after it takes this learner for its successor.
+        self._speaking = asyncio.Lock()
         self._last_word: Progress | None = None
         """What this learner announced last; None before its first announcement."""
 
@@ -35,15 +40,32 @@ class Fence:
 
     async def announce(self, progress: Progress) -> None:
         """Set the key `progress`. Raises Fenced if another learner has set it since this one last looked or spoke."""
-        try:
-            # The broker compares and sets in one request, so no other learner can come between a check and the put.
-            self._progress = await self._state.put(Key.PROGRESS, progress, self._progress)
-        except StateConflict:
-            raise await self._refusal() from None
-        self._last_word = progress
+        async with self._speaking:
+            try:
+                # The broker compares and sets in one request, so no other learner can come between a check and the put.
+                self._progress = await self._state.put(Key.PROGRESS, progress, self._progress)
+            except StateConflict:
+                raise await self._refusal() from None
+            self._last_word = progress
 
     async def check(self) -> None:
         """Raise Fenced if another learner has spoken since this one last did."""
+        async with self._speaking:
+            await self._check()
+
+    async def publish(self, manifest: WeightsManifest) -> None:
+        """Set the key `policy`. Raises Fenced if this is no longer the run's learner."""
+        async with self._speaking:
+            while True:
+                await self._check()
+                try:
+                    self._policy = await self._state.put(Key.POLICY, manifest, self._policy)
+                    return
+                except StateConflict:
+                    # A learner that this one has fenced had passed its own check before: it has set the key once more.
+                    self._policy = await self._transport.revision(Key.POLICY)
+
+    async def _check(self) -> None:
         # For frames and purges, which have no condition that the broker could check: they are preceded by this look
         # (ADR 10).
         if await self._transport.revision(Key.PROGRESS) == self._progress:
@@ -51,17 +73,6 @@ class Fence:
         # A key that no longer decodes was defaced by someone else: no learner has spoken.
         if await self._transport.get(Key.PROGRESS) is None or await self._state.get(Key.PROGRESS) is not None:
             raise await self._refusal()
-
-    async def publish(self, manifest: WeightsManifest) -> None:
-        """Set the key `policy`. Raises Fenced if this is no longer the run's learner."""
-        while True:
-            await self.check()
-            try:
-                self._policy = await self._state.put(Key.POLICY, manifest, self._policy)
-                return
-            except StateConflict:
-                # A learner that this one has fenced had passed its own check before: it overwrote the key once more.
-                self._policy = await self._transport.revision(Key.POLICY)
 
     async def _refusal(self) -> HorizonError:
         """Return why this learner may not speak: another one replaced it, or the broker has lost what it announced.

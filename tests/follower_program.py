@@ -32,7 +32,7 @@ class PrintingPolicy(ScriptedPolicy):
 async def follow(url: str, run: str, folder: Path) -> None:
     with shared_scratch(run, folder) as place:
         async with connected(run, BrokerSection(url=url), Role.ACTOR) as transport:
-            await WeightsFollower(transport, PrintingPolicy(), place).run()
+            await WeightsFollower(transport, PrintingPolicy(), place).run(total_steps=1_000_000)
 
 
 if __name__ == "__main__":

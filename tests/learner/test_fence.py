@@ -189,6 +189,34 @@ def test_the_last_word_of_a_fenced_learner_is_overwritten() -> None:
     asyncio.run(scenario())
 
 
+class SlowTransport(MemoryTransport):
+    """Answers a while after it has looked, and a while after it has set, as a broker behind a network does."""
+
+    async def revision(self, key: Key) -> int:
+        revision = await super().revision(key)
+        await asyncio.sleep(0.02)
+        return revision
+
+    async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
+        revision = await super().put(key, data, after)
+        await asyncio.sleep(0.01)
+        return revision
+
+
+def test_a_learner_that_checks_while_it_announces_is_not_its_own_successor() -> None:
+    """A checkpoint frees the log in the background, and the loop announces progress meanwhile."""
+
+    async def scenario() -> None:
+        fence = Fence(SlowTransport(MemoryServer(), "run"))
+        await fence.look()
+        await fence.announce(Progress())
+        for step in range(1, 4):
+            word = Progress(step=step, policy=PolicyVersion(version=step))
+            await asyncio.gather(fence.check(), fence.announce(word), fence.check())
+
+    asyncio.run(scenario())
+
+
 def test_a_learner_whose_last_word_was_lost_by_the_broker_may_start_again() -> None:
     async def scenario() -> None:
         server = MemoryServer()

@@ -13,6 +13,10 @@ from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 
 
 @pytest.mark.process
+# vLLM leaves the sockets to its workers to the collector.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. .function Context.__del__:pytest.PytestUnraisableExceptionWarning"
+)
 def test_every_worker_applies_a_version_and_samples_as_a_fresh_engine_would(tmp_path: Path) -> None:
     environment = dict(os.environ)
     try:

@@ -38,9 +38,9 @@ def test_offload_and_buckets_make_the_same_weights(stage: int, tiny_model: Path,
         refuse_unsafe(passed)
         directory = tmp_path / str(len(digests))
         directory.mkdir()
-        # At stage 1 offload adds up the gradient's norm in another order, so that a gradient that is clipped differs in
-        # its last bits. Here none is clipped there.
-        limits = {"max_grad_norm": 1e9 if stage == 1 else 1.0, "micro_batch_tokens": 128}
+        # At stages 1 and 3 offload adds up the gradient's norm in another order, so that a gradient that is clipped
+        # differs in its last bits. Here none is clipped there.
+        limits = {"max_grad_norm": 1e9 if stage in (1, 3) else 1.0, "micro_batch_tokens": 128}
         settings = EngineSettings(tiny_model, zero_stage=stage, deepspeed=passed, **limits)
         figures = train(make_engine(settings), directory)
         assert figures["repeats"], "a step after `load` made other weights than before"
