@@ -37,6 +37,7 @@ from horizonrl.broker.weights.frames import digest_file, fetch_frame
 from horizonrl.common.errors import LogGap, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.scratch import locked
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import Count, Digest, PolicyVersion, Record
 
@@ -104,7 +105,7 @@ class Shadow:
             except (WeightsRejected, LogGap) as error:
                 # The key frame cannot help an image that is whole and has left it behind.
                 left = self._marker()
-                if left is not None and _age(left.policy) >= _age(key.policy):
+                if left is not None and age(left.policy) >= age(key.policy):
                     raise
                 log.warning("changes_not_followed", have=str(marker.policy), want=str(manifest.policy), why=str(error))
         await self._replace(key)
@@ -128,17 +129,17 @@ class Shadow:
                 digest = None if held is None else await asyncio.to_thread(digest_file, self._image)
         else:
             digest = marker.digest
-        if digest in known and (marker is None or _age(marker.policy) < _age(known[digest][0])):
+        if digest in known and (marker is None or age(marker.policy) < age(known[digest][0])):
             self._mark(known[digest][0], digest, known[digest][1])
         return self._marker()
 
     async def _is_overtaken(self, marker: Marker, manifest: WeightsManifest) -> bool:
         """Return whether the image is of a newer version than the manifest, and one that this run announced."""
-        if _age(marker.policy) <= _age(manifest.policy):
+        if age(marker.policy) <= age(manifest.policy):
             return False
         # The key itself decides: an image of a run that was begun anew under the same name is newer than all of it.
         newest = await StateStore(self._transport).get(Key.POLICY)
-        return isinstance(newest, WeightsManifest) and _age(newest.policy) >= _age(marker.policy)
+        return isinstance(newest, WeightsManifest) and age(newest.policy) >= age(marker.policy)
 
     async def _replace(self, key: WeightsManifest) -> None:
         """Fetch a key frame in place of the image."""
@@ -291,17 +292,9 @@ def _lock(file: Path, lock: int) -> int | None:
         held = os.open(file, os.O_RDWR | (os.O_CREAT if lock == fcntl.LOCK_EX else 0), 0o600)
     except FileNotFoundError:
         return None
-    try:
-        fcntl.flock(held, lock | fcntl.LOCK_NB)
-        # The name may lead to another file by now.
-        if os.path.samestat(os.fstat(held), os.stat(file)):
-            return held
-    except OSError:
-        pass
-    os.close(held)
-    return None
+    return locked(held, file, lock)
 
 
-def _age(policy: PolicyVersion) -> tuple[int, int]:
+def age(policy: PolicyVersion) -> tuple[int, int]:
     """Order versions by time: a resumed learner's line is newer than all of the line before."""
     return policy.lineage, policy.version

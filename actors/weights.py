@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from horizonrl.actors.policy import Policy
-from horizonrl.actors.shadow import Shadow
+from horizonrl.actors.shadow import Shadow, age
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import shared_frame
@@ -85,7 +85,7 @@ class WeightsFollower:
                     newest = await StateStore(self._transport).get(Key.POLICY)
                     if isinstance(newest, WeightsManifest):
                         # With rl.publish_every a ticket may name a version that is never announced: the newest must do.
-                        version = min(version, newest.policy, key=_age)
+                        version = min(version, newest.policy, key=age)
                         async with self._applied:
                             await self._applied.wait_for(lambda: self._is_applied(version))
         except TimeoutError:
@@ -162,9 +162,4 @@ class WeightsFollower:
         self._news.clear()
 
     def _is_applied(self, version: PolicyVersion) -> bool:
-        return _age(self._policy.version) >= _age(version)
-
-
-def _age(policy: PolicyVersion) -> tuple[int, int]:
-    """Order versions by time: a resumed learner's line is newer than all of the line before."""
-    return policy.lineage, policy.version
+        return age(self._policy.version) >= age(version)

@@ -81,9 +81,14 @@ def _hold(place: Path, lock: int = fcntl.LOCK_EX) -> int | None:
         held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
+    return locked(held, place, lock)
+
+
+def locked(held: int, place: Path, lock: int) -> int | None:
+    """Lock an open descriptor and return it; close it and return None when another process holds the lock."""
     try:
         fcntl.flock(held, lock | fcntl.LOCK_NB)
-        # The lock may be that of a directory that was removed and made again in between.
+        # The lock may be that of a file or directory that was removed, and made again under its name, in between.
         if os.path.samestat(os.fstat(held), os.stat(place)):
             return held
     except OSError:

@@ -5,18 +5,17 @@ changes have, and the digest of the version that they make. So a reader needs no
 stands, and follows the one line of versions of its lineage (PROTOCOL.md, "Weights").
 """
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from horizonrl.broker.api import Message, Transport
 from horizonrl.broker.weights.frames import (
-    CHUNK_BYTES,
     FETCH_WAIT_S,
     OFFSET,
     POLICY,
     PUBLISHED_AT_ONCE,
+    publish_chunks,
     reading,
 )
 from horizonrl.common.errors import WeightsRejected
@@ -69,23 +68,8 @@ async def publish_changes(
     transport: Transport, data: bytes, base: PolicyVersion, policy: PolicyVersion, digest: str
 ) -> int:
     """Store the changes from `base` to `policy`, which has `digest`; return the sequence of their last message."""
-    step = min(CHUNK_BYTES, transport.max_payload_bytes)
-    slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
-    headers = {BASE: str(base), POLICY: str(policy), BYTES: str(len(data)), DIGEST: digest}
-
-    async def publish(offset: int) -> int:
-        async with slots:
-            stored = await transport.publish(
-                CHANGES,
-                data[offset : offset + step],
-                message_id=f"c-{policy.lineage}-{policy.version}-{offset // step}",
-                headers=headers | {OFFSET: str(offset)},
-            )
-        return stored.sequence
-
-    async with asyncio.TaskGroup() as group:
-        chunks = [group.create_task(publish(offset)) for offset in range(0, len(data), step)]
-    return max(chunk.result() for chunk in chunks)
+    headers = {BASE: str(base), BYTES: str(len(data)), DIGEST: digest}
+    return max(await publish_chunks(transport, CHANGES, data, "c", policy, headers))
 
 
 async def read_changes(

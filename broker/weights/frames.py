@@ -37,6 +37,32 @@ DIGEST_BYTES = 8 << 20
 
 async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion, digest: str) -> WeightsManifest:
     """Store the file's bytes in the weights stream; return the manifest to announce under the key `policy`."""
+    with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        size = len(mapped)
+        sequences = await publish_chunks(transport, FRAME, mapped, "w", policy, {})
+    return WeightsManifest(
+        policy=policy,
+        weights_bytes=size,
+        digest=digest,
+        chunks=len(sequences),
+        first_sequence=min(sequences),
+        last_sequence=max(sequences),
+    )
+
+
+async def publish_chunks(
+    transport: Transport,
+    subject: str,
+    data: bytes | mmap.mmap,
+    prefix: str,
+    policy: PolicyVersion,
+    headers: Mapping[str, str],
+) -> list[int]:
+    """Store a version's bytes as messages of `subject`, each with its offset; return their sequences.
+
+    Not in order: chunks are stored as they come, and one that had been stored before keeps its old sequence. `prefix`
+    begins the message ids.
+    """
     step = min(CHUNK_BYTES, transport.max_payload_bytes)
     slots = asyncio.Semaphore(PUBLISHED_AT_ONCE)
 
@@ -44,28 +70,17 @@ async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion,
         # The slice copies its chunk, so it is made inside: only the chunks in flight are in memory.
         async with slots:
             stored = await transport.publish(
-                FRAME,
-                mapped[index * step : (index + 1) * step],
+                subject,
+                data[index * step : (index + 1) * step],
                 # With the lineage: a learner that resumed may reach the same version with other weights.
-                message_id=f"w-{policy.lineage}-{policy.version}-{index}",
-                headers={POLICY: str(policy), OFFSET: str(index * step)},
+                message_id=f"{prefix}-{policy.lineage}-{policy.version}-{index}",
+                headers={**headers, POLICY: str(policy), OFFSET: str(index * step)},
             )
         return stored.sequence
 
-    with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        size = len(mapped)
-        async with asyncio.TaskGroup() as group:
-            chunks = [group.create_task(publish(index)) for index in range(-(-size // step))]
-    # Not in order: chunks are stored as they come, and one that had been stored before keeps its old sequence.
-    sequences = [chunk.result() for chunk in chunks]
-    return WeightsManifest(
-        policy=policy,
-        weights_bytes=size,
-        digest=digest,
-        chunks=len(chunks),
-        first_sequence=min(sequences),
-        last_sequence=max(sequences),
-    )
+    async with asyncio.TaskGroup() as group:
+        chunks = [group.create_task(publish(index)) for index in range(-(-len(data) // step))]
+    return [chunk.result() for chunk in chunks]
 
 
 def shared_frame(manifest: WeightsManifest, shared_dir: Path | None) -> Path | None:

@@ -24,8 +24,8 @@ from tests.weights import RandomLearner, ShadowHost
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of 600 bytes, a chain of six versions, and no patience."""
+    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
     for module in (frames, chain):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 600)
         monkeypatch.setattr(module, "FETCH_WAIT_S", 0.05)
     monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
     monkeypatch.setattr(shadow_module, "STUCK_S", 0.2)

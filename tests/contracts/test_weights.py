@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.broker.weights import chain, frames
+from horizonrl.broker.weights import frames
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner import weights as learner_weights
 from tests.brokers import Broker
@@ -15,8 +15,7 @@ from tests.weights import RandomLearner, ShadowHost
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk of 600 bytes and a chain of six versions."""
-    for module in (frames, chain):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 600)
+    monkeypatch.setattr(frames, "CHUNK_BYTES", 600)
     monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 6)
 
 
