@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from horizonrl.ops.bench.scale.cluster import Cluster, Reading, running, step_s
+from horizonrl.ops.bench.scale.scaled_run import Reading, ScaledRun, running, step_s
 
 WINDOWS, WINDOW_S = 3, 10.0
 SMALL_WINDOW_S = 1.0
@@ -65,13 +65,13 @@ def forecast_s(actors: int, small: bool) -> float:
 async def measure(directory: Path, model: Path, actors: int, small: bool) -> ScaleRow:
     """Start a run with so many light actors, and measure it. Raises RunFailed if it does not get on."""
     began = time.monotonic()
-    async with running(directory, model, actors) as cluster:
+    async with running(directory, model, actors) as scaled:
         # Before there is a learner, nobody issues tickets.
-        idle = await _idle(cluster) if _measures_idle(actors, small) else None
-        await cluster.start_role("learner")
+        idle = await _idle(scaled) if _measures_idle(actors, small) else None
+        await scaled.start_role("learner")
         # The first step has the start of everything in it.
-        await cluster.until_step(1)
-        readings = await _read(cluster, SMALL_WINDOW_S if small else WINDOW_S)
+        await scaled.until_step(1)
+        readings = await _read(scaled, SMALL_WINDOW_S if small else WINDOW_S)
         costs = [sum(cpu_ms.values()) - cpu_ms["actors"] for cpu_ms in map(_cpu_ms, readings, readings[1:])]
         first, last = readings[0], readings[-1]
         groups, cpu_ms = last.groups - first.groups, _cpu_ms(first, last)
@@ -92,19 +92,19 @@ async def measure(directory: Path, model: Path, actors: int, small: bool) -> Sca
             windows=len(costs),
             seconds=last.at - first.at,
             row_s=time.monotonic() - began,
-            memory_mib=cluster.memory_mib(),
+            memory_mib=scaled.memory_mib(),
             idle_messages_per_s=idle and idle[0],
             idle_server_cores=idle and idle[1],
         )
 
 
-async def _read(cluster: Cluster, window_s: float) -> list[Reading]:
+async def _read(scaled: ScaledRun, window_s: float) -> list[Reading]:
     """Return readings at the ends of steps: one before the first window and one after each."""
-    readings = [await cluster.read()]
+    readings = [await scaled.read()]
     while len(readings) <= 2 or readings[-1].at - readings[0].at < WINDOWS * window_s:
         await asyncio.sleep(window_s)
-        await cluster.until_step(max(readings[-1].step, await cluster.step()) + 1)
-        readings.append(await cluster.read())
+        await scaled.until_step(max(readings[-1].step, await scaled.step()) + 1)
+        readings.append(await scaled.read())
     return readings
 
 
@@ -118,12 +118,12 @@ def _measures_idle(actors: int, small: bool) -> bool:
     return actors >= IDLE_FROM and not small
 
 
-async def _idle(cluster: Cluster) -> tuple[float, float]:
+async def _idle(scaled: ScaledRun) -> tuple[float, float]:
     """Return the messages per second of an actor that waits for a ticket, and the server's CPU time per second."""
-    await cluster.until_idle()
-    before, began = await cluster.server.figures(), time.monotonic()
-    spent_s = cluster.cpu_s()["server"]
+    await scaled.until_idle()
+    before, began = await scaled.server.figures(), time.monotonic()
+    spent_s = scaled.cpu_s()["server"]
     await asyncio.sleep(IDLE_S)
-    after, seconds = await cluster.server.figures(), time.monotonic() - began
+    after, seconds = await scaled.server.figures(), time.monotonic() - began
     messages = sum(after[counter] - before[counter] for counter in ("in_msgs", "out_msgs"))
-    return float(messages) / seconds / cluster.actors, (cluster.cpu_s()["server"] - spent_s) / seconds
+    return float(messages) / seconds / scaled.actors, (scaled.cpu_s()["server"] - spent_s) / seconds

@@ -87,7 +87,7 @@ class Reading:
 
 
 @dataclass
-class Cluster:
+class ScaledRun:
     """A run whose actors are connected. Its learner has yet to start."""
 
     recipe: Path
@@ -188,7 +188,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def running(directory: Path, model: Path, actors: int) -> AsyncIterator[Cluster]:
+async def running(directory: Path, model: Path, actors: int) -> AsyncIterator[ScaledRun]:
     """Start a run up to its actors, which wait for tickets; end everything after the body."""
     recipe = directory / "recipe.toml"
     async with EmbeddedServer(directory / "nats") as server:
@@ -196,13 +196,13 @@ async def running(directory: Path, model: Path, actors: int) -> AsyncIterator[Cl
         recipe.write_text(RECIPE.format(directory=directory, model=model, groups_per_step=groups))
         config = RunConfig.load([recipe], [f"--broker.url={server.url}"])
         async with connected(config.run.name, config.broker) as transport:
-            cluster = Cluster(recipe, actors, server, transport, {"server": [psutil.Process(server.pid)]})
+            scaled = ScaledRun(recipe, actors, server, transport, {"server": [psutil.Process(server.pid)]})
             try:
-                await cluster.start_role("controller")
-                await cluster.start_actors()
-                yield cluster
+                await scaled.start_role("controller")
+                await scaled.start_actors()
+                yield scaled
             finally:
-                for process in cluster.processes:
+                for process in scaled.processes:
                     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
                         process.kill()
                     await process.wait()
