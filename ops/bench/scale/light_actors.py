@@ -1,9 +1,12 @@
-"""A process of light actors for `bench scale`: `python -m horizonrl.ops.bench.scale.light_actors RECIPE COUNT URL`.
+"""A process of light actors: `python -m horizonrl.ops.bench.scale.light_actors RECIPE COUNT URL PLAY_S`.
 
-It prints READY once every actor has its connection, and ends by SIGTERM, which drops the actors as they are.
+Each of the COUNT actors plays a group in PLAY_S seconds, on average. The process prints READY once every actor has its
+connection. It is ended by a signal, which drops the actors as they are.
 """
 
 import asyncio
+import gc
+import random
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -27,9 +30,15 @@ from horizonrl.envs import registry
 READY = "light actors are connected"
 ENTERING = 32
 """Actors that connect at once."""
+GROUP_TOKENS = 16
+"""Tokens of the longer of a group's two episodes: four turns of almost four tokens each."""
+GARBAGE = 200_000
+"""New objects after which Python's collector looks at them."""
+SLOWER = (0.5, 1.5)
+"""How much slower than the mean an actor plays. If all played alike, their groups would come in waves."""
 
 
-async def serve(config: RunConfig, count: int) -> None:
+async def serve(config: RunConfig, count: int, play_s: float) -> None:
     """Run the actors until the run ends or the process does."""
     model_dir = Path(config.model.name)
     chat, metrics = await asyncio.to_thread(ChatTemplate.load, model_dir), Metrics()
@@ -42,21 +51,33 @@ async def serve(config: RunConfig, count: int) -> None:
                 async with entering:
                     transport = await held.enter_async_context(connected(config.run.name, config.broker, Role.ACTOR))
                 entered.release()
-                await _actor(config, transport, chat, metrics, Path(scratch), number).run()
+                token_s = play_s / GROUP_TOKENS * random.uniform(*SLOWER)
+                policy = ScriptedPolicy(
+                    max_context_tokens=config.model.max_context_tokens, seed=number, token_s=token_s
+                )
+                await _actor(config, transport, policy, chat, metrics, Path(scratch) / str(number)).run()
 
         async with asyncio.TaskGroup() as group:
             for number in range(count):
                 group.create_task(act(number))
             for _ in range(count):
                 await entered.acquire()
+            # A process of one actor has few objects. Here the collector would walk millions, for half of the CPU time.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(GARBAGE)
             print(READY, flush=True)
 
 
 def _actor(
-    config: RunConfig, transport: Transport, chat: ChatTemplate, metrics: Metrics, scratch: Path, number: int
+    config: RunConfig,
+    transport: Transport,
+    policy: ScriptedPolicy,
+    chat: ChatTemplate,
+    metrics: Metrics,
+    directory: Path,
 ) -> ActorLoop:
-    policy = ScriptedPolicy(max_context_tokens=config.model.max_context_tokens, seed=number)
-    directory = scratch / str(number)
+    # Its own, as if every actor were on a host of its own: nobody downloads for it.
     directory.mkdir()
     return ActorLoop(
         settings=ActorSettings(
@@ -70,7 +91,7 @@ def _actor(
         rollouts={env.id: Rollout(policy, chat, None, env.step_timeout_s) for env in config.envs},
         make_environment=lambda env_id: registry.make(env_id, {}),
         follower=WeightsFollower(transport, policy, directory, metrics),
-        provenance=Provenance(actor=f"light-{number}"),
+        provenance=Provenance(actor=f"light-{directory.name}"),
         stopping=asyncio.Event(),
         # One for all: each would have dozens of series.
         metrics=metrics,
@@ -78,11 +99,11 @@ def _actor(
 
 
 def main() -> None:
-    recipe, count, url = sys.argv[1:]
+    recipe, count, url, play_s = sys.argv[1:]
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers would import it: 8 s and 300 MB
     config = RunConfig.load([Path(recipe)], [f"--broker.url={url}"])
     configure_logs(run=config.run.name, role="actor")
-    uvloop.run(serve(config, int(count)))
+    uvloop.run(serve(config, int(count), float(play_s)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """A request for a ticket on a real server: what it costs while there is none, and where its ticket goes."""
 
 import asyncio
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,29 @@ def test_an_idle_actor_sends_and_hears_nothing_between_its_requests(tmp_path: Pa
                     assert await waiting is not None
                 following.cancel()
                 await asyncio.wait([following])
+
+    asyncio.run(scenario())
+
+
+def test_requests_end_on_whole_seconds_so_that_the_server_looks_at_them_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horizonrl.broker.nats.transport.time", SimpleNamespace(time=lambda: 1_000.25))
+
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url)
+            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+                subject = controller._next_ticket  # type: ignore[attr-defined]
+                heard = await controller._connection.client.subscribe(subject)  # type: ignore[attr-defined]
+                # Its answer proves that the server has taken the subscription.
+                await controller.queue()
+                waiting = asyncio.create_task(TicketQueue(actor).lease(60.0))
+                expires_s = json.loads((await heard.next_msg(timeout=30.0)).data)["expires"] / 1e9
+                waiting.cancel()
+                await asyncio.wait([waiting])
+                assert expires_s % 1 == pytest.approx(0.75)
+                assert 30 <= expires_s <= 41
 
     asyncio.run(scenario())
 
