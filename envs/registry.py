@@ -5,7 +5,7 @@ Listing them reads package metadata and imports nothing. `load` imports one envi
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar
 
@@ -89,6 +89,15 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
             f"{', '.join(sorted(known))}"
         )
     return _call(env_id, environment, options)
+
+
+def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callable[[], bool]:
+    """Return the environment's `prepare` (api.Prepares) for these options, or a function that does nothing."""
+    prepare = getattr(load(env_id), "prepare", None)
+    if prepare is None:
+        return lambda: False
+    known = inspect.signature(prepare).parameters
+    return partial(prepare, **{name: value for name, value in (options or {}).items() if name in known})
 
 
 async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
