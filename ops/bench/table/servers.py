@@ -6,7 +6,7 @@ experts. Without a checkout of AgentGym, ours is held against its goals alone.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle, islice
 
@@ -34,6 +34,8 @@ BEGIN_S = 180.0
 """The clients of a side begin their first episodes within this time, or the side is left out."""
 CALL_S = 30.0
 """Longest wait for one call: what a round lasts beyond its seconds, at most."""
+
+Player = AsyncGenerator[int, None]
 
 
 def rows(request: Request) -> list[Row]:
@@ -66,16 +68,17 @@ async def _measure(env_id: str, request: Request) -> tuple[list[float], list[flo
                 peer = agentgym_server(request.agentgym, request.agentgym_python, env_id)
                 begun = _begun(await stack.enter_async_context(peer), env_id, games, THEIR_CLIENTS.get(env_id, clients))
                 there = await stack.enter_async_context(begun)
-            for _ in range(request.rounds):
-                ours.append(await _steps_per_s(here, games, seconds))
+            # One round before the count, in which levels are drawn and a JVM compiles: episodes go on between rounds.
+            for _ in range(1 + request.rounds):
+                ours.append(await _steps_per_s(here, seconds))
                 if there is not None:
-                    theirs.append(await _steps_per_s(there, games, seconds))
+                    theirs.append(await _steps_per_s(there, seconds))
         except HorizonError as error:
             if len(ours) == len(theirs):  # it was ours that failed
                 raise
             request.left_out[f"AgentGym's {env_id}"] = str(error)
-            theirs.clear()
-    return ours, theirs
+            theirs = []
+    return ours[1:], theirs[1:]
 
 
 async def _games(env_id: str) -> list[Game]:
@@ -86,45 +89,50 @@ async def _games(env_id: str) -> list[Game]:
 
 
 @asynccontextmanager
-async def _begun(url: str, env_id: str, games: Sequence[Game], clients: int) -> AsyncIterator[Sequence[Environment]]:
-    """Yield a server's environments, each with an episode: beginning may start what the server plays with."""
+async def _begun(url: str, env_id: str, games: Sequence[Game], clients: int) -> AsyncIterator[Sequence[Player]]:
+    """Yield the players of a server, each in an episode: beginning may start what the server plays with."""
     named = f"{min(game.number for game in games)}-{max(game.number for game in games)}"
     options = {"url": url, "instructions": "", "train": named, "test": named, "timeout_s": BEGIN_S}
     environments = [registry.make(f"agentgym-{env_id}", options) for _ in range(clients)]
+    players = [_play(each, [*games[k % len(games) :], *games[: k % len(games)]]) for k, each in enumerate(environments)]
     try:
         try:
             async with asyncio.timeout(BEGIN_S):
-                await asyncio.gather(*(environment.reset(str(games[0].number)) for environment in environments))
+                await asyncio.gather(*map(anext, players))
         except TimeoutError:
             raise RunFailed(f"{url} has not begun {clients} episodes within {BEGIN_S:g} s") from None
-        yield environments
+        yield players
     finally:
+        for player in players:
+            await player.aclose()
         await asyncio.gather(*(environment.close() for environment in environments))
 
 
-async def _steps_per_s(environments: Sequence[Environment], games: Sequence[Game], seconds: float) -> float:
-    """Replay games for `seconds`; a reset takes its time and counts as no step."""
-    steps = 0
+async def _play(environment: Environment, games: Sequence[Game]) -> Player:
+    """Play the games for ever, and yield after each call how many steps it was: none for a reset."""
+    for game in cycle(games):
+        await environment.reset(str(game.number))
+        yield 0
+        for reply in game.replies:
+            step = await environment.step(reply)
+            yield 1
+            if step.terminated or step.truncated:
+                break
 
-    async def client(number: int) -> None:
-        nonlocal steps
-        environment = environments[number]
-        for game in cycle([*games[number % len(games) :], *games[: number % len(games)]]):
-            if time.perf_counter() >= end:
-                return
-            await asyncio.wait_for(environment.reset(str(game.number)), CALL_S)
-            for reply in game.replies:
-                if time.perf_counter() >= end:
-                    return
-                step = await asyncio.wait_for(environment.step(reply), CALL_S)
-                steps += 1
-                if step.terminated or step.truncated:
-                    break
 
+async def _steps_per_s(players: Sequence[Player], seconds: float) -> float:
+    """Let everybody play on for `seconds`; a reset takes its time and counts as no step."""
     started = time.perf_counter()
-    end = started + seconds
+
+    async def client(player: Player) -> int:
+        steps = 0
+        while time.perf_counter() < started + seconds:
+            async with asyncio.timeout(CALL_S):
+                steps += await anext(player)
+        return steps
+
     try:
-        await asyncio.gather(*map(client, range(len(environments))))
+        steps = sum(await asyncio.gather(*map(client, players)))
     except TimeoutError:
         raise RunFailed(f"a call was not answered within {CALL_S:g} s") from None
     return steps / (time.perf_counter() - started)
