@@ -137,6 +137,7 @@ class Rollout:
 
     async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
         # 1. Reset, and render the first prompt.
+        await turn()  # the episodes of a group begin together
         first = await self._timed(environment.reset(ticket.task.task_id), recording)
         observation, recording.prompt = first.text, announced(first.text, ticket, turns_taken=0)
         recording.prompt_ids = self.chat.open(self.system_prompt, recording.prompt)

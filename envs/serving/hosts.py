@@ -54,6 +54,7 @@ class LocalHost:
     async def reset(self, episode: int, task_id: str) -> str:
         if episode not in self._environments:
             self._environments[episode] = registry.make(self._env_id, self._options)
+        await turn()
         async with _within_limit():
             return (await self._environments[episode].reset(task_id)).text
 
