@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from horizonrl.actors.chat import Chat
 from horizonrl.actors.policy import Generation, Policy
 from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
+from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
 from horizonrl.envs.api import Environment, Expert, Step, expert_of
@@ -136,6 +137,7 @@ class Rollout:
 
     async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
         # 1. Reset, and render the first prompt.
+        await turn()  # the episodes of a group begin together
         first = await self._timed(environment.reset(ticket.task.task_id), recording)
         observation, recording.prompt = first.text, announced(first.text, ticket, turns_taken=0)
         recording.prompt_ids = self.chat.open(self.system_prompt, recording.prompt)
@@ -151,6 +153,7 @@ class Rollout:
             # 4. Let the environment answer, and record the turn.
             # The environment reads text; the episode keeps the sampled ids, which decoding might not give back.
             text = self.chat.decode(generation.ids)
+            await turn()  # replies come in bursts, since the engine answers its whole batch at once
             step = await self._timed(environment.step(readable(text)), recording)
             turns_taken = len(recording.turns) + 1
             stop = stop_reason(step, turns_taken, ticket.horizon_turns)

@@ -95,6 +95,21 @@ class Demonstrates(Protocol):
         """Return an expert for the current task. Raises EnvironmentFailure before `reset`."""
 
 
+class Prepares(Protocol):
+    """An environment that can do ahead of need what its resets would wait for, such as drawing levels.
+
+    The worker processes of a server (`envs serve --workers`) call it while nobody calls them.
+    """
+
+    @classmethod
+    def prepare(cls) -> bool:
+        """Do a piece of the work, in a thread, and return whether there is more.
+
+        A piece takes at most about 100 ms, except for what must start at once, and all of them take bounded memory.
+        Options of the environment that matter are keyword arguments of this method too, with defaults.
+        """
+
+
 def expert_of(environment: Environment) -> Expert:
     """Return an environment's expert for the current task. Raises EnvironmentFailure if it has none."""
     if not isinstance(environment, Demonstrates):

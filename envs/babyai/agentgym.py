@@ -6,22 +6,21 @@ that cannot be reached shift the numbers of equal ones, the moves of an action c
 win that pays 0.5 or less does not count.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property, lru_cache
+from itertools import product
 
-import numpy as np
-import numpy.typing as npt
 from minigrid.core.actions import Actions
 
-from horizonrl.envs.babyai.view import HEADINGS, SIZE, START, Cell, Moves, Pose, Thing, View
+from horizonrl.envs.babyai.sight import SIZE, Cell, Sight, look
+from horizonrl.envs.babyai.view import HEADINGS, START, VIEWS_KEPT, Moves, Pose, Thing, View, parts
 from horizonrl.envs.babyai.world import GridWorld, Outcome
 
 LEAST_REWARD = 0.5
 """A win that pays this much or less does not end the episode."""
 _UNMOVED = "No change in state."
+_TURNS = ((int(Actions.left), -1), (int(Actions.right), 1))
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class _Offer:
                 continue
             counted[door.kind_name] = door.number
             if door.state == "open":
-                self._add(f"go through {door.name}", self._ways.to.get(door.cell), "there is no path leading to it")
+                self._add(f"go through {door.name}", self._ways.to(door.cell), "there is no path leading to it")
                 continue
             if door.state == "closed":
                 self.reasons[f"go through {door.name}"] = (
@@ -99,7 +98,7 @@ class _Offer:
             self._open(door, counted)
 
     def _open(self, door: Thing, counted: Mapping[str, int]) -> None:
-        action, way = f"toggle and go through {door.name}", self._ways.facing.get(door.cell)
+        action, way = f"toggle and go through {door.name}", self._ways.facing(door.cell)
         if way is None:
             shown = f"{door.kind_name} {dict(counted)}"  # sic
             self.reasons[action] = f"You cannot toggle and go through {shown}, as there is no path leading to it."
@@ -122,7 +121,7 @@ class _Offer:
         """Offer an action for each thing. A thing that cannot be reached passes its number on to the next one."""
         counts: dict[str, int] = {}
         for thing in things:
-            way = self._ways.facing.get(thing.cell)
+            way = self._ways.facing(thing.cell)
             action = f"{verb} {thing.kind_name} {counts.get(thing.kind_name, 0) + 1}"
             self._add(action, None if way is None else (*way, *then), "there is no path leading to it")
             counts[thing.kind_name] = counts.get(thing.kind_name, 0) + (way is not None)
@@ -142,39 +141,57 @@ class _Ways:
     """
 
     def __init__(self, view: AgentGymView) -> None:
-        self.to: dict[Cell, Moves] = {}
-        self.facing: dict[Cell, Moves] = {}
+        self._came: dict[Pose, tuple[Pose, int]] = {}
+        self._poses_in: dict[Cell, Pose] = {}
+        self._poses_facing: dict[Cell, Pose] = {}
+        after_each = _successors(view.heading in (0, 1), view.heading in (1, 2))
         solid = {cell for cell, thing in view.blocked.items() if thing.kind != "door"}
-        behind, right = (-1 if view.heading in (0, 1) else 0), SIZE // 2 + (view.heading in (1, 2))
-        came: dict[Pose, tuple[Pose, int]] = {}
         seen: set[Pose] = set()
-        queue = deque([START])
-        while queue:
-            pose = queue.popleft()
-            seen.add(pose)
-            step = HEADINGS[pose[2]]
-            front = (pose[0] + step[0], pose[1] + step[1])
-            if pose[:2] not in self.to or front not in self.facing:
-                way = _way(came, pose)
-                self.to.setdefault(pose[:2], way)
-                self.facing.setdefault(front, way)
-            for action, after in (
-                (Actions.forward, (*front, pose[2])),
-                (Actions.left, (*pose[:2], (pose[2] - 1) % 4)),
-                (Actions.right, (*pose[:2], (pose[2] + 1) % 4)),
-            ):
-                inside = behind <= after[0] < SIZE and -(SIZE // 2) <= after[1] <= right
-                if inside and after not in seen and after[:2] not in solid:
-                    came[after] = (pose, action)
+        queue = [START]
+        for pose in queue:
+            front, successors = after_each[pose]
+            if pose not in seen:
+                seen.add(pose)
+                self._poses_in.setdefault(pose[:2], pose)
+                self._poses_facing.setdefault(front, pose)
+            for action, after, cell in successors:
+                if after not in seen and cell not in solid:
+                    self._came[after] = (pose, action)
                     queue.append(after)
 
+    def to(self, cell: Cell) -> Moves | None:
+        return self._way(self._poses_in.get(cell))
 
-def _way(came: Mapping[Pose, tuple[Pose, int]], pose: Pose) -> Moves:
-    moves = []
-    while pose != START:
-        pose, action = came[pose]
-        moves.append(action)
-    return tuple(reversed(moves))
+    def facing(self, cell: Cell) -> Moves | None:
+        return self._way(self._poses_facing.get(cell))
+
+    def _way(self, pose: Pose | None) -> Moves | None:
+        if pose is None:
+            return None
+        moves = []
+        # What a pose came from is settled when the pose leaves the queue.
+        while pose != START:
+            pose, action = self._came[pose]
+            moves.append(action)
+        return tuple(reversed(moves))
+
+
+@cache  # of four combinations
+def _successors(behind: bool, right: bool) -> Mapping[Pose, tuple[Cell, Sequence[tuple[int, Pose, Cell]]]]:
+    """Return for each pose the cell in front, and what may come next: action, pose and its cell.
+
+    behind, right: whether a path may lead through the cells one step behind the agent, and one beyond its right edge
+    """
+    cells = {
+        (ahead, side) for ahead in range(-behind, SIZE) for side in range(-(SIZE // 2), SIZE // 2 + 1 + right)
+    }  # fmt: skip
+    table = {}
+    for (ahead, side), heading in product(cells, range(4)):
+        front = (ahead + HEADINGS[heading][0], side + HEADINGS[heading][1])
+        turns = [(action, (ahead, side, (heading + turn) % 4), (ahead, side)) for action, turn in _TURNS]
+        steps = [(int(Actions.forward), (*front, heading), front)] if front in cells else []
+        table[ahead, side, heading] = (front, [*steps, *turns])
+    return table
 
 
 class AgentGymWorld(GridWorld):
@@ -199,23 +216,22 @@ class AgentGymWorld(GridWorld):
 
     def act(self, action: str) -> Outcome:
         """Take one of the view's actions: make its moves until one does not change the visible grid."""
-        moves = self.view.actions[action]
-        terminated, image = False, self._image()
-        for move in moves:
+        terminated, sight = False, self.sight
+        for move in self.view.actions[action]:
             _, reward, terminated, _, _ = self.level.step(Actions(move))
             self._reward = float(reward)
-            before, image = image, self._image()
+            before, sight = sight, look(self.level)
             # As AgentGym does: what the agent sees decides, not where it stands.
-            if np.array_equal(before, image):
+            if before == sight:
                 break
-        self.view = self._look()
+        self.sight, self.view = sight, self._view(sight)
         self.completed, self.over = terminated, terminated and self._reward > LEAST_REWARD
         return Outcome(self._reward, self.over)
 
-    def _image(self) -> npt.NDArray[Any]:
-        grid, in_sight = self.level.gen_obs_grid()
-        return np.asarray(grid.encode(in_sight))
+    def _view(self, sight: Sight) -> AgentGymView:
+        return _see(sight, int(self.level.agent_dir))
 
-    def _look(self) -> AgentGymView:
-        view = super()._look()
-        return AgentGymView(view.things, view.barrier, view.carrying, view.blocked, int(self.level.agent_dir))
+
+@lru_cache(maxsize=VIEWS_KEPT)
+def _see(sight: Sight, heading: int) -> AgentGymView:
+    return AgentGymView(*parts(sight), heading)

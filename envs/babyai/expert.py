@@ -24,7 +24,8 @@ from minigrid.envs.babyai.core.verifier import (
 )
 
 from horizonrl.common.errors import EnvironmentFailure
-from horizonrl.envs.babyai.view import HEADINGS, Cell, Moves
+from horizonrl.envs.babyai.sight import Cell
+from horizonrl.envs.babyai.view import HEADINGS, Moves
 from horizonrl.envs.babyai.world import COMMANDS, GridWorld
 from horizonrl.envs.formats import ActionFormat, write_action
 

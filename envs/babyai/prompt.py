@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from horizonrl.envs.babyai.view import Cell, View
+from horizonrl.envs.babyai.sight import Cell
+from horizonrl.envs.babyai.view import View
 from horizonrl.envs.babyai.world import CHECK, COMMANDS, GridWorld
 from horizonrl.envs.formats import ActionFormat, explain
 

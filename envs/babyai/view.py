@@ -1,29 +1,25 @@
-"""What the agent sees and can do, computed from minigrid's view by one breadth-first search.
+"""What the agent sees and can do, computed from what is in sight by one breadth-first search.
 
 All positions are relative to the agent: a cell is a number of steps ahead and a number of steps to the right. Knows
 nothing about the rest of the grid, about wording or about missions.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-import numpy as np
-import numpy.typing as npt
 from minigrid.core.actions import Actions
-from minigrid.core.grid import Grid
-from minigrid.core.world_object import Door
 
-Cell = tuple[int, int]
-"""Steps ahead, steps to the right."""
+from horizonrl.envs.babyai.sight import CELLS, SIZE, Cell, Sight
+
 Pose = tuple[int, int, int]
 """A cell and a heading in quarter turns to the right."""
 Moves = tuple[int, ...]
 """Actions of minigrid."""
 
-SIZE = 7
-"""The agent sees SIZE cells ahead and SIZE cells across."""
+VIEWS_KEPT = 512
+"""Views that a process keeps with their actions, about 8 kB each: the episodes of a group often see the same."""
 HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 START: Pose = (0, 0, 0)
 
@@ -61,25 +57,25 @@ class View:
     @cached_property
     def actions(self) -> Mapping[str, Moves]:
         """The available actions with their moves, in AgentGym's order."""
-        ahead = self.blocked.get((1, 0))
+        ahead, ways = self.blocked.get((1, 0)), Ways(self.blocked)
         found: dict[str, Moves] = {"turn left": (Actions.left,), "turn right": (Actions.right,)}
         if ahead is None:
             found["move forward"] = (Actions.forward,)
         if self.carrying is None:
             for thing in self.things:
-                if thing.kind != "door" and (way := self._way_before(thing)) is not None:
+                if thing.kind != "door" and (way := ways.facing(thing.cell)) is not None:
                     found[f"pickup {thing.name}"] = (*way, Actions.pickup)
         elif ahead is None and not any(thing.cell == (1, 0) for thing in self.things):
             found["drop"] = (Actions.drop,)
         for door in self.things:
-            if door.state == "open" and (way := self._ways.to(door.cell)) is not None:
+            if door.state == "open" and (way := ways.to(door.cell)) is not None:
                 found[f"go through {door.name}"] = way
-            elif self.can_open(door) and (way := self._way_before(door)) is not None:
+            elif self.can_open(door) and (way := ways.facing(door.cell)) is not None:
                 found[f"toggle and go through {door.name}"] = (*way, Actions.toggle, Actions.forward)
         if any(thing.cell == (1, 0) and (thing.kind == "box" or self.can_toggle(thing)) for thing in self.things):
             found["toggle"] = (Actions.toggle,)
         for thing in self.things:
-            if (way := self._way_before(thing)) is not None:
+            if (way := ways.facing(thing.cell)) is not None:
                 found[f"go to {thing.name}"] = way or (
                     Actions.done,
                 )  # does nothing, but makes minigrid check the mission
@@ -117,14 +113,6 @@ class View:
             case "go to" | "pickup" | "go through" | "toggle and go through" if thing:
                 return f"You cannot {verb} {thing.name}, as there is no path leading to it."
         return "The action is not recognized. Please check valid actions."
-
-    def _way_before(self, thing: Thing) -> Moves | None:
-        """Return the shortest path to a place from which the thing is straight ahead."""
-        return self._ways.facing(thing.cell)
-
-    @cached_property
-    def _ways(self) -> "Ways":
-        return Ways(self.blocked)
 
 
 class Ways:
@@ -166,29 +154,28 @@ class Ways:
         return tuple(reversed(moves))
 
 
-def see(grid: Grid, in_sight: npt.NDArray[np.bool_], carrying: Thing | None) -> View:
-    """Return the view of a grid of minigrid's, whose columns go from left to right and whose rows from far to near."""
-    # Ties are broken by place, so that the number of a thing depends on nothing but the view.
-    seen = sorted(_things(grid, in_sight), key=lambda thing: (sum(map(abs, thing.cell)), -thing.cell[0], thing.cell[1]))
+@lru_cache(maxsize=VIEWS_KEPT)
+def see(sight: Sight) -> View:
+    """Return the view of what is in sight. Episodes share it: nobody changes a view."""
+    return View(*parts(sight))
+
+
+def parts(sight: Sight) -> tuple[Sequence[Thing], Thing | None, Thing | None, Mapping[Cell, Thing]]:
+    """Return the fields of a view."""
     counts: dict[str, int] = {}
-    things = []
-    for thing in seen:
-        if thing.kind != "wall":
+    things, barrier, blocked = [], None, {}
+    for rank, kind, colour, state in sight.things:
+        thing = Thing(kind, colour, state, CELLS[rank])
+        if kind != "wall":
             counts[thing.kind_name] = number = counts.get(thing.kind_name, 0) + 1
-            things.append(Thing(thing.kind, thing.colour, thing.state, thing.cell, number))
-    barrier = next((thing for thing in seen if thing.cell[1] == 0 and thing.kind in ("wall", "box")), None)
-    return View(things, barrier, carrying, {thing.cell: thing for thing in seen if thing.state != "open"})
-
-
-def _things(grid: Grid, in_sight: npt.NDArray[np.bool_]) -> Iterator[Thing]:
-    """Yield the visible things. BabyAI's levels have doors, keys, balls, boxes and walls."""
-    for index, (thing, seen) in enumerate(zip(grid.grid, in_sight.T.flat, strict=True)):
-        ahead, right = SIZE - 1 - index // SIZE, index % SIZE - SIZE // 2
-        if thing and seen and (ahead, right) != (0, 0):  # the agent's own cell shows the carried object
-            state = ""
-            if isinstance(thing, Door):
-                state = "open" if thing.is_open else "locked" if thing.is_locked else "closed"
-            yield Thing(thing.type, thing.color, state, (ahead, right))
+            thing = Thing(kind, colour, state, thing.cell, number)
+            things.append(thing)
+        if barrier is None and thing.cell[1] == 0 and kind in ("wall", "box"):
+            barrier = thing
+        if state != "open":
+            blocked[thing.cell] = thing
+    carrying = Thing(*sight.carrying, "", (0, 0)) if sight.carrying else None
+    return things, barrier, carrying, blocked
 
 
 def _in_sight(pose: Pose) -> bool:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from minigrid.core.actions import Actions
 
 from horizonrl.envs.babyai.levels import generate
-from horizonrl.envs.babyai.view import Moves, Thing, View, see
+from horizonrl.envs.babyai.sight import Sight, look
+from horizonrl.envs.babyai.view import Moves, View, see
 from horizonrl.envs.formats import Command
 
 COMMANDS = (
@@ -43,7 +44,8 @@ class GridWorld:
         self.task_id = task_id
         self.level = generate(task_id)
         self.level.gen_obs = lambda: None  # rendering the unused image would take longer than the step itself
-        self.view = self._look()
+        self.sight = look(self.level)
+        self.view = self._view(self.sight)
         self.over = self.completed = False
 
     @property
@@ -73,7 +75,8 @@ class GridWorld:
     def act(self, action: str) -> Outcome:
         """Take one of the view's actions: make its moves until one fails or the mission is over."""
         outcome = self._move(self.view.actions[action])
-        self.view = self._look()
+        self.sight = look(self.level)
+        self.view = self._view(self.sight)
         self.over = self.completed = outcome.terminated or outcome.truncated
         return outcome
 
@@ -88,11 +91,8 @@ class GridWorld:
                 break  # the path led through a hidden cell that turned out to be blocked
         return Outcome()
 
-    def _look(self) -> View:
-        carried = self.level.carrying
-        carrying = Thing(carried.type, carried.color, "", (0, 0)) if carried else None
-        grid, in_sight = self.level.gen_obs_grid()
-        return see(grid, in_sight, carrying)
+    def _view(self, sight: Sight) -> View:
+        return see(sight)
 
 
 def plain(written: str) -> str:

@@ -12,7 +12,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
 from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, write_action
-from horizonrl.envs.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, require_java
+from horizonrl.envs.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, prepare, require_java
 from horizonrl.envs.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
 from horizonrl.envs.sciworld.tasks import SciWorldTask, list_tasks, numbered
 
@@ -84,6 +84,11 @@ class SciWorld:
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the 2,320 tasks, by AgentGym's numbers."""
         return list_tasks()
+
+    @classmethod
+    def prepare(cls) -> bool:
+        """Start the JVM ahead of need and let it compile, in pieces of five steps."""
+        return prepare()
 
     async def reset(self, task_id: str) -> Observation:
         """Begin an experiment with any of AgentGym's numbers. If the JVM has died, a new simulation is opened."""

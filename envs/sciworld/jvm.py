@@ -7,7 +7,7 @@ makes five more calls per step, which makes it ten times slower.
 import asyncio
 import atexit
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,10 +21,11 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout, MissingDependency
 from horizonrl.common.scratch import scratch
+from horizonrl.envs.share import cores
 
 SCIENCEWORLD = "1.2.3"
 JAVA_OPTIONS = (
-    "-Xmx600m",
+    "-Xmx1200m",
     "-XX:+UseSerialGC",
     # With hashCode=2 every object has the hash 1, so a set keeps the order of insertion instead of the order of
     # addresses. That order decides how lists are written and how heat flows (thermometers differed by up to 3 degrees).
@@ -32,6 +33,11 @@ JAVA_OPTIONS = (
     "-XX:hashCode=2",
 )
 JVMS = 2
+"""The most JVMs of a process. It has no more than its share of the cores: each one compiles everything for itself."""
+SIMULATIONS = 80
+"""The most simulations of a JVM, at 12 MB each. More would fill its memory, and every episode in it would break."""
+WARM_STEPS, PIECE_STEPS = 100, 5
+"""In its first hundred steps a JVM compiles, and takes three times as long for a step."""
 CALL_S = 120.0
 """Time limit of a call. The slowest one, a gold path on a busy machine, took 10 s."""
 
@@ -68,6 +74,8 @@ class Jvm:
         self.starts = 0
         """Counts the starts, to distinguish simulations of a dead JVM from those of the present one."""
         self.simulations = 0
+        self.warm_steps = 0
+        """Steps taken ahead of need. They leave no trace: a world depends on its own history alone."""
 
     async def call(self, ask: Callable[[JavaGateway], T]) -> T:
         """Return the result of `ask` on the gateway. Raises EnvironmentFailure if the JVM or the simulator fails."""
@@ -82,6 +90,15 @@ class Jvm:
     def wait_for(self, ask: Callable[[JavaGateway], T]) -> T:
         """Do the same as `call` for a caller that is not a coroutine."""
         return self._thread.submit(self._ask, ask).result(CALL_S)
+
+    def warm_up(self, gateway: JavaGateway) -> None:
+        """Take PIECE_STEPS steps in a world of nobody's."""
+        world = gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        world.load("boil", 0, "", False)
+        for step in range(PIECE_STEPS):
+            world.step(("look around", "open door to kitchen", "go to kitchen", "open cupboard", "wait1")[step % 5])
+        gateway.detach(world)
+        self.warm_steps += PIECE_STEPS
 
     def kill(self) -> None:
         """End the process; the next call starts another."""
@@ -127,6 +144,19 @@ class Jvm:
 _POOL = tuple(Jvm() for _ in range(JVMS))
 
 
+def _pool() -> Sequence[Jvm]:
+    return _POOL[: cores()]
+
+
+def prepare() -> bool:
+    """Start a JVM, or let a started one take some steps so that it compiles. Returns whether there is more to do."""
+    require_java()
+    jvm = min(_pool(), key=lambda jvm: jvm.warm_steps)
+    if jvm.warm_steps < WARM_STEPS:
+        jvm.wait_for(jvm.warm_up)
+    return min(jvm.warm_steps for jvm in _pool()) < WARM_STEPS
+
+
 @atexit.register
 def stop_all() -> None:
     """End every JVM."""
@@ -148,7 +178,11 @@ class Simulation:
     async def open(cls) -> "Simulation":
         """Return a new simulation in the JVM with the fewest simulations. Raises MissingDependency without Java."""
         require_java()
-        jvm = min(_POOL, key=lambda jvm: jvm.simulations)
+        jvm = min(_pool(), key=lambda jvm: jvm.simulations)
+        if jvm.simulations >= SIMULATIONS:
+            raise EnvironmentFailure(
+                f"{len(_pool())} JVMs hold {SIMULATIONS} simulations each, all that fit: run fewer episodes at a time"
+            )
         # Counted before the wait: resets that come together would otherwise all choose the same JVM.
         jvm.simulations += 1
 

@@ -8,6 +8,7 @@ to this server (DNS rebinding) still has that name in `Host`.
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -25,7 +26,7 @@ def guarded(handler: Handler, names: Collection[str]) -> Handler:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         host = _name(f"//{request.host}")
-        if not _known(host, names):
+        if not (host in names or _is_address(host)):
             raise web.HTTPMisdirectedRequest(
                 text=f"the server is not {host!r}: name it with --allow-host, or call it by its address\n"
             )
@@ -40,6 +41,8 @@ def guarded(handler: Handler, names: Collection[str]) -> Handler:
     return answer
 
 
+# Both are asked about the same few hosts with every call.
+@lru_cache
 def _name(url: str) -> str:
     try:
         return (urlsplit(url).hostname or "").lower()
@@ -47,10 +50,11 @@ def _name(url: str) -> str:
         return ""
 
 
-def _known(host: str, names: Collection[str]) -> bool:
-    """Return whether a host is one of the names, or an IP address, which no page can have as its own name."""
+@lru_cache
+def _is_address(host: str) -> bool:
+    """Return whether a host is an IP address, which no page can have as its own name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return host in names
+        return False
     return True

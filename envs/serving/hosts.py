@@ -8,12 +8,13 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
+from horizonrl.common.lag import turn
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Step
 
@@ -53,10 +54,12 @@ class LocalHost:
     async def reset(self, episode: int, task_id: str) -> str:
         if episode not in self._environments:
             self._environments[episode] = registry.make(self._env_id, self._options)
+        await turn()
         async with _within_limit():
             return (await self._environments[episode].reset(task_id)).text
 
     async def step(self, episode: int, text: str) -> Step:
+        await turn()
         async with _within_limit():
             return await self._environments[episode].step(text)
 
@@ -86,7 +89,7 @@ class WorkerHost:
     """
 
     def __init__(self, env_id: str, options: Mapping[str, Any], count: int) -> None:
-        self._command = (sys.executable, "-m", "horizonrl.envs.serving.worker", env_id)
+        self._command = (sys.executable, "-m", "horizonrl.envs.serving.worker", env_id, str(count))
         self._options = dict(options)
         self._slots: list[_Worker | None] = [None] * count
         self._starting = asyncio.Lock()
@@ -100,7 +103,7 @@ class WorkerHost:
         return text
 
     async def step(self, episode: int, text: str) -> Step:
-        return Step(**await self._worker_of[episode].call("step", episode, text))
+        return Step(*await self._worker_of[episode].call("step", episode, text))
 
     async def close(self, episode: int) -> None:
         worker = self._worker_of.pop(episode, None)
@@ -122,6 +125,26 @@ class WorkerHost:
         return min((worker for worker in self._slots if worker is not None), key=held.count)
 
 
+class Lines:
+    """Writes what is said within one pass of the event loop at once: a write takes as long as a small step."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._unwritten: list[bytes] = []
+
+    def write(self, said: Sequence[Any]) -> None:
+        """Write a line of JSON before the loop waits again."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unwritten.append(json.dumps(said).encode())
+
+    def _flush(self) -> None:
+        # One write for all, so that the lines of different episodes never mix.
+        lines, self._unwritten = self._unwritten, []
+        if not self._writer.is_closing():
+            self._writer.write(b"\n".join([*lines, b""]))
+
+
 class _Worker:
     """A worker process (worker.py). Calls are lines of JSON over a socket pair: [number, call, episode, text].
 
@@ -134,6 +157,7 @@ class _Worker:
         self.dead = False
         self._process = process
         self._writer = writer
+        self._lines = Lines(writer)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._calls = 0
         self._listener = asyncio.create_task(self._listen(reader))
@@ -168,7 +192,7 @@ class _Worker:
         if self.dead:
             self._bury()
         else:
-            self._writer.write(json.dumps([number, call, episode, text]).encode() + b"\n")
+            self._lines.write([number, call, episode, text])
         try:
             async with asyncio.timeout(CALL_S + GRACE_S):
                 return await answer

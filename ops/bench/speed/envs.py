@@ -23,7 +23,7 @@ from rich.table import Table
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
-from horizonrl.common.lag import LoopLag
+from horizonrl.common.lag import LoopLag, turn
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, expert_of
@@ -166,9 +166,11 @@ async def _play(
     async def client(environment: Environment, order: Iterator[Game]) -> None:
         while time.perf_counter() < end:
             task_id, replies = next(order)
+            await turn()  # as an actor does
             await environment.reset(task_id)
             counts[1] += 1
             for reply in replies:
+                await turn()
                 await environment.step(reply)
                 counts[0] += 1
                 await asyncio.sleep(0)  # an environment that never waits would keep the loop for itself

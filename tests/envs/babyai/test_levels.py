@@ -1,6 +1,10 @@
-from collections import Counter
+from collections import Counter, OrderedDict
 
-from horizonrl.envs.babyai.levels import LEFT_OUT, generate, load_tasks
+import pytest
+
+from horizonrl.envs.babyai import levels
+from horizonrl.envs.babyai.env import BabyAI
+from horizonrl.envs.babyai.levels import LEFT_OUT, generate, is_drawn, load_tasks
 from tests.envs.hash_seeds import printed_under_hash_seeds
 
 FIRST_OBSERVATIONS = """
@@ -56,3 +60,19 @@ def test_a_level_that_was_drawn_before_is_as_new_whatever_was_done_to_it() -> No
     again = generate("1832")
     assert (tuple(again.agent_pos), again.np_random.bit_generator.state) == (place, state)
     assert again.step_count == 0
+
+
+def test_levels_are_drawn_ahead_of_need_until_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "_KEPT", OrderedDict())
+    monkeypatch.setattr(levels, "LEVELS_KEPT", 5)
+    while BabyAI.prepare():
+        pass
+    listed = [task.task_id for task in BabyAI.tasks()]
+    assert all(map(is_drawn, listed[:5]))
+    assert len(levels._KEPT) == 5
+    drawn = generate(listed[3])
+    generate(listed[7])  # the one that was used the longest ago makes room
+    assert not is_drawn(listed[0])
+    assert is_drawn(listed[3])
+    levels._KEPT.clear()
+    assert generate(listed[3]).grid == drawn.grid

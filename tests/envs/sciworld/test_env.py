@@ -171,3 +171,22 @@ def test_agentgyms_style_has_no_rules_and_the_simulators_own_limit_of_moves() ->
         await environment.close()
 
     asyncio.run(run())
+
+
+@needs_java
+def test_a_jvm_that_is_full_takes_no_further_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jvm, "SIMULATIONS", 0)
+    with pytest.raises(EnvironmentFailure, match="run fewer episodes at a time"):
+        asyncio.run(SciWorld().reset("3"))
+
+
+@needs_java
+def test_what_is_prepared_is_a_jvm_that_has_taken_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = jvm._POOL[0]
+    simulations = prepared.simulations
+    monkeypatch.setattr(jvm, "_POOL", (prepared,))
+    monkeypatch.setattr(jvm, "WARM_STEPS", 2 * jvm.PIECE_STEPS)
+    monkeypatch.setattr(prepared, "warm_steps", 0)
+    assert SciWorld.prepare()
+    assert not SciWorld.prepare()
+    assert (prepared.warm_steps, prepared.simulations) == (2 * jvm.PIECE_STEPS, simulations)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from horizonrl.envs.agentgym import wire
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment, Step
+from horizonrl.envs.serving.hosts import WorkerHost
 from tests.envs.serving.servers import WORLD, server_of
 
 TASKS = ("oak_planks", "chest", "bookshelf")
@@ -107,5 +109,60 @@ def test_every_dialect_is_written_as_it_is_read(name: str, install: Callable[...
             assert [step.reward for step in steps] == [0.0, 0.25]
             assert (steps[-1].observation, steps[-1].terminated, steps[-1].success) == ("step 2", True, True)
             await client.close()
+
+    asyncio.run(scenario())
+
+
+PREPARES = '''
+import os
+from horizonrl.envs.api import Observation, Step, TaskSpec
+
+class Ahead:
+    """Says how many pieces of work its process has done ahead of need."""
+
+    env_id = "ahead"
+    version = "1"
+    pieces = 0
+
+    @classmethod
+    def tasks(cls):
+        return [TaskSpec("task", "train", "all")]
+
+    @classmethod
+    def prepare(cls, *, most=0):
+        cls.pieces += 1
+        if cls.pieces > most:
+            raise ZeroDivisionError("one piece too many")
+        return cls.pieces < most
+
+    def __init__(self, *, most: int = 0, other: int = 0):
+        pass
+
+    async def reset(self, task_id):
+        return Observation("begin")
+
+    async def step(self, text):
+        return Step(str(Ahead.pieces), 0.0, False)
+
+    async def close(self): ...
+'''
+
+
+def test_an_idle_worker_prepares_until_nothing_is_left_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, install: Callable[..., None]
+) -> None:
+    install("ahead", PREPARES, "Ahead")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def scenario() -> None:
+        host = WorkerHost("ahead", {"most": 3, "other": 1}, 1)
+        await host.reset(1, "task")
+        async with asyncio.timeout(60):
+            # Between two calls the worker is idle for longer than it takes to believe so.
+            while (await host.step(1, "")).observation != "3":
+                await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)
+        assert (await host.step(1, "")).observation == "3"
+        await host.stop()
 
     asyncio.run(scenario())
