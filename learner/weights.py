@@ -47,6 +47,7 @@ class WeightsPublisher:
     held: Collection[int] = ()
     """Versions whose files are kept, however old: one of them may turn out to be the best."""
     metrics: Metrics = field(default_factory=Metrics)
+    longest_chain: int = field(default_factory=lambda: LONGEST_CHAIN)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -152,7 +153,7 @@ class WeightsPublisher:
 
     def _key_frame_due(self) -> bool:
         """Return whether an actor that begins would receive more than two frames, or apply too many changes."""
-        return len(self._chain) >= LONGEST_CHAIN or sum(self._chain) > self._key_frames[-1].weights_bytes
+        return len(self._chain) >= self.longest_chain or sum(self._chain) > self._key_frames[-1].weights_bytes
 
     async def _changes(self, file: Path) -> bytes | None:
         """Return the changes since the version published last, or None if this learner has published none."""

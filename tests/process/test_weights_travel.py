@@ -53,13 +53,14 @@ class Follower:
         self.output = folder / f"{uuid.uuid4().hex}.out"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.follower_program", server.url, run, str(folder)], stdout=sink
+                [sys.executable, "-m", "horizonrl.ops.bench.weights.follower", server.url, run, str(folder)],
+                stdout=sink,
             )
 
     @property
     def applied(self) -> list[tuple[str, str]]:
-        lines = self.output.read_text().split("\n")[:-1]
-        return [(line.split()[0], line.split()[1]) for line in lines if line.startswith("v")]
+        events = [json.loads(line) for line in self.output.read_text().split("\n")[:-1] if line.startswith("{")]
+        return [(event["version"], event["digest"]) for event in events if event["event"] == "weights_loaded"]
 
     async def reaches(self, version: str) -> None:
         await until(lambda: bool(self.applied) and self.applied[-1][0] == version)

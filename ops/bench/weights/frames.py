@@ -18,8 +18,8 @@ WARM_UP_STEPS = 14
 WARM_UP_RATE = 1e-5
 ORDERS = ("Name a kind of {}.", "Write a sentence about a {}.", "How do you make a {}?", "Where would you find a {}?")
 THINGS = ("door", "stick", "river", "key", "lamp", "horse", "map", "boat", "cake", "song", "coin", "tent", "clock")
-PROMPTS = 4
-GROUP = 4
+PROMPTS = 2
+GROUP = 8
 NEW_TOKENS = 24
 
 
