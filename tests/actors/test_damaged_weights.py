@@ -26,7 +26,7 @@ from horizonrl.learner.weights import REPAIR_S
 from tests.weights import RandomLearner
 
 
-class DigestingPolicy(ScriptedPolicy):
+class RememberingPolicy(ScriptedPolicy):
     """Knows what an engine would have loaded."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Host:
 
     def __init__(self, transport: Transport, place: Path) -> None:
         place.mkdir()
-        self.policy = DigestingPolicy()
+        self.policy = RememberingPolicy()
         self.follower = WeightsFollower(transport, self.policy, place)
 
     @asynccontextmanager

@@ -28,9 +28,10 @@ log = get_logger()
 PROMPT = (1, 2, 3, 4)
 SAMPLED = 4
 """Tokens that a real engine samples with each version."""
+FORMS = ("frame", "changes")
 
 
-class Witness(ScriptedPolicy):
+class DigestingPolicy(ScriptedPolicy):
     """Digests each file that its engine is given, and logs it once the engine samples with that version."""
 
     def __init__(self, inner: Policy | None, metrics: Metrics) -> None:
@@ -51,9 +52,6 @@ class Witness(ScriptedPolicy):
         log.info("weights_loaded", version=str(sampled_with), digest=digest, **received)
 
 
-FORMS = ("frame", "changes")
-
-
 async def follow(url: str, run: str, folder: Path, model_dir: Path | None) -> None:
     inner, metrics = None, Metrics()
     if model_dir is not None:
@@ -62,7 +60,7 @@ async def follow(url: str, run: str, folder: Path, model_dir: Path | None) -> No
     try:
         with shared_scratch(run, folder) as place:
             async with connected(run, BrokerSection(url=url), Role.ACTOR) as transport:
-                follower = WeightsFollower(transport, Witness(inner, metrics), place, metrics)
+                follower = WeightsFollower(transport, DigestingPolicy(inner, metrics), place, metrics)
                 following = asyncio.create_task(follower.run(total_steps=1))
                 ended = asyncio.create_task(follower.finished.wait())
                 log.info("follower_ready")

@@ -34,7 +34,7 @@ from horizonrl.common.children import bound
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.scratch import scratch
+from horizonrl.common.scratch import scratch, shared_scratch
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.registry import make_engine
@@ -70,7 +70,6 @@ class Follower:
     """The log of each of its processes."""
 
     async def start(self) -> None:
-        self.folder.mkdir(exist_ok=True)
         self.lives.append(self.folder / f"life-{len(self.lives)}.log")
         arguments = [self.url, RUN, str(self.folder), *([str(self.model_dir)] if self.model_dir else [])]
         with self.lives[-1].open("wb") as sink:
@@ -195,12 +194,16 @@ async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, sm
     async with EmbeddedServer(files / "nats") as server:
         names = ("engine", "sleeper", "victim", "late")
         followers = {name: Follower(server.url, folder / name) for name in names}
+        for follower in followers.values():
+            follower.folder.mkdir()
         if not small:
             followers["engine"].model_dir = model_dir
         async with connected(RUN, BrokerSection(url=server.url), Role.CONTROLLER) as transport:
             learner = Learner(engine, sampled_batches(model_dir, VERSIONS), transport, files / "weights")
             try:
-                kills = await _scenario(learner, followers, 1.0 if small else 30.0)
+                # Held here, or the next process would remove what a killed one has left, and begin anew.
+                with shared_scratch(RUN, folder / "victim"):
+                    kills = await _scenario(learner, followers, 1.0 if small else 30.0)
                 await learner.publisher.announce_end(VERSIONS)
                 for follower in followers.values():
                     await follower.until(lambda follower=follower: follower.process.returncode == 0)  # type: ignore[misc]
