@@ -47,7 +47,7 @@ def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
         engine.close()
 
 
-def sampled_batches(model_dir: Path, steps: int) -> Iterator[Batch]:
+def sampled_batches(model_dir: Path, steps: int, groups: int = PROMPTS) -> Iterator[Batch]:
     """Sample a batch per step with the model itself; the reward of an answer is the share of distinct ids in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -59,7 +59,7 @@ def sampled_batches(model_dir: Path, steps: int) -> Iterator[Batch]:
     for step in range(steps):
         torch.manual_seed(step)
         traces: list[Trace] = []
-        for group, prompt in enumerate(itertools.islice(prompts, PROMPTS)):
+        for group, prompt in enumerate(itertools.islice(prompts, groups)):
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
             with torch.no_grad():
                 answers = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0)

@@ -45,7 +45,7 @@ from horizonrl.ops.bench.weights.frames import sampled_batches
 from horizonrl.ops.run.models import SMOLLM2, resolve_model
 
 RUN = "travel"
-VERSIONS = 28
+VERSIONS = 26
 RATE = 4e-5
 LONGEST_CHAIN = 12
 """Shorter than a run's, so that there are several key frames."""
@@ -199,7 +199,7 @@ async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, sm
         if not small:
             followers["engine"].model_dir = model_dir
         async with connected(RUN, BrokerSection(url=server.url), Role.CONTROLLER) as transport:
-            learner = Learner(engine, sampled_batches(model_dir, VERSIONS), transport, files / "weights")
+            learner = Learner(engine, sampled_batches(model_dir, VERSIONS, groups=1), transport, files / "weights")
             try:
                 # Held here, or the next process would remove what a killed one has left, and begin anew.
                 with shared_scratch(RUN, folder / "victim"):
