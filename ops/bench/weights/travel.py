@@ -211,7 +211,10 @@ async def _travel(engine: Engine, model_dir: Path, folder: Path, files: Path, sm
                 for follower in followers.values():
                     if follower.lives:
                         await follower.end()
-    return _result(learner, followers, kills) | {"model": model_dir.name, "seconds": round(time.monotonic() - began)}
+    return result_of(learner.versions, followers, kills) | {
+        "model": model_dir.name,
+        "seconds": round(time.monotonic() - began),
+    }
 
 
 async def _scenario(learner: Learner, followers: dict[str, Follower], patience_s: float) -> dict[str, bool]:
@@ -245,27 +248,28 @@ async def _scenario(learner: Learner, followers: dict[str, Follower], patience_s
     return kills
 
 
-def _result(learner: Learner, followers: dict[str, Follower], kills: dict[str, bool]) -> dict[str, Any]:
-    made = {version["version"]: version for version in learner.versions}
+def result_of(versions: list[dict[str, Any]], followers: dict[str, Follower], kills: dict[str, bool]) -> dict[str, Any]:
+    """Compare what the followers logged with what the learner made."""
+    made = {version["version"]: version for version in versions}
     actors = {name: _of_actor(follower, made) for name, follower in followers.items()}
-    changes = [version["changes_bytes"] for version in learner.versions if version["changes_bytes"]]
+    changes = [version["changes_bytes"] for version in versions if version["changes_bytes"]]
     awake = [event["version"] for event in followers["sleeper"].events("weights_loaded")]
     after_sleep = awake[awake.index(f"v{SLEEPS_AFTER}.l0") + 1]
     return {
         "versions": len(made),
-        "key_frames": sum(version["frame_bytes"] > 0 for version in learner.versions),
-        "frame_bytes": learner.versions[0]["file_bytes"],
+        "key_frames": sum(version["frame_bytes"] > 0 for version in versions),
+        "frame_bytes": versions[0]["file_bytes"],
         "changes_bytes": _spread(changes),
-        "train_s": _spread([version["train_s"] for version in learner.versions]),
-        "publish_s": _spread([version["publish_s"] for version in learner.versions if not version["frame_bytes"]]),
+        "train_s": _spread([version["train_s"] for version in versions]),
+        "publish_s": _spread([version["publish_s"] for version in versions if not version["frame_bytes"]]),
         "digests_compared": sum(actor["loaded"] for actor in actors.values()),
         "slept": {"after": f"v{SLEEPS_AFTER}.l0", "loaded_next": after_sleep},
         "killed": [{"version": version, "in_patch": hit} for version, hit in kills.items()],
         "actors": actors,
-        "steps": learner.versions,
+        "steps": versions,
         "passed": all(actor["digests_equal"] for actor in actors.values())
         # In one go: an actor that woke does not load what it slept through one by one.
-        and made[after_sleep]["version"] in list(made)[WAKES_AFTER - 1 :],
+        and after_sleep in list(made)[WAKES_AFTER - 1 :],
     }
 
 
