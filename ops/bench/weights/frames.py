@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ RATES = (1e-6, 1e-5, 4e-5)
 WARM_UP_STEPS = 14
 """Before the first frame: Adam's first steps move every weight by the whole rate, until its moments have settled."""
 WARM_UP_RATE = 1e-5
-ORDERS = ("Name a kind of {}.", "Write a sentence about a {}.", "How do you make a {}?", "Where would you find a {}?")
-THINGS = ("door", "stick", "river", "key", "lamp", "horse", "map", "boat", "cake", "song", "coin", "tent", "clock")
-PROMPTS = 2
-GROUP = 8
+PROMPTS = ("Name a colour.", "Write a sentence about a door.", "How do you make a stick?", "Count to five.")
+BATCHES = 4
+"""They come again and again, which saves sampling; a run has new ones for each step."""
+GROUP = 4
 NEW_TOKENS = 24
 
 
@@ -35,19 +36,18 @@ def made_frames(model_dir: Path, directory: Path, threads: int = 1) -> list[tupl
 def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
     engine = make_engine(EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01))
     try:
-        rates = (*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)
-        # A batch of its own for each step, as in a run: gradients that come again move weights further.
-        for step, batch in enumerate(sampled_batches(model_dir, len(rates))):
+        batches = list(sampled_batches(model_dir, BATCHES))
+        for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
             if step == WARM_UP_STEPS:
                 engine.write_weights(frames[0])
-            engine.train_step(batch, rates[step])
+            engine.train_step(replace(batches[step % BATCHES], version=step), rate)
             if step >= WARM_UP_STEPS:
                 engine.write_weights(frames[step - WARM_UP_STEPS + 1])
     finally:
         engine.close()
 
 
-def sampled_batches(model_dir: Path, steps: int, groups: int = PROMPTS) -> Iterator[Batch]:
+def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> Iterator[Batch]:
     """Sample a batch per step with the model itself; the reward of an answer is the share of distinct ids in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -55,7 +55,7 @@ def sampled_batches(model_dir: Path, steps: int, groups: int = PROMPTS) -> Itera
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
-    prompts = itertools.cycle(order.format(thing) for thing in THINGS for order in ORDERS)
+    prompts = itertools.cycle(PROMPTS)
     for step in range(steps):
         torch.manual_seed(step)
         traces: list[Trace] = []
