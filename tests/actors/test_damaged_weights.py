@@ -25,6 +25,9 @@ from horizonrl.learner import weights as learner_weights
 from horizonrl.learner.weights import REPAIR_S
 from tests.weights import RandomLearner
 
+PATIENCE_S = 120.0
+"""numba may have to compile first, on a busy machine."""
+
 
 class RememberingPolicy(ScriptedPolicy):
     """Knows what an engine would have loaded."""
@@ -48,7 +51,7 @@ class Host:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(2 * PATIENCE_S), asyncio.TaskGroup() as group:
             task = group.create_task(self.follower.run(total_steps=100))
             yield
             task.cancel()
@@ -78,7 +81,7 @@ async def heals(
     early, late = (Host(transport, folder / name) for name in ("early", "late"))
     async with early.following():
         first = await learner.step()
-        assert await early.follower.reached(first.policy, 30)
+        assert await early.follower.reached(first.policy, PATIENCE_S)
     await harm(await learner.step())
     newest = await learner.step()
     async with early.following(), late.following():
@@ -86,11 +89,11 @@ async def heals(
             assert await host.reports() == newest.policy
         await learner.publisher.repair(newest.policy)
         for host in (early, late):
-            assert await host.follower.reached(newest.policy, 30)
+            assert await host.follower.reached(newest.policy, PATIENCE_S)
             assert host.follower.damaged is None
         after = await learner.step()
         for host in (early, late):
-            assert await host.follower.reached(after.policy, 30)
+            assert await host.follower.reached(after.policy, PATIENCE_S)
             assert host.policy.digests.items() <= learner.digests.items()
         assert after.key_policy == newest.policy
         assert after.last_change > newest.last_sequence, "changes go on across the key frame"
