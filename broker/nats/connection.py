@@ -36,7 +36,6 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before the broker counts as unreachable. That outlasts a restart, an upgrade or a
 failed node; a broker that is gone ends the role with an error."""
-RECONNECT_WAIT_S = 0.2
 TELL_AFTER_S = 10.0
 """A request that is repeated for this long is logged, and again each time that the wait has doubled."""
 FAIL_OVER_S = 8.0

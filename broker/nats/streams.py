@@ -5,9 +5,11 @@ Only DEAD drops its oldest messages, because it is for people, and any publisher
 remembered for an hour, which outlasts every retry; older repeats are recognised by the ticket's number.
 """
 
+import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.js.errors
 from nats.js import JetStreamContext, api
@@ -18,6 +20,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
+T = TypeVar("T")
 
 DUPLICATE_WINDOW_S = 3_600.0
 ACTORS = "actors"
@@ -29,6 +32,9 @@ INSUFFICIENT_STORAGE = 10047
 """nats-server's err_code for a max_bytes that it cannot reserve: it grants at most three quarters of the disk."""
 NO_CLUSTER, NO_PEERS = 10074, 10005
 """nats-server's err_codes for replicas outside a cluster, and for more replicas than the cluster has fit servers."""
+PEERS_S = 20.0
+"""How long servers that are missing for the replicas may take to join: those of a cluster that starts are not all up,
+or not known to its leader yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -
         await js.key_value(bucket)
     except nats.js.errors.BucketNotFoundError:
         settings = api.KeyValueConfig(bucket, history=1, storage=api.StorageType.FILE, republish=announced)
-        await js.create_key_value(settings.evolve(replicas=replicas or 1))
+        await _placed(f"KV_{bucket}", replicas, lambda: js.create_key_value(settings.evolve(replicas=replicas or 1)))
         return
     present = (await js.stream_info(f"KV_{bucket}")).config
     # A bucket that another version created is changed in place, which keeps the keys of a run that goes on.
@@ -147,9 +153,8 @@ async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str 
 
 async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
     try:
-        await js.add_stream(wanted)
+        await _placed(wanted.name, wanted.num_replicas, lambda: js.add_stream(wanted))
     except nats.js.errors.APIError as error:
-        _refuse_replicas(error, wanted)
         if error.err_code != INSUFFICIENT_STORAGE:
             raise
         raise ConfigError(
@@ -181,30 +186,41 @@ async def _change(js: JetStreamContext, present: api.StreamConfig, changes: dict
     if "num_replicas" in changes:
         log.warning("replicas_changed", stream=present.name, before=present.num_replicas, now=changes["num_replicas"])
     try:
-        await js.update_stream(present.evolve(**changes))
+        changed = present.evolve(**changes)
+        await _placed(present.name, changed.num_replicas, lambda: js.update_stream(changed))
     except nats.js.errors.APIError as error:
         if isinstance(error, nats.js.errors.ServiceUnavailableError):  # the cluster is electing a leader
             raise
-        _refuse_replicas(error, present.evolve(**changes))
         raise ConfigError(
             f"stream {present.name} exists with other settings ({', '.join(changes)}) that the server will not "
             f"change: {error.description}; give the run another run.name or delete the stream"
         ) from None
 
 
-def _refuse_replicas(error: nats.js.errors.APIError, wanted: api.StreamConfig) -> None:
-    """Raise ConfigError if the error says that the servers cannot hold the wanted replicas."""
-    if error.err_code == NO_CLUSTER:
-        raise ConfigError(
-            f"broker.nats.replicas is {wanted.num_replicas}, but the server at broker.url belongs to no cluster: start "
-            "one with `horizonrl broker RECIPE --cluster 3`, or leave replicas out"
-        ) from None
-    if error.err_code == NO_PEERS:
-        raise ConfigError(
-            f"stream {wanted.name} finds no place for broker.nats.replicas = {wanted.num_replicas}: "
-            f"{error.description}. A cluster needs that many servers that are up and have room; lower replicas, or "
-            "start the missing servers"
-        ) from None
+async def _placed(stream: str | None, replicas: int | None, request: Callable[[], Awaitable[T]]) -> T:
+    """Create or change a stream; wait for servers that have not joined the cluster yet.
+
+    Raises ConfigError if the servers cannot hold the replicas.
+    """
+    deadline = asyncio.get_running_loop().time() + PEERS_S
+    while True:
+        try:
+            return await request()
+        except nats.js.errors.APIError as error:
+            if error.err_code == NO_CLUSTER:
+                raise ConfigError(
+                    f"broker.nats.replicas is {replicas}, but the server at broker.url belongs to no cluster: start "
+                    "one with `horizonrl broker RECIPE --cluster 3`, or leave replicas out"
+                ) from None
+            if error.err_code != NO_PEERS:
+                raise
+            if asyncio.get_running_loop().time() > deadline:
+                raise ConfigError(
+                    f"stream {stream} finds no place for broker.nats.replicas = {replicas}: {error.description}. A "
+                    "cluster needs that many servers that are up and have room; lower replicas, or start the missing "
+                    "servers"
+                ) from None
+        await asyncio.sleep(1)
 
 
 async def _ensure_actors(js: JetStreamContext, stream: str, wanted: api.ConsumerConfig) -> None:

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from nats.js.errors import BadRequestError
 
 from horizonrl.broker.api import Key, Role, Stream
+from horizonrl.broker.nats import streams
 from horizonrl.broker.nats.cluster import EmbeddedCluster
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.key_folder import KeyFolder
@@ -125,7 +127,7 @@ async def copies(transport: NatsTransport) -> set[int]:
     return {(await transport._js.stream_info(name)).config.num_replicas for name in names}
 
 
-def test_replicas_are_raised_lowered_and_left_alone(tmp_path: Path) -> None:
+def test_replicas_are_raised_lowered_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with EmbeddedCluster(tmp_path) as cluster:
             async with opened(cluster.url, nats=NatsSection()) as single:
@@ -135,10 +137,24 @@ def test_replicas_are_raised_lowered_and_left_alone(tmp_path: Path) -> None:
                 async with opened(cluster.url, nats=section) as transport:
                     assert await copies(transport) == {wanted}
                     assert (await transport.extent(Stream.GROUPS)).messages == 1
+            monkeypatch.setattr(streams, "PEERS_S", 0.5)
             with pytest.raises(ConfigError, match=r"replicas = 5.*enough|replicas = 5.*needs that many servers"):
                 await connect("other", BrokerSection(url=cluster.url, nats=NatsSection(replicas=5)))
 
     asyncio.run(asyncio.wait_for(scenario(), 90))
+
+
+def test_a_stream_waits_for_servers_that_have_not_joined_yet() -> None:
+    """A cluster that starts on a busy machine was seen to refuse so for a moment: no suitable peers, peer offline."""
+    answers = [BadRequestError(code=400, err_code=streams.NO_PEERS, description="peer offline")] * 2
+
+    async def create() -> str:
+        if answers:
+            raise answers.pop()
+        return "created"
+
+    assert asyncio.run(streams._placed("r_GROUPS", 3, create)) == "created"
+    assert not answers
 
 
 def test_a_single_server_holds_no_replicas_and_says_what_does(nats_server: EmbeddedServer) -> None:
