@@ -224,6 +224,7 @@ class ActorLoop:
             deliveries=deliveries,
             started_at_ms=started_at_ms,
             finished_at_ms=time.time_ns() // 1_000_000,
+            damaged_version=self.follower.damaged,
         )
 
     async def _run_episode(self, ticket: Ticket, index: int) -> Episode:

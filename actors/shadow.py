@@ -34,7 +34,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.chain import Changes, read_changes
 from horizonrl.broker.weights.changes import decode_changes
 from horizonrl.broker.weights.frames import digest_file, fetch_frame
-from horizonrl.common.errors import LogGap, WeightsRejected
+from horizonrl.common.errors import LogGap, WeightsDamaged, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.scratch import locked
@@ -184,12 +184,15 @@ class Shadow:
             if marker is None or marker.inode != os.fstat(file.fileno()).st_ino or marker.policy != changes.base:
                 raise WeightsRejected(f"another actor has moved the image on from {changes.base}")
             image = mmap.mmap(file.fileno(), 0)
-            decoded = decode_changes(image, changes.data)
+            try:
+                decoded = decode_changes(image, changes.data)
+            except WeightsRejected as error:
+                raise WeightsDamaged(f"{changes.policy}: {error}") from error
             # From here on the image is in doubt, until it has a marker again.
             os.replace(self._marker_file, self._place / PATCHED)
             decoded.write(image)
             if xxhash.xxh3_128_hexdigest(image) != changes.digest:
-                raise WeightsRejected(f"{changes.policy}: the changes do not make the weights that were announced")
+                raise WeightsDamaged(f"{changes.policy}: the changes do not make the weights that were announced")
             self._mark(changes.policy, changes.digest, changes.last_sequence)
         return True
 

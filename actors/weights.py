@@ -15,7 +15,7 @@ from horizonrl.actors.shadow import Shadow, age
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import shared_frame
-from horizonrl.common.errors import BrokerError, ConfigError, WeightsRejected
+from horizonrl.common.errors import BrokerError, ConfigError, WeightsDamaged, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
@@ -58,6 +58,9 @@ class WeightsFollower:
         self._news = asyncio.Event()
         self.finished = asyncio.Event()
         """Set when the learner reports that the run is over."""
+        self.damaged: PolicyVersion | None = None
+        """The version that could not be made from what the broker holds, until a version can be. Groups tell the
+        learner, which then publishes a key frame."""
         # A Condition, because every group waits for a version of its own.
         self._applied = asyncio.Condition()
 
@@ -123,9 +126,11 @@ class WeightsFollower:
                 # Only this is tried again. A WeightsRejected of the policy ends the actor: its engine is in doubt.
                 file = await stack.enter_async_context(self._held(manifest))
             except (WeightsRejected, BrokerError) as error:
+                if isinstance(error, WeightsDamaged):
+                    self.damaged = manifest.policy
                 log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
                 return False
-            fetched = time.monotonic()
+            fetched, self.damaged = time.monotonic(), None
             await self._policy.apply(file, manifest.policy)
         done = time.monotonic()
         self._metrics.observe("weights_apply_seconds", done - started)

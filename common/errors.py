@@ -22,6 +22,7 @@ HorizonError
 │   ├── ContextFull                     the conversation leaves no room for another turn: a cut, not a failure
 │   ├── EngineDead                      the engine is gone; its process must be replaced
 │   └── WeightsRejected                 a digest or a probe does not match; the old weights stay
+│       └── WeightsDamaged              what the broker holds does not make the version that was announced
 ├── CheckpointError (RuntimeError)      a checkpoint cannot be written or read
 │   └── CheckpointMismatch              the run directory, or a checkpoint in it, is not of this run
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
@@ -118,6 +119,9 @@ class EngineDead(PolicyFailure): ...
 
 
 class WeightsRejected(PolicyFailure): ...
+
+
+class WeightsDamaged(WeightsRejected): ...
 
 
 class CheckpointError(HorizonError, RuntimeError): ...

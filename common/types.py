@@ -299,6 +299,8 @@ class Group(Record):
     """How often the ticket had been delivered when this group was made."""
     started_at_ms: Count = 0
     finished_at_ms: Count = 0
+    damaged_version: PolicyVersion | None = None
+    """The announced version that the actor could not make from what the broker holds; None if there is none."""
 
     @model_validator(mode="after")
     def _as_ordered(self) -> Self:

@@ -5,6 +5,7 @@ Fenced here, before it changes anything.
 """
 
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
@@ -42,6 +43,10 @@ class Announcer:
         self._keep_awaited()
         await self._weights.publish(self._state.policy, digest)
         self._metrics.set("learner_policy_version", self._state.step)
+
+    async def repair_weights(self, damaged: PolicyVersion) -> None:
+        """Give actors a key frame if one of them cannot make the version `damaged` from what the broker holds."""
+        await self._weights.repair(damaged)
 
     def _keep_awaited(self) -> None:
         # Publishing and tidying remove old files, but an evaluation may end many steps after its version was made.

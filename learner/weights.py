@@ -6,6 +6,7 @@ the changes from version to version. The `policy` key is set last, so that an ac
 
 import asyncio
 import mmap
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ LONGEST_CHAIN = 64
 """Versions between two key frames, at most. Changes come to about 1/66 of a frame at a learning rate of 4e-5, so this
 doubles what a learner sends at most; and an actor that begins applies 64 of them in 64 times 0.1 s per 135M
 parameters."""
+REPAIR_S = 600.0
+"""Least time between two key frames that actors have asked for, doubled each time: one actor that asks for ever gets at
+most ten of them in a week."""
 
 
 @dataclass
@@ -43,6 +47,7 @@ class WeightsPublisher:
     held: Collection[int] = ()
     """Versions whose files are kept, however old: one of them may turn out to be the best."""
     metrics: Metrics = field(default_factory=Metrics)
+    longest_chain: int = field(default_factory=lambda: LONGEST_CHAIN)
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -57,6 +62,7 @@ class WeightsPublisher:
         self._chain: list[int] = []
         """Bytes of each of the changes since the newest key frame."""
         self._purged_below = 0
+        self._repair_at, self._repair_pause_s = 0.0, REPAIR_S
         self.published_bytes = 0
         """Bytes of the last version as it was published: sent to the broker, or in a file that actors read."""
 
@@ -88,6 +94,26 @@ class WeightsPublisher:
         self._published.append(file)
         self.tidy()
 
+    async def repair(self, damaged: PolicyVersion) -> None:
+        """Publish a key frame of the newest version, because an actor could not make `damaged` from the stream.
+
+        Does nothing if the newest key frame is of that version or of a later one, or soon after another repair.
+        """
+        newest, now = self._newest, time.monotonic()
+        # Without changes after it, the newest version is a key frame, whose chunks' ids are taken.
+        if newest is None or not self._chain or damaged.lineage != newest.policy.lineage or now < self._repair_at:
+            return
+        if not newest.key_frame.policy.version < damaged.version <= newest.policy.version:
+            return
+        self._repair_at, self._repair_pause_s = now + self._repair_pause_s, 2 * self._repair_pause_s
+        log.warning("key_frame_asked_for", damaged=str(damaged), version=str(newest.policy))
+        await self.fence.check()
+        await self._send_frame(self._published[-1], newest.policy, newest.digest)
+        self.metrics.set("weights_chain_versions", 0)
+        self._newest = self._manifest(newest.policy, newest.digest, newest.last_change)
+        await self.fence.publish(self._newest)
+        await self._discard()
+
     async def announce_end(self, step: int) -> None:
         """Tell the actors, which follow the key `policy`, that the run is over after `step`."""
         # The last version is always published, and a learner that resumes publishes its own (`Recovery.resume`).
@@ -107,19 +133,27 @@ class WeightsPublisher:
             self.metrics.count("weights_published_bytes_total", len(changes), form="changes")
             sent = len(changes)
         if changes is None or self._key_frame_due():
-            self._key_frames.append(await publish_frame(self.transport, file, policy, digest))
-            self._chain.clear()
-            size = self._key_frames[-1].weights_bytes
-            self.metrics.count("weights_published_bytes_total", size, form="frame")
-            sent += size
+            sent += await self._send_frame(file, policy, digest)
         self.metrics.set("weights_chain_versions", len(self._chain))
+        return self._manifest(policy, digest, last_change), sent
+
+    async def _send_frame(self, file: Path, policy: PolicyVersion, digest: str) -> int:
+        """Store a key frame, with which a new chain begins; return its bytes."""
+        frame = await publish_frame(self.transport, file, policy, digest)
+        self._key_frames.append(frame)
+        self._chain.clear()
+        self.metrics.count("weights_published_bytes_total", frame.weights_bytes, form="frame")
+        return frame.weights_bytes
+
+    def _manifest(self, policy: PolicyVersion, digest: str, last_change: int) -> WeightsManifest:
+        """Return what the key says of a version that the newest key frame and the changes after it make."""
         key = self._key_frames[-1]
         newest = {"policy": policy, "digest": digest, "last_change": last_change}
-        return key.model_copy(update=newest | {"key_policy": key.policy, "key_digest": key.digest}), sent
+        return key.model_copy(update=newest | {"key_policy": key.policy, "key_digest": key.digest})
 
     def _key_frame_due(self) -> bool:
         """Return whether an actor that begins would receive more than two frames, or apply too many changes."""
-        return len(self._chain) >= LONGEST_CHAIN or sum(self._chain) > self._key_frames[-1].weights_bytes
+        return len(self._chain) >= self.longest_chain or sum(self._chain) > self._key_frames[-1].weights_bytes
 
     async def _changes(self, file: Path) -> bytes | None:
         """Return the changes since the version published last, or None if this learner has published none."""

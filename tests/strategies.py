@@ -109,6 +109,7 @@ def groups(draw: st.DrawFn) -> Group:
         deliveries=draw(st.integers(1, 1000)),
         started_at_ms=draw(counts),
         finished_at_ms=draw(counts),
+        damaged_version=draw(st.none() | policies),
     )
 
 

@@ -18,7 +18,7 @@ from horizonrl.broker.weights.frames import (
     publish_chunks,
     reading,
 )
-from horizonrl.common.errors import WeightsRejected
+from horizonrl.common.errors import WeightsDamaged
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 
@@ -81,7 +81,7 @@ async def read_changes(
 ) -> AsyncGenerator[Changes, None]:
     """Yield the changes that lead from `have` to the manifest's version, one by one, from sequence `after` on.
 
-    `received` is told the bytes of each message. Raises WeightsRejected if the chain has a hole, and LogGap if it
+    `received` is told the bytes of each message. Raises WeightsDamaged if the chain has a hole, and LogGap if it
     begins after `have`.
     """
     async with reading(transport, manifest.last_change, after, CHANGES) as reader:
@@ -96,7 +96,7 @@ async def read_changes(
                 if link is None or link.base != have or link.policy.lineage != manifest.policy.lineage:
                     continue
                 if not 0 < link.total_bytes <= manifest.weights_bytes or link.offset >= link.total_bytes:
-                    raise WeightsRejected(f"{link.policy}: its changes do not fit weights of this size")
+                    raise WeightsDamaged(f"{link.policy}: its changes do not fit weights of this size")
                 parts[link.offset] = message.data
                 missing = link.total_bytes - sum(map(len, parts.values()))
                 # Asked for by number: a reader that looks further gets the next version's message several times.
@@ -106,4 +106,4 @@ async def read_changes(
                     yield Changes(link.base, link.policy, link.digest, data, message.sequence)
             # The manifest is set after its changes, so what is not there now does not come later.
             if have != manifest.policy and (not messages or messages[-1].sequence >= manifest.last_change):
-                raise WeightsRejected(f"{manifest.policy}: the stream has no changes that lead on from {have}")
+                raise WeightsDamaged(f"{manifest.policy}: the stream has no changes that lead on from {have}")

@@ -17,7 +17,7 @@ from typing import BinaryIO
 import xxhash
 
 from horizonrl.broker.api import Message, Reader, Stream, Transport
-from horizonrl.common.errors import WeightsRejected
+from horizonrl.common.errors import WeightsDamaged, WeightsRejected
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
 
@@ -101,8 +101,8 @@ async def fetch_frame(
     """Write the announced frame to `into`, verified by size and digest; return it.
 
     A call that fails leaves what it has received next to `into`, and the next one goes on from there. `received` is
-    told the bytes of each message. Raises WeightsRejected if the weights cannot be had, and LogGap if a newer frame has
-    replaced them.
+    told the bytes of each message. Raises WeightsDamaged if the stream does not hold them, WeightsRejected if they
+    cannot be had for another reason, and LogGap if a newer frame has replaced them.
     """
     if not manifest.chunks:
         raise WeightsRejected(
@@ -119,7 +119,7 @@ async def fetch_frame(
     if not await asyncio.to_thread(_verified, partial, manifest):
         for file in (partial, progress):
             file.unlink(missing_ok=True)
-        raise WeightsRejected(
+        raise WeightsDamaged(
             f"{manifest.policy}: the bytes received are not the ones announced, or not all of its {manifest.chunks} "
             "chunks are in the stream"
         )
@@ -164,7 +164,7 @@ async def _fetch_chunks(
         while after < manifest.last_sequence:
             messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
             if not messages:
-                raise WeightsRejected(f"{manifest.policy}: its chunks after {after} are not in the stream")
+                raise WeightsDamaged(f"{manifest.policy}: its chunks after {after} are not in the stream")
             # A learner that was replaced may have stored chunks of its own frame in between.
             ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
             chunks = {_offset(message, manifest): message.data for message in ours}
@@ -196,7 +196,7 @@ def _offset(message: Message, manifest: WeightsManifest) -> int:
     # Checked before it is written: an offset far beyond the frame would make a file of that size.
     offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
     if offset + len(message.data) > manifest.weights_bytes:
-        raise WeightsRejected(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
+        raise WeightsDamaged(f"{manifest.policy}: a chunk at offset {text!r} lies outside of the frame")
     return offset
 
 

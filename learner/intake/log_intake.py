@@ -13,7 +13,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import NothingToLearn
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Kind
+from horizonrl.common.types import Group, Kind
 from horizonrl.learner.announcer import Announcer
 from horizonrl.learner.intake.log_space import LogSpace
 from horizonrl.learner.records.recorder import Recorder
@@ -163,6 +163,8 @@ class LogIntake:
             self._metrics.count("log_entries_refused_total", reason="repeat")
         if end is not None:
             await self._recorder.record_evaluated(end)
+        if isinstance(entry.record, Group) and entry.record.damaged_version is not None:
+            await self._announcer.repair_weights(entry.record.damaged_version)
 
     def _warn_of_starvation(self) -> None:
         """Warn that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.

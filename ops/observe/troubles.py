@@ -38,6 +38,7 @@ TROUBLES = {
     "fetching_actor_stuck": "found an actor of its host stopped in a download: it downloads itself",
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",
     "group_broken": "a group broke and is played again",
+    "key_frame_asked_for": "published a key frame early: an actor found the changes in the broker damaged",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",
     "log_cut": "found that the broker had lost trained entries of the group log: it continues with what is left",

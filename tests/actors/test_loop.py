@@ -64,16 +64,20 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_each_ticket_becomes_one_group_and_is_acknowledged(tmp_path: Path) -> None:
+    damaged = PolicyVersion(version=3)
+
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         for number in range(5):
             await TicketQueue(transport).issue(ticket(number))
         loop = actor(transport, tmp_path)
+        loop.follower.damaged = damaged
         running = asyncio.create_task(loop.run())
         records = [entry.record for entry in await entries(transport, 5)]
         loop.stopping.set()
         await running
         assert sorted(record.ticket.number for record in records if isinstance(record, Group)) == [0, 1, 2, 3, 4]
+        assert {record.damaged_version for record in records if isinstance(record, Group)} == {damaged}
         assert (await transport.queue()).leased == 0
 
     asyncio.run(scenario())

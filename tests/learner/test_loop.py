@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from horizonrl.common.run_dir import METRICS
+from horizonrl.common.types import Group, PolicyVersion, Ticket
 from horizonrl.learner.intake.batch import Trace
 from horizonrl.learner.records.best import Best
+from horizonrl.learner.weights import WeightsPublisher
 from horizonrl.ops.run.directory import read_lines
-from tests.learner.world import EVALUATING, HashEngine, World
+from tests.learner import world as world_module
+from tests.learner.world import EVALUATING, HashEngine, World, played
 
 
 def survive(world: World) -> World:
@@ -73,6 +77,25 @@ def test_a_version_that_is_evaluated_is_one_that_actors_get(tmp_path: Path) -> N
     world._too_early = lambda *_: False  # type: ignore[method-assign]
     for line in survive(world).evals():
         assert line["oldest_version"] >= line["version"]
+
+
+def test_a_version_that_a_group_calls_damaged_reaches_whoever_publishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[PolicyVersion] = []
+
+    async def repair(publisher: WeightsPublisher, damaged: PolicyVersion) -> None:
+        reported.append(damaged)
+
+    def reporting(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
+        group = played(ticket, policy, dice)
+        return group.model_copy(update={"damaged_version": policy}) if policy.version > 2 else group
+
+    monkeypatch.setattr(WeightsPublisher, "repair", repair)
+    monkeypatch.setattr(world_module, "played", reporting)
+    survive(World(tmp_path))
+    assert reported
+    assert all(policy.version > 2 for policy in reported)
 
 
 def test_the_gap_of_the_engines_is_that_of_sampled_tokens(tmp_path: Path) -> None:

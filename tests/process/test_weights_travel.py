@@ -18,6 +18,7 @@ from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import BrokerSection
+from horizonrl.common.scratch import shared_scratch
 from tests.process.conftest import Workplace
 from tests.weights import RandomLearner
 
@@ -53,13 +54,14 @@ class Follower:
         self.output = folder / f"{uuid.uuid4().hex}.out"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.follower_program", server.url, run, str(folder)], stdout=sink
+                [sys.executable, "-m", "horizonrl.ops.bench.weights.follower", server.url, run, str(folder)],
+                stdout=sink,
             )
 
     @property
     def applied(self) -> list[tuple[str, str]]:
-        lines = self.output.read_text().split("\n")[:-1]
-        return [(line.split()[0], line.split()[1]) for line in lines if line.startswith("v")]
+        events = [json.loads(line) for line in self.output.read_text().split("\n")[:-1] if line.startswith("{")]
+        return [(event["version"], event["digest"]) for event in events if event["event"] == "weights_loaded"]
 
     async def reaches(self, version: str) -> None:
         await until(lambda: bool(self.applied) and self.applied[-1][0] == version)
@@ -87,6 +89,12 @@ def test_actors_that_join_late_sleep_or_are_killed_in_a_patch_load_what_was_publ
         return followers[-1]
 
     async def scenario() -> None:
+        (tmp_path / "third").mkdir()
+        # Held here, or the next process would remove what a killed one has left, and begin anew.
+        with shared_scratch(run, tmp_path / "third"):
+            await travel()
+
+    async def travel() -> None:
         async with connected(run, BrokerSection(url=nats_server.url), Role.CONTROLLER) as transport:
             # 64 MB, so that a patch and its digests take long enough to be hit.
             learner = RandomLearner(transport, tmp_path / "weights", shapes={"model.a": (32 << 20,)})

@@ -1,6 +1,9 @@
 """Real pairs of successive weights: a short reinforcement learning of a model on the torch backend."""
 
+import itertools
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ WARM_UP_STEPS = 14
 """Before the first frame: Adam's first steps move every weight by the whole rate, until its moments have settled."""
 WARM_UP_RATE = 1e-5
 PROMPTS = ("Name a colour.", "Write a sentence about a door.", "How do you make a stick?", "Count to five.")
+BATCHES = 4
+"""They come again and again, which saves sampling; a run has new ones for each step."""
 GROUP = 4
 NEW_TOKENS = 24
 
@@ -31,38 +36,39 @@ def made_frames(model_dir: Path, directory: Path, threads: int = 1) -> list[tupl
 def _train(model_dir: Path, frames: list[Path], threads: int) -> None:
     engine = make_engine(EngineSettings(model_dir, backend="torch", threads=threads, weight_decay=0.01))
     try:
-        batches = [_batch(model_dir, seed) for seed in range(4)]
+        batches = list(sampled_batches(model_dir, BATCHES))
         for step, rate in enumerate((*[WARM_UP_RATE] * WARM_UP_STEPS, *RATES)):
             if step == WARM_UP_STEPS:
                 engine.write_weights(frames[0])
-            batch = batches[step % len(batches)]
-            engine.train_step(Batch(batch.traces, step), rate)
+            engine.train_step(replace(batches[step % BATCHES], version=step), rate)
             if step >= WARM_UP_STEPS:
                 engine.write_weights(frames[step - WARM_UP_STEPS + 1])
     finally:
         engine.close()
 
 
-def _batch(model_dir: Path, seed: int) -> Batch:
-    """Sample groups of answers with the model itself; the reward of an answer is the share of distinct ids in it."""
+def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> Iterator[Batch]:
+    """Sample a batch per step with the model itself; the reward of an answer is the share of distinct ids in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.manual_seed(seed)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
-    traces = []
-    for group, prompt in enumerate(PROMPTS):
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
-        with torch.no_grad():
-            answers = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0)
-            logits = model(answers[:, :-1]).logits.float()
-        logprobs = logits.log_softmax(-1).gather(-1, answers[:, 1:, None])[..., 0].numpy()
-        traces += [
-            _trace(answer, own, ids.shape[1], group) for answer, own in zip(answers.numpy(), logprobs, strict=True)
-        ]
-    return Batch(tuple(traces), 0)
+    prompts = itertools.cycle(PROMPTS)
+    for step in range(steps):
+        torch.manual_seed(step)
+        traces: list[Trace] = []
+        for group, prompt in enumerate(itertools.islice(prompts, groups)):
+            ids = tokenizer(prompt, return_tensors="pt")["input_ids"].repeat(GROUP, 1)
+            with torch.no_grad():
+                answers = model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, pad_token_id=0)
+                logits = model(answers[:, :-1]).logits.float()
+            logprobs = logits.log_softmax(-1).gather(-1, answers[:, 1:, None])[..., 0].numpy()
+            traces += [
+                _trace(answer, own, ids.shape[1], group) for answer, own in zip(answers.numpy(), logprobs, strict=True)
+            ]
+        yield Batch(tuple(traces), step)
 
 
 def _trace(ids_L: Any, logprobs_L: Any, prompt: int, group: int) -> Trace:

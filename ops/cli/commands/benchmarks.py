@@ -18,6 +18,7 @@ def add(commands: Commands) -> None:
     _add_scale(benchmarks)
     _add_weights(benchmarks)
     _add_followers(benchmarks)
+    _add_travel(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -145,6 +146,19 @@ def _followers(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.speed import followers
 
     return followers.run(arguments.json_file, arguments.followers, arguments.per_host, arguments.frame_bytes)
+
+
+def _add_travel(benchmarks: Commands) -> None:
+    description = "Let a training's weights travel to actors that join late, sleep or are killed."
+    travel = benchmarks.add("travel", description, _travel, overrides=False)
+    travel.add_argument("--small", action="store_true", help="a tiny random model and no vLLM instead of SmolLM2")
+    _add_json(travel)
+
+
+def _travel(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.weights import travel
+
+    return travel.run(arguments.json_file, arguments.small)
 
 
 def _add_json(command: CommandParser) -> None:
