@@ -126,10 +126,9 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
         return container
 
     def unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
-        for name, code in PACKED.items():
-            value = fields.get(name)
+        for name, value in fields.items():
             # Any map may have such a key: an environment's options, or counts per environment. Those hold no binary.
-            if isinstance(value, bytes):
+            if type(value) is bytes and (code := PACKED.get(name)) is not None:
                 if len(value) % 4:
                     raise ValueError(f"{name} has {len(value)} bytes, not a multiple of 4")
                 elements = struct.unpack(f"<{len(value) // 4}{code}", value)
@@ -157,8 +156,8 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
         raise MalformedRecord(f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}") from None
     ids = np.frombuffer(b"".join(packed["i"]), "<i4")
     logprobs = np.frombuffer(b"".join(packed["f"]), "<f4")
-    # A NaN compares as false.
-    if (ids >= 0).all() and ((logprobs <= 0.0) & (logprobs > -np.inf)).all():
+    # A NaN is the minimum and the maximum of an array that holds one, and every comparison with it is false.
+    if ids.min(initial=0) >= 0 and logprobs.max(initial=0.0) <= 0.0 and logprobs.min(initial=0.0) > -np.inf:
         return unpacked
     return _unpack(data, check_at_once=False)
 

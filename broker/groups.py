@@ -49,6 +49,10 @@ PARTS = "Horizon-Parts"
 DIGEST = "Horizon-Digest"
 FIRST = "Horizon-First-Sequence"
 
+LARGE_BYTES = 64_000
+"""A record above this is decoded in a thread: it takes more than 1 ms, in which the event loop would answer nobody. The
+hand-over to a thread and back costs as much as a third of decoding 27 kB."""
+
 CAUSES: dict[type[RecordError], str] = {
     MalformedRecord: "malformed",
     UnknownSchema: "unknown_schema",
@@ -250,9 +254,13 @@ class LogReader:
         try:
             if message.subject == JOINED:
                 data = await self._join(message)
-            # In a thread: a group of 171 kB takes some ms, in which the event loop would answer nobody. One at a time:
-            # the garbage collector takes as long as decoding when the objects of many groups are alive.
-            record = await asyncio.to_thread(decode, data, Void if message.subject == VOID else Group)
+            record_type: type[Group] | type[Void] = Void if message.subject == VOID else Group
+            # One at a time: with the objects of many groups alive, the garbage collector takes as long as decoding.
+            if len(data) > LARGE_BYTES:
+                record = await asyncio.to_thread(decode, data, record_type)
+            else:
+                record = decode(data, record_type)
+                await asyncio.sleep(0)
             self._signer.verify(record.ticket)
         except RecordError as error:
             # Stored before the entry is returned: once the cursor has passed it, a purge may take the original.

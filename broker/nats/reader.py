@@ -1,12 +1,12 @@
 """A stream's messages in order, each requested by its sequence: a reader leaves nothing on the server.
 
 The first message of a look comes from the stream's leader, as JSON (STREAM.MSG.GET), and only the leader says that
-there is none: another replica may be behind. What follows comes as it is stored, many messages for one request (a batch of
-DIRECT.GET, nats-server 2.11 or later), from any replica: what it holds has been agreed on.
+there is none: another replica may be behind. The messages after it come as they are stored, many for one request (a
+batch of DIRECT.GET, nats-server 2.11 or later), from any replica: whatever it holds has been agreed on.
 
 Whoever may publish may write headers that nats-py mistakes for the server's own (`Status: 408`) or cannot parse (it
 then drops the connection). In JSON they are inside. In a batch the server's own lines stand behind the publisher's, and
-end the header block. A status has no such lines, and what is stored always has (ADR 25). So answers to a batch are
+end the header block. What was stored always has these lines, and a status never has (ADR 25). So answers to a batch are
 split here and not by nats-py. The first message of WEIGHTS comes by DIRECT.GET too: it is large, and only the learner
 writes there.
 
@@ -40,8 +40,8 @@ DIRECT_ANSWER_S = 30.0
 """Longer, because several chunks of weights may come over a slow line."""
 LARGE_BYTES = 32_000
 """An answer above this is unpacked in a thread: JSON and base64 take 2 ms for 200 kB."""
-BATCH_BYTES = 4 << 20
-"""The server sends no further message of a batch above this."""
+BATCH_BYTES = 16 << 20
+"""The server sends no further message of a batch above this: eight chunks of weights."""
 NO_MESSAGE = 10037
 """JetStream's err_code for a stream that holds no such message. Another 404 means that there is no such stream."""
 MESSAGE_ID = "Nats-Msg-Id"
@@ -74,8 +74,8 @@ async def stored_message(
     """Return one message of a stream, or None; the client does not see its headers, whatever they are.
 
     `query` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first one from n on. With
-    `direct`, the client sees the headers: only for a stream whose writer is trusted with them. Raises LogGap if there is
-    no such stream.
+    `direct`, the client sees the headers: only for a stream whose writer is trusted with them. Raises LogGap if there
+    is no such stream.
     """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
     read = _direct if direct else _wrapped
