@@ -36,7 +36,6 @@ T = TypeVar("T")
 CALL_DEADLINE_S = 600.0
 """How long a request is repeated before the broker counts as unreachable. That outlasts a restart, an upgrade or a
 failed node; a broker that is gone ends the role with an error."""
-RECONNECT_WAIT_S = 0.2
 TELL_AFTER_S = 10.0
 """A request that is repeated for this long is logged, and again each time that the wait has doubled."""
 FAIL_OVER_S = 8.0
@@ -91,7 +90,8 @@ class AbortingClient(Client):
     async def unread_answers(self) -> AsyncIterator[tuple[str, asyncio.Queue[tuple[bytes, bytes]]]]:
         """Yield a subject for answers, and the queue to which each comes as its header block and its data."""
         subscription = await self.subscribe(self.new_inbox())
-        self._unread[subscription._id] = answers = asyncio.Queue()
+        answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._unread[subscription._id] = answers
         try:
             yield subscription.subject, answers
         finally:
