@@ -6,16 +6,18 @@ Decoding any bytes yields a valid record or raises a RecordError.
 """
 
 import struct
+from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
 import msgpack
+import numpy as np
 from pydantic import ValidationError
 
 from horizonrl.broker import schema1
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
 from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
-from horizonrl.common.types import Group, Record, Ticket, Void
+from horizonrl.common.types import MAX_TOKENS, CheckedIds, CheckedLogprobs, Group, Record, Ticket, Void
 
 SCHEMA_VERSION = 2
 MAX_RECORD_BYTES = 64 << 20
@@ -36,6 +38,9 @@ TYPES: dict[type[Record], str] = {
 }
 PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprobs": "f"}
 """The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
+
+CHECKED: dict[str, type[CheckedIds] | type[CheckedLogprobs]] = {"i": CheckedIds, "f": CheckedLogprobs}
+"""By the same code, how validation knows an array whose elements are within their bounds."""
 
 R = TypeVar("R", bound=Record)
 C = TypeVar("C")
@@ -95,15 +100,24 @@ def _fields(record: object) -> dict[str, Any]:
     if not isinstance(record, Record):
         raise MalformedRecord(f"a {type(record).__name__} cannot travel: only records can")
     # A record is a map of its fields in the order of its class. Signatures depend on this order.
-    return {name: _pack_array(PACKED[name], value) if name in PACKED else value for name, value in record}
+    fields = dict(vars(record))
+    for name, code in _packed_fields(type(record)):
+        fields[name] = struct.pack(f"<{len(fields[name])}{code}", *fields[name])
+    return fields
 
 
-def _pack_array(code: str, values: tuple[float, ...]) -> bytes:
-    return struct.pack(f"<{len(values)}{code}", *values)
+@cache
+def _packed_fields(record_type: type[Record]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, code) for name, code in PACKED.items() if name in record_type.model_fields)
 
 
-def _unpack(data: bytes) -> Any:
+def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
+    """Return what the bytes hold. The elements of all packed arrays are compared with their bounds together.
+
+    If one is out of them, the arrays are returned as common tuples, and the validation finds which one.
+    """
     numbers = count(1)
+    packed: dict[str, list[bytes]] = {"i": [], "f": []}
 
     def counted(container: C) -> C:
         # msgpack bounds each collection, but not their number: empty ones take far more in memory than on the wire.
@@ -111,11 +125,26 @@ def _unpack(data: bytes) -> Any:
             raise ValueError(f"more than {MAX_CONTAINERS} arrays and maps")
         return container
 
+    def unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
+        for name, value in fields.items():
+            # Any map may have such a key: an environment's options, or counts per environment. Those hold no binary.
+            if type(value) is bytes and (code := PACKED.get(name)) is not None:
+                if len(value) % 4:
+                    raise ValueError(f"{name} has {len(value)} bytes, not a multiple of 4")
+                elements = struct.unpack(f"<{len(value) // 4}{code}", value)
+                if check_at_once and len(elements) <= MAX_TOKENS:
+                    packed[code].append(value)
+                    elements = CHECKED[code]((elements,))
+                fields[name] = elements
+        return fields
+
+    # Each takes a byte at least, so that small data holds no more of them than allowed.
+    few = len(data) <= MAX_CONTAINERS
     try:
-        return msgpack.unpackb(
+        unpacked = msgpack.unpackb(
             data,
-            object_hook=lambda fields: _unpack_arrays(counted(fields)),
-            list_hook=counted,
+            object_hook=unpack_arrays if few else lambda fields: unpack_arrays(counted(fields)),
+            list_hook=None if few else counted,
             ext_hook=_refuse_extension,
             unicode_errors="replace",  # a text that was cut inside a character is no reason to lose its group
             strict_map_key=True,
@@ -125,17 +154,12 @@ def _unpack(data: bytes) -> Any:
         )
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedRecord(f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}") from None
-
-
-def _unpack_arrays(fields: dict[Any, Any]) -> dict[Any, Any]:
-    for name, code in PACKED.items():
-        packed = fields.get(name)
-        # Any map may have such a key: an environment's options, or counts per environment. Those hold no binary.
-        if isinstance(packed, bytes):
-            if len(packed) % 4:
-                raise ValueError(f"{name} has {len(packed)} bytes, not a multiple of 4")
-            fields[name] = struct.unpack(f"<{len(packed) // 4}{code}", packed)
-    return fields
+    ids = np.frombuffer(b"".join(packed["i"]), "<i4")
+    logprobs = np.frombuffer(b"".join(packed["f"]), "<f4")
+    # A NaN is the minimum and the maximum of an array that holds one, and every comparison with it is false.
+    if ids.min(initial=0) >= 0 and logprobs.max(initial=0.0) <= 0.0 and logprobs.min(initial=0.0) > -np.inf:
+        return unpacked
+    return _unpack(data, check_at_once=False)
 
 
 def _refuse_extension(code: int, _: bytes) -> None:

@@ -9,7 +9,6 @@ if its parts were purged before it was stored: the next publisher then uses anot
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -49,6 +48,10 @@ ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
 PARTS = "Horizon-Parts"
 DIGEST = "Horizon-Digest"
 FIRST = "Horizon-First-Sequence"
+
+LARGE_BYTES = 64_000
+"""A record above this is decoded in a thread: it takes more than 1 ms, in which the event loop would answer nobody. The
+hand-over to a thread and back costs as much as a third of decoding 27 kB."""
 
 CAUSES: dict[type[RecordError], str] = {
     MalformedRecord: "malformed",
@@ -206,8 +209,6 @@ class LogReader:
         self._reader = reader
         self._signer = signer
         self._ahead: deque[Message] = deque()
-        self._decoded: dict[int, Group | Void | RecordError] = {}
-        """By sequence, what the messages ahead hold."""
         self._last: Message | None = None
         """The last message that was taken."""
         # A restarted broker may have lost its end, so the log is compared with what was read (`continuity.py`).
@@ -229,10 +230,6 @@ class LogReader:
             if not self._ahead:
                 self._ahead.extend(await self._reader.fetch(BATCH_MESSAGES, max(0.0, deadline - loop.time())))
                 await self._check_continuity()
-                # In a thread: a group of 171 kB takes 6.8 ms, in which the event loop would answer nobody. A call that
-                # is cancelled here leaves the messages, and `_entry` decodes them.
-                whole = [message for message in self._ahead if message.subject not in (PART, JOINED)]
-                self._decoded = await asyncio.to_thread(_decode_all, whole)
             if not self._ahead:
                 return None
             # It leaves the queue only after the awaits below: a call that is cancelled there loses nothing.
@@ -257,11 +254,13 @@ class LogReader:
         try:
             if message.subject == JOINED:
                 data = await self._join(message)
-            record = self._decoded.pop(message.sequence, None)
-            if record is None:
-                record = await asyncio.to_thread(_decode, message.subject, data)
-            if isinstance(record, RecordError):
-                raise record
+            record_type: type[Group] | type[Void] = Void if message.subject == VOID else Group
+            # One at a time: with the objects of many groups alive, the garbage collector takes as long as decoding.
+            if len(data) > LARGE_BYTES:
+                record = await asyncio.to_thread(decode, data, record_type)
+            else:
+                record = decode(data, record_type)
+                await asyncio.sleep(0)
             self._signer.verify(record.ticket)
         except RecordError as error:
             # Stored before the entry is returned: once the cursor has passed it, a purge may take the original.
@@ -316,18 +315,6 @@ class LogReader:
                 if len(parts) == len(wanted) or room < 0:
                     break
         return parts
-
-
-def _decode_all(messages: Sequence[Message]) -> dict[int, Group | Void | RecordError]:
-    return {message.sequence: _decode(message.subject, message.data) for message in messages}
-
-
-def _decode(subject: str, data: bytes) -> Group | Void | RecordError:
-    """Return the record, or why the bytes hold none: an error is a result here, as one of many."""
-    try:
-        return decode(data, Void) if subject == VOID else decode(data, Group)
-    except RecordError as error:
-        return error
 
 
 def _upload(end_id: str, digest: str) -> str:

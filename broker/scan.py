@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.common.errors import BrokerUnreachable
 
-BATCH_MESSAGES = 8
-"""Messages per fetch: at most this many payloads are in memory."""
+BATCH_MESSAGES = 64
+"""Messages per fetch, if they are small: a transport may end a fetch earlier, to bound the memory."""
 SILENCE_S = 10.0
 """Seconds without a message after which the last one is looked up again; after twice as long the broker is at fault."""
 

@@ -8,9 +8,21 @@ people to read; nothing is ever trained from text (token exactness).
 from collections import Counter
 from enum import StrEnum
 from functools import partial
+from operator import itemgetter
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
@@ -47,12 +59,43 @@ Digest = Annotated[str, Field(max_length=128)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 # Token ids travel as int32.
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class CheckedIds(tuple[tuple[int, ...]]):
+    """Holds token ids that its maker has compared with the bounds of TokenIds, all at once (`broker/codec.py`)."""
+
+
+class CheckedLogprobs(tuple[tuple[float, ...]]):
+    """Holds log-probabilities that its maker has compared with the bounds of Logprobs."""
+
+
+class _OrChecked:
+    """Takes what an object of this class holds as it is: validating element by element takes half of a group's time."""
+
+    def __init__(self, checked: type[CheckedIds] | type[CheckedLogprobs]) -> None:
+        self._checked = checked
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        elements = handler(source)
+        held = core_schema.no_info_after_validator_function(
+            itemgetter(0), core_schema.is_instance_schema(self._checked)
+        )
+        return core_schema.union_schema([held, elements], mode="left_to_right")
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(schema["choices"][1])
+
+
 # `fail_fast` on every array: pydantic would describe each wrong element of a forged one.
 # `strict`: only binary becomes a tuple when a record is decoded (`broker/codec.py`); a MessagePack array is a list.
-TokenIds = Annotated[tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True)]
+TokenIds = Annotated[
+    tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedIds)
+]
 # A NaN or an infinity would reach the loss, and then every weight.
 Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
-Logprobs = Annotated[tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True)]
+Logprobs = Annotated[
+    tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedLogprobs)
+]
 Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
 """Bounds far above any reward in use. Advantages of larger ones would be infinite, and the weights with them."""
 HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]

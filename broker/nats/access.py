@@ -74,7 +74,7 @@ def publishes(run: str, role: Role) -> list[str]:
         "$JS.API.INFO",
         # Actors too: a publisher of parts asks whether a purge has overtaken them (`GroupLog._holds`).
         *(f"$JS.API.STREAM.INFO.{name}" for name in names(run)),
-        *(_reading(run, stream) for stream in READS[role]),
+        *(subject for stream in READS[role] for subject in _reading(run, stream)),
         f"$JS.API.STREAM.MSG.GET.KV_{bucket_name(run)}",
         *(f"$JS.API.STREAM.PURGE.{stream_name(run, stream)}" for stream in PURGES[role]),
         *_queue(run, role),
@@ -89,11 +89,13 @@ def hears(run: str) -> str:
 
 def answered_often(subject: str) -> bool:
     """Return whether a request to a subject gets more than one answer."""
-    return ".CONSUMER.MSG.NEXT." in subject
+    return ".CONSUMER.MSG.NEXT." in subject or ".DIRECT.GET." in subject
 
 
-def _reading(run: str, stream: Stream) -> str:
-    return f"$JS.API.{'DIRECT.GET' if spec_of(stream).direct else 'STREAM.MSG.GET'}.{stream_name(run, stream)}"
+def _reading(run: str, stream: Stream) -> Iterator[str]:
+    if not spec_of(stream).direct:
+        yield f"$JS.API.STREAM.MSG.GET.{stream_name(run, stream)}"
+    yield f"$JS.API.DIRECT.GET.{stream_name(run, stream)}"
 
 
 def _queue(run: str, role: Role) -> Iterator[str]:

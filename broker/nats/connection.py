@@ -61,6 +61,9 @@ PASSING = (
 )
 """Errors that pass by themselves: the server is restarting, electing a leader, or full."""
 
+WAIT_INITIAL_S = 0.05
+"""Wait before a request is repeated for the first time."""
+
 
 def passes(error: Exception) -> bool:
     """Return whether a request that failed with this error should be repeated."""
@@ -70,13 +73,38 @@ def passes(error: Exception) -> bool:
 
 
 # Without limits of its own: stamina's default gives up after 45 s, but the deadline belongs to each call (`ask`).
-_repeat = stamina.AsyncRetryingCaller(attempts=None, timeout=None, wait_initial=0.05, wait_max=2.0, wait_jitter=0.2).on(
-    passes
-)
+_repeat = stamina.AsyncRetryingCaller(
+    attempts=None, timeout=None, wait_initial=WAIT_INITIAL_S, wait_max=2.0, wait_jitter=0.2
+).on(passes)
 
 
 class AbortingClient(Client):
-    """A client that leaves a connection at once."""
+    """A client that leaves a connection at once, and can hand over answers whose headers it has not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unread: dict[int, asyncio.Queue[tuple[bytes, bytes]]] = {}
+        """By subscription, where its messages go."""
+
+    @contextlib.asynccontextmanager
+    async def unread_answers(self) -> AsyncIterator[tuple[str, asyncio.Queue[tuple[bytes, bytes]]]]:
+        """Yield a subject for answers, and the queue to which each comes as its header block and its data."""
+        subscription = await self.subscribe(self.new_inbox())
+        answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._unread[subscription._id] = answers
+        try:
+            yield subscription.subject, answers
+        finally:
+            # Both before the next message is read: it would otherwise reach nats-py's parser of headers.
+            del self._unread[subscription._id]
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if (answers := self._unread.get(sid)) is not None:
+            answers.put_nowait((headers or b"", data))
+        else:
+            await super()._process_msg(sid, subject, reply, data, headers)
 
     async def _attempt_reconnect(self) -> None:
         # nats-py 2.16 closes the connection first, and waits until what it has buffered is sent: a server that is
@@ -137,7 +165,7 @@ class Connection:
         """The stream that is read from a mirror in the server's own domain."""
         self.encrypted = encrypted
         """Refuse a server that does not offer TLS: somebody may be in between."""
-        self.client: Client = AbortingClient()
+        self.client = AbortingClient()
         self.counters = TransportCounters()
         # Set while there is something to say: a connection, a refusal, or the end. The last two raise at once.
         self._up = asyncio.Event()
@@ -206,7 +234,14 @@ class Connection:
                 raise
 
         try:
-            answer = await _repeat(attempt)
+            try:
+                answer = await attempt()
+            except Exception as error:
+                if not passes(error):
+                    raise
+                # stamina's loop costs as much as the rest of a request, so that only failures enter it.
+                await asyncio.sleep(WAIT_INITIAL_S)
+                answer = await _repeat(attempt)
             if stall is not None and stall.told_s:
                 log.info("broker_recovered", what=what, after_s=round(stall.lasts_s, 1), url=self.url)
             return answer

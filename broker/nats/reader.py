@@ -1,8 +1,14 @@
 """A stream's messages in order, each requested by its sequence: a reader leaves nothing on the server.
 
+The first message of a look comes from the stream's leader, as JSON (STREAM.MSG.GET), and only the leader says that
+there is none: another replica may be behind. The messages after it come as they are stored, many for one request (a
+batch of DIRECT.GET, nats-server 2.11 or later), from any replica: whatever it holds has been agreed on.
+
 Whoever may publish may write headers that nats-py mistakes for the server's own (`Status: 408`) or cannot parse (it
-then drops the connection). So messages are requested with STREAM.MSG.GET, whose answer is JSON with the headers inside.
-Only weights are requested as they are (DIRECT.GET): they are large, and only the learner writes them.
+then drops the connection). In JSON they are inside. In a batch the server's own lines stand behind the publisher's, and
+end the header block. What was stored always has these lines, and a status never has (ADR 25). So answers to a batch are
+split here and not by nats-py. The first message of WEIGHTS comes by DIRECT.GET too: it is large, and only the learner
+writes there.
 
 A subscription to new messages would deliver their headers too. So a reader polls: it looks again after a tenth of the
 time that it has waited, which makes the wait at most a tenth longer.
@@ -12,7 +18,8 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from datetime import datetime
 
 import nats.js.errors
@@ -25,8 +32,6 @@ from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.freshness import Freshness
 from horizonrl.common.errors import LogGap
 
-REQUESTS_AT_ONCE = 64
-"""For small messages. A reader of large ones fetches few at a time (`broker/scan.py`)."""
 POLL_SHARE = 0.1
 SOONEST_S, LATEST_S = 0.01, 0.5
 """Between two polls: POLL_SHARE of the time waited so far, within these bounds."""
@@ -35,12 +40,22 @@ DIRECT_ANSWER_S = 30.0
 """Longer, because several chunks of weights may come over a slow line."""
 LARGE_BYTES = 32_000
 """An answer above this is unpacked in a thread: JSON and base64 take 2 ms for 200 kB."""
+BATCH_BYTES = 16 << 20
+"""The server sends no further message of a batch above this: eight chunks of weights."""
 NO_MESSAGE = 10037
 """JetStream's err_code for a stream that holds no such message. Another 404 means that there is no such stream."""
 MESSAGE_ID = "Nats-Msg-Id"
 """The header in which JetStream expects a message's id."""
 ADDED_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 """Headers that the server adds to the answer of DIRECT.GET."""
+ADDED_LINES = re.compile(
+    rb"(.*)Nats-Stream: \S+\r\nNats-Subject: (\S+)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: (\S+)\r\n"
+    rb"(?:Nats-Num-Pending: \d+\r\nNats-Last-Sequence: (\d+)\r\n)?\r\n",
+    re.DOTALL,
+)
+"""A header block that the server has added its lines to: the publisher's block without its last two bytes, subject,
+sequence, time, and the sequence before it in the batch. nats-server 2.10 knows no batches and answers with one message,
+without the last."""
 Query = Mapping[str, object]
 """The body of JetStream's get requests."""
 
@@ -53,51 +68,59 @@ def to_message(
     return Message(subject, data, sequence, headers.get(MESSAGE_ID), ours, stored_at)
 
 
-async def stored_message(connection: Connection, stream: str, prefix: str, query: Query) -> Message | None:
+async def stored_message(
+    connection: Connection, stream: str, prefix: str, query: Query, *, direct: bool = False
+) -> Message | None:
     """Return one message of a stream, or None; the client does not see its headers, whatever they are.
 
-    `query` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first one from n on. Raises
-    LogGap if there is no such stream.
-    """
-    (found,) = await stored_messages(connection, stream, prefix, [query])
-    return found
-
-
-async def stored_messages(
-    connection: Connection, stream: str, prefix: str, queries: Sequence[Query], *, direct: bool = False
-) -> list[Message | None]:
-    """Return the answers to several queries, which are sent at the same time.
-
-    `direct` is four times as fast, but hands the messages' headers to the client: only for a stream whose writer is
-    trusted with them.
+    `query` is `{"last_by_subj": subject}`, or `{"seq": n, "next_by_subj": subject}` for the first one from n on. With
+    `direct`, the client sees the headers: only for a stream whose writer is trusted with them. Raises LogGap if there
+    is no such stream.
     """
     call, answer_s = ("DIRECT.GET", DIRECT_ANSWER_S) if direct else ("STREAM.MSG.GET", ANSWER_S)
     read = _direct if direct else _wrapped
-    subject = f"{connection.api(stream)}.{call}.{stream}"
+    subject, body = f"{connection.api(stream)}.{call}.{stream}", json.dumps(query).encode()
 
-    async def one(query: Query) -> Message | None:
-        request = connection.client.request(subject, json.dumps(query).encode(), timeout=answer_s)
-        answer = await request
+    async def one() -> Message | None:
+        answer = await connection.client.request(subject, body, timeout=answer_s)
         if not direct and len(answer.data) > LARGE_BYTES:
             return await asyncio.to_thread(read, answer, prefix, connection)
         return read(answer, prefix, connection)
 
-    async def answered() -> list[Message | None]:
-        # In one `ask`: a lost connection repeats the batch, and the answers stay in the order of the queries.
-        # Not a TaskGroup: in Python 3.11, one whose child fails leaves its task marked as being cancelled (`cancelling`
-        # stays 1), and the next `asyncio.timeout` around it raises CancelledError instead of TimeoutError.
-        asked = [asyncio.create_task(one(query)) for query in queries]
-        try:
-            return await asyncio.gather(*asked)
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.wait(asked)
-
     try:
-        return await connection.ask(answered)
+        return await connection.ask(one)
     except nats.js.errors.NotFoundError:
         raise _gone(stream) from None
+
+
+async def stored_batch(connection: Connection, stream: str, prefix: str, query: Query) -> list[Message]:
+    """Return messages of a stream in order, `batch` at most, from any replica: perhaps none although there are some.
+
+    `query` is `{"seq": n, "next_by_subj": subject, "batch": most}`.
+    """
+    subject, body = f"{connection.api(stream)}.DIRECT.GET.{stream}", json.dumps({**query, "max_bytes": BATCH_BYTES})
+
+    async def batch() -> list[Message]:
+        found: list[Message] = []
+        async with connection.client.unread_answers() as (inbox, answers), asyncio.timeout(None) as patience:
+            await connection.client.publish(subject, body.encode(), reply=inbox)
+            while True:
+                patience.reschedule(asyncio.get_running_loop().time() + DIRECT_ANSWER_S)
+                headers, data = await answers.get()
+                added = ADDED_LINES.fullmatch(headers)
+                # A status: the end of the batch, nothing there, or nobody to answer. The next look asks the leader.
+                if added is None:
+                    return found
+                own, its_subject, sequence, time, before = added.groups()
+                # An answer before this one is lost: from there on, the messages are requested again.
+                if before not in (None, b"%d" % found[-1].sequence if found else b"0"):
+                    return found
+                name = its_subject.decode().removeprefix(prefix)
+                found.append(to_message(name, data, int(sequence), _parse(connection, own), _seconds(time.decode())))
+                if before is None:
+                    return found
+
+    return await connection.ask(batch)
 
 
 def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None:
@@ -107,12 +130,17 @@ def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None
             return None
         nats.js.errors.APIError.from_error(error)  # raises it
     stored = found["message"]
-    # Stored headers begin with the protocol's version line, which the parser does not expect.
-    _, _, lines = base64.b64decode(stored.get("hdrs", "")).partition(b"\r\n")
-    # The client's own parser, so that a fetched message has the same headers as a delivered one.
-    headers = connection.client._parse_header_lines(lines)
+    # Cut as the server cuts them in a batch: an entry's digest must not depend on how it was read.
+    headers = _parse(connection, base64.b64decode(stored.get("hdrs", ""))[:-2])
     data = base64.b64decode(stored.get("data", ""))
     return to_message(stored["subject"].removeprefix(prefix), data, stored["seq"], headers, _seconds(stored["time"]))
+
+
+def _parse(connection: Connection, stored: bytes) -> dict[str, str]:
+    """Return the headers of a stored block, which begins with the protocol's version line."""
+    # The client's own parser, so that a fetched message has the same headers as a delivered one.
+    parsed: dict[str, str] = connection.client._parse_header_lines(stored.partition(b"\r\n")[2])
+    return parsed
 
 
 def _direct(answer: Msg, prefix: str, connection: Connection) -> Message | None:
@@ -152,8 +180,8 @@ class NatsReader:
         self._direct = direct
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
-        self._at_once = 1
-        """Messages that are asked for together after the first one."""
+        self._flowing = False
+        """Whether the last look found a message, so that this one begins with a batch."""
         self._reconnects: int | None = None
         """The count of reconnects at which the stream was last seen to continue there."""
 
@@ -179,15 +207,18 @@ class NatsReader:
         if self._reconnects != reconnects:
             await self._check_gap(self._next)
             self._reconnects = reconnects
-        # One request first: most looks of a reader that waits find nothing, and cost the server only this one.
-        found = await self._from(self._next, 1)
-        while found and len(found) < limit:
-            more = await self._from(found[-1].sequence + 1, min(self._at_once, limit - len(found)))
-            found += more
-            # Twice as many while there are any: a reader that has caught up asks for one more message and not for many.
-            self._at_once = min(2 * self._at_once, REQUESTS_AT_ONCE) if more else 1
-            if not more:
-                break
+        found: list[Message] = []
+        query: dict[str, object] = {"seq": self._next, "next_by_subj": self._subject}
+        if not self._flowing:
+            # The leader first: most looks of a reader that waits find nothing, and cost only this one request.
+            first = await stored_message(self._connection, self._stream, self._prefix, query, direct=self._direct)
+            if first is None:
+                return found
+            found.append(first)
+        if len(found) < limit:
+            query |= {"batch": limit - len(found)} | ({"seq": found[0].sequence + 1} if found else {})
+            found += await stored_batch(self._connection, self._stream, self._prefix, query)
+        self._flowing = bool(found)
         # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.
         expected = (self._next, *(message.sequence + 1 for message in found))
         for wanted, message in zip(expected, found, strict=False):
@@ -198,16 +229,6 @@ class NatsReader:
             self._next = found[-1].sequence + 1
             self._freshness.saw(self._stream, found[-1].sequence)
         return found
-
-    async def _from(self, first: int, count: int) -> list[Message]:
-        """Return messages from a sequence on, each once: the first one at or after each of the next `count` sequences.
-
-        If one is not there yet, the later answers are left for the next call: it may have been stored since.
-        """
-        queries = [{"seq": sequence, "next_by_subj": self._subject} for sequence in range(first, first + count)]
-        return _in_order(
-            await stored_messages(self._connection, self._stream, self._prefix, queries, direct=self._direct)
-        )
 
     async def _check_gap(self, wanted: int) -> None:
         """Raise LogGap unless the stream still holds the message at `wanted`, or will store it next.
@@ -227,14 +248,3 @@ class NatsReader:
 
     async def close(self) -> None:
         """Do nothing: the reader holds nothing."""
-
-
-def _in_order(answers: Sequence[Message | None]) -> list[Message]:
-    found: list[Message] = []
-    for message in answers:
-        if message is None:
-            break
-        # Two queries find the same message where the sequence of the first one has another subject.
-        if not found or message.sequence > found[-1].sequence:
-            found.append(message)
-    return found

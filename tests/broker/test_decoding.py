@@ -1,4 +1,4 @@
-"""Groups are decoded in threads: in order, beside a free event loop, and without losing one to a cancellation."""
+"""Groups are decoded in order, large ones in threads beside a free event loop, and none is lost to a cancellation."""
 
 import asyncio
 import threading
@@ -36,7 +36,10 @@ def kind(number: int) -> str:
 EXPECTED = [(number + 1, kind(number)) for number in range(30)]
 
 
-def test_entries_come_in_the_order_of_the_log_whatever_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large_bytes", [0, groups.LARGE_BYTES])
+def test_entries_come_in_the_order_of_the_log_whatever_they_hold(
+    monkeypatch: pytest.MonkeyPatch, large_bytes: int
+) -> None:
     used: set[str] = set()
 
     def noted(*arguments):  # type: ignore[no-untyped-def]
@@ -45,16 +48,22 @@ def test_entries_come_in_the_order_of_the_log_whatever_they_hold(monkeypatch: py
 
     decode = groups.decode
     monkeypatch.setattr(groups, "decode", noted)
+    monkeypatch.setattr(groups, "LARGE_BYTES", large_bytes)
 
     async def scenario() -> None:
         assert await sequences(await GroupLog(await filled(30)).read(after=0), 30) == EXPECTED
-        assert threading.main_thread().name not in used
+        assert (threading.main_thread().name in used) is (large_bytes > 0)
 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("large_bytes", [0, groups.LARGE_BYTES])
 @pytest.mark.parametrize("waits", range(6))
-def test_a_call_that_is_cancelled_while_its_entry_is_decoded_loses_none(waits: int) -> None:
+def test_a_call_that_is_cancelled_while_its_entry_is_decoded_loses_none(
+    monkeypatch: pytest.MonkeyPatch, waits: int, large_bytes: int
+) -> None:
+    monkeypatch.setattr(groups, "LARGE_BYTES", large_bytes)
+
     async def scenario() -> None:
         reader = await GroupLog(await filled(30)).read(after=0)
         found: list[tuple[int, str]] = []

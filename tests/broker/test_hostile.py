@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from nats.aio.msg import Msg
 
-from horizonrl.broker.api import Key, Role, Stream, Transport
+from horizonrl.broker.api import Key, Message, Role, Stream, Transport
+from horizonrl.broker.continuity import entry_digest
 from horizonrl.broker.nats.access import hears, inbox, names, publishes
 from horizonrl.broker.nats.key_folder import public_key
 from horizonrl.broker.signing import TicketSigner
@@ -65,6 +66,57 @@ def test_a_header_that_breaks_the_client_costs_its_reader_nothing(tmp_path: Path
             last = await learner.last(Stream.GROUPS, "groups.train")
             assert last is not None
             assert last.data == b"after"
+
+    asyncio.run(scenario())
+
+
+BLOCKS = (
+    b"",
+    b"NATS/1.0",
+    b"NATS/1.0\r\nHonest: yes\r\n\r\n",
+    b"NATS/1.0 404 Message Not Found\r\n\r\n",
+    b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 3\r\n\r\n",
+    b"NATS/1.0 503\r\n\r\n",
+    b"NATS/1.0\r\nNats-Sequence: 99\r\nNats-Subject: other\r\nNats-Stream: other\r\n\r\n",
+    b"NATS/1.0\r\nNats-Stream: S\r\nNats-Subject: other\r\nNats-Sequence: 99\r\n"
+    b"Nats-Time-Stamp: 2000-01-01T00:00:00Z\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 0\r\n\r\n",
+    b"NATS/1.0\r\nNo: end",
+    b"NATS/1.0\r\nNats-Stream: ..",
+    b"NATS/1.0\r\n\r\n\r\n\r\n",
+    b"\xff\x00 : \r\n\r\n",
+)
+"""Header blocks that nats-server stores as they are."""
+
+
+def test_no_header_block_hides_a_message_of_a_batch_or_changes_what_another_way_of_reading_finds(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with secured(tmp_path) as broker, broker.open(Role.LEARNER) as learner:
+            subject = f"{RUN}.groups.train"
+            async with broker.client(Role.ACTOR) as client:
+                js = client.jetstream()
+                await js.publish(subject, b"before")
+                for number, block in enumerate(BLOCKS):
+                    command = b"HPUB %s %d %d\r\n" % (subject.encode(), len(block), len(block) + 4)
+                    await client._send_command(command + block + b"%04d\r\n" % number)
+                await client.flush()
+                await js.publish(subject, b"after")
+            count = len(BLOCKS) + 2
+            reader, batch = await learner.reader(Stream.GROUPS, 0), list[Message]()
+            while len(batch) < count:
+                batch += await reader.fetch(count, 30.0)
+            assert [message.data for message in batch] == [
+                b"before",
+                *(b"%04d" % n for n in range(len(BLOCKS))),
+                b"after",
+            ]
+            assert [message.sequence for message in batch] == list(range(1, count + 1))
+            # A new reader asks the leader for its first message.
+            for message in batch:
+                single = (await (await learner.reader(Stream.GROUPS, message.sequence - 1)).fetch(1, 30.0))[0]
+                assert (single, entry_digest(single)) == (message, entry_digest(message))
+            assert learner.counters.reconnects == 0
 
     asyncio.run(scenario())
 

@@ -60,6 +60,7 @@ ATTEMPTS = [
     *("$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.INFO", "$SYS.REQ.SERVER.PING"),
 ]
 """What anybody might try."""
+READING = ("STREAM.MSG.GET", "DIRECT.GET")
 EVERYONE = {
     "$JS.API.INFO",
     *(f"$JS.API.STREAM.INFO.{name.format(run=RUN)}" for name in STREAMS),
@@ -72,7 +73,7 @@ ALLOWED = {
         *(f"$KV.{RUN}_STATE.horizon", f"$KV.{RUN}_STATE.run"),
         *(f"$JS.API.STREAM.{call}.{name.format(run=RUN)}" for call in ("CREATE", "UPDATE") for name in STREAMS),
         f"$JS.API.STREAM.PURGE.{RUN}_TICKETS",
-        *(f"$JS.API.STREAM.MSG.GET.{RUN}_{name}" for name in ("TICKETS", "GROUPS")),
+        *(f"$JS.API.{call}.{RUN}_{name}" for call in READING for name in ("TICKETS", "GROUPS")),
         f"$JS.API.CONSUMER.CREATE.{RUN}_TICKETS.actors",
         *(f"$JS.API.CONSUMER.LIST.{name.format(run=RUN)}" for name in STREAMS),
         *(f"$JS.API.CONSUMER.DELETE.{name.format(run=RUN)}.spy" for name in STREAMS),
@@ -81,7 +82,7 @@ ALLOWED = {
     Role.LEARNER: {
         *(f"{RUN}.weights.frame", f"{RUN}.dead.groups", f"$KV.{RUN}_STATE.progress", f"$KV.{RUN}_STATE.policy"),
         *(f"$JS.API.STREAM.PURGE.{RUN}_{name}" for name in ("GROUPS", "WEIGHTS")),
-        *(f"$JS.API.STREAM.MSG.GET.{RUN}_{name}" for name in ("TICKETS", "GROUPS")),
+        *(f"$JS.API.{call}.{RUN}_{name}" for call in READING for name in ("TICKETS", "GROUPS")),
     },
     Role.ACTOR: {
         *(f"{RUN}.groups.{name}" for name in ("train", "demo", "eval", "void", "part", "joined")),
@@ -90,7 +91,7 @@ ALLOWED = {
         f"$JS.API.CONSUMER.MSG.NEXT.{RUN}_TICKETS.actors",
         *(f"$JS.ACK.{RUN}_TICKETS.actors.1.1.1.1.0", f"$JS.ACK._.hash.{RUN}_TICKETS.actors.1.1.1.1.0.x"),
     },
-    Role.MONITOR: {f"$JS.API.STREAM.MSG.GET.{RUN}_TICKETS"},
+    Role.MONITOR: {f"$JS.API.{call}.{RUN}_TICKETS" for call in READING},
 }
 """Of these, what each role may do beyond EVERYONE: written by hand, as `access.py` is."""
 OVERHEARD = [

@@ -1,0 +1,76 @@
+"""Batches of direct gets as a server, a network or an older server may answer them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from nats.aio.client import Client
+
+from horizonrl.broker.nats.connection import Connection
+from horizonrl.broker.nats.reader import stored_batch
+
+END = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 9\r\n\r\n"
+NOBODY = b"NATS/1.0 503\r\n\r\n"
+
+
+def answer(sequence: int, before: int | None, own: bytes = b"NATS/1.0\r\n") -> bytes:
+    batch = b"" if before is None else b"Nats-Num-Pending: 7\r\nNats-Last-Sequence: %d\r\n" % before
+    added = b"Nats-Stream: run_GROUPS\r\nNats-Subject: run.groups.train\r\nNats-Sequence: %d\r\n" % sequence
+    return own + added + b"Nats-Time-Stamp: 2026-01-02T03:04:05.678901234Z\r\n" + batch + b"\r\n"
+
+
+class Scripted(Connection):
+    """A connection whose server gives these answers to every batch."""
+
+    def __init__(self, answers: list[bytes]) -> None:
+        super().__init__("nats://nowhere")
+
+        @asynccontextmanager
+        async def unread_answers() -> AsyncIterator[tuple[str, asyncio.Queue[tuple[bytes, bytes]]]]:
+            queue: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+            for headers in answers:
+                queue.put_nowait((headers, b"data"))
+            yield "inbox", queue
+
+        async def publish(*_: object, **__: object) -> None: ...
+
+        parse = Client._parse_header_lines
+        client = SimpleNamespace(unread_answers=unread_answers, publish=publish, _parse_header_lines=parse)
+        self.client = cast(Any, client)
+        self._up.set()
+
+    def api(self, stream: str) -> str:
+        return "$JS.API"
+
+
+@pytest.mark.parametrize(
+    ("answers", "sequences"),
+    [
+        ([answer(5, 0), answer(6, 5), answer(9, 6), END], [5, 6, 9]),
+        ([answer(5, 0), answer(9, 6), END], [5]),
+        ([answer(6, 5), answer(9, 6), END], []),
+        ([answer(5, None)], [5]),
+        ([answer(5, 0), NOBODY], [5]),
+        ([NOBODY], []),
+        ([b"NATS/1.0 404 Message Not Found\r\n\r\n"], []),
+        ([b""], []),
+    ],
+    ids=["whole", "one-lost", "first-lost", "server-2.10", "moved", "nobody", "nothing", "no-headers"],
+)
+def test_a_batch_ends_where_an_answer_is_missing(answers: list[bytes], sequences: list[int]) -> None:
+    query = {"seq": 5, "next_by_subj": "run.groups.>", "batch": 8}
+    found = asyncio.run(stored_batch(Scripted(answers), "run_GROUPS", "run.", query))
+    assert [message.sequence for message in found] == sequences
+    assert {message.subject for message in found} <= {"groups.train"}
+    assert {message.stored_at for message in found} <= {1767323045.0}
+
+
+def test_a_publishers_headers_are_kept_and_the_servers_are_not() -> None:
+    own = b"NATS/1.0\r\nNats-Msg-Id: train-1\r\nStatus: 408\r\nNats-Last-Sequence: 3\r\n"
+    query = {"seq": 5, "next_by_subj": "run.groups.>", "batch": 8}
+    (found,) = asyncio.run(stored_batch(Scripted([answer(5, 0, own), END]), "run_GROUPS", "run.", query))
+    assert found.message_id == "train-1"
+    assert found.headers == {"Status": "408", "Nats-Last-Sequence": "3"}
