@@ -328,7 +328,7 @@ def _without_compiler() -> Iterator[None]:
     vLLM imports the compiler's back end twice: to list operators of its own there, if there is a back end, and for each
     function that it marks with `torch.compile`. With TORCH_COMPILE_DISABLE these functions are the plain ones anyway.
     """
-    import torch
+    torch: Any = import_module("torch")
 
     def plain(function: Any = None, **_options: Any) -> Any:
         return function if function is not None else lambda function: function
