@@ -15,8 +15,9 @@ setup: $(VENV)/ready
 $(VENV)/ready: requirements/cpu.txt pyproject.toml
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet uv
-	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps $(TORCH) -r requirements/cpu.txt
+	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps $(TORCH) --compile-bytecode -r requirements/cpu.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable .
+	$(PYTHON) -c "from horizonrl.broker.weights.changes import warm_up; warm_up()"
 	$(VENV)/bin/horizonrl doctor
 	touch $@
 

@@ -12,6 +12,7 @@ from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
+from horizonrl.broker.weights.changes import warm_up_in_thread
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.run_dir import WEIGHTS
 from horizonrl.common.service import Service, until_stopped
@@ -61,6 +62,8 @@ async def run_actor(
                 await until_stopped(agreed(transport, config.settings), service.stopping)
                 # Not earlier: an actor that waits for its recipe to match plays nothing.
                 service.ready = True
+                if shared_dir is None:  # the engine samples the first group meanwhile, in its own process
+                    warm_up_in_thread()
                 await loop.run()
     finally:
         await policy.close()

@@ -1,4 +1,4 @@
-"""Import large packages without the garbage collector.
+"""Import large packages without the garbage collector, and without parts of them that a role never calls.
 
 vLLM makes millions of objects as it is imported, and none of them is garbage: the collector looks through all of them
 again and again, for a fifth of the time that the import takes.
@@ -8,7 +8,9 @@ import atexit
 import contextlib
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 
 @contextlib.contextmanager
@@ -29,3 +31,31 @@ def uncollected(module: str) -> Iterator[None]:
         gc.freeze()
         atexit.register(gc.unfreeze)
         gc.enable()
+
+
+class LeftOut:
+    """A finder of modules that finds none of `modules` and says why; it leaves all others to the finders after it."""
+
+    def __init__(self, modules: tuple[str, ...], why: str) -> None:
+        self._modules = modules
+        self._why = why
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in self._modules:
+            raise ModuleNotFoundError(f"{name} is left out here: {self._why}", name=name)
+        return None
+
+
+@contextlib.contextmanager
+def left_out(*modules: str, why: str) -> Iterator[None]:
+    """Let `modules` look as if they were not installed, for what the body imports; afterwards they can be imported.
+
+    For optional ones only: an import that does not expect their absence raises ModuleNotFoundError, which says `why`.
+    Those that have been imported before stay.
+    """
+    finder = LeftOut(modules, why)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)

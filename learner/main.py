@@ -5,6 +5,7 @@ from pathlib import Path
 
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
+from horizonrl.broker.weights.changes import warm_up_in_thread
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.controller.curriculum import eval_tasks
@@ -36,6 +37,8 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
                     eval_tasks=eval_tasks(config),
                 )
                 service.ready = True
+                if not config.broker.shared_files:  # the first groups are being sampled meanwhile
+                    warm_up_in_thread()
                 await loop.run()
 
     await on_ranks(config, model_dir, learn)

@@ -6,8 +6,8 @@ import math
 import os
 import signal
 import warnings
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import fields
 from importlib import import_module
 from itertools import count
@@ -18,7 +18,7 @@ from horizonrl.actors.engines.vllm_arguments import checked
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
-from horizonrl.common.imports import uncollected
+from horizonrl.common.imports import left_out, uncollected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
 MAX_HEADER_BYTES = 100_000_000
@@ -283,7 +283,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         TOKENIZERS_PARALLELISM="false",
         OMP_NUM_THREADS=str(settings.threads),
     )
-    with uncollected("vllm"):
+    with ExitStack() as importing:
+        importing.enter_context(uncollected("vllm"))
         import torch
 
         on_cpu = not torch.cuda.is_available()
@@ -296,6 +297,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             if settings.tensor_parallel > 1:  # vLLM gives each worker a NUMA node, and refuses where there are too few
                 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
+            importing.enter_context(_without_compiler())
         import vllm
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
@@ -317,6 +319,26 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Import vLLM in the body without most of torch's compiler, which an eager engine on CPU never calls.
+
+    vLLM imports the compiler's back end twice: to list operators of its own there, if there is a back end, and for each
+    function that it marks with `torch.compile`. With TORCH_COMPILE_DISABLE these functions are the plain ones anyway.
+    """
+    torch: Any = import_module("torch")
+
+    def plain(function: Any = None, **_options: Any) -> Any:
+        return function if function is not None else lambda function: function
+
+    compile, torch.compile = torch.compile, plain
+    try:
+        with left_out("torch._inductor.lowering", "opentelemetry", why="an actor on CPU compiles and traces nothing"):
+            yield
+    finally:
+        torch.compile = compile
 
 
 def _has_one_thread() -> bool:

@@ -14,8 +14,8 @@ How to use it:
 - an actor: `apply_changes(image, changes)` on a private copy, in a thread (the loops release the GIL); or in two steps,
   `decoded = decode_changes(image, changes)`, which writes nothing, and `decoded.write(image)`. Several deltas are
   applied in their order.
-- `warm_up()` compiles the loops: seconds once, and then they are in a cache. Call it in a thread while something
-  else starts.
+- `warm_up()` compiles the loops: seconds once, and then they are in a cache. `make setup` calls it, and a role calls
+  `warm_up_in_thread()` while it waits for its first work.
 
 The changes carry a digest of themselves and of the image's header, not of its weights: that `image` is the base, and
 that the result is the new version, the caller knows by the digests in its manifests (xxh3_128 of the whole image).
@@ -23,8 +23,10 @@ that the result is the new version, the caller knows by the digests in its manif
 Needs numba, which comes with vLLM, on the first call and not before: the controller never loads it.
 """
 
+import contextlib
 from collections.abc import Iterable
 from importlib import import_module
+from threading import Thread
 from types import ModuleType
 
 from horizonrl.broker.weights.envelope import join_sections
@@ -41,6 +43,7 @@ __all__ = [
     "join_sections",
     "read_layout",
     "warm_up",
+    "warm_up_in_thread",
 ]
 
 
@@ -103,8 +106,25 @@ def apply_changes(image: Buffer, changes: Buffer) -> None:
 def warm_up() -> None:
     """Compile the loops, or load them from numba's cache."""
     header = b'{"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    image, new = (bytearray(len(header).to_bytes(8, "little") + header + word) for word in (b"\0\0", b"\1\0"))
-    apply_changes(image, encode_changes(image, new))
+    words = (b"\0\0", b"\1\0", b"\0\x40")
+    image, new, other = (bytearray(len(header).to_bytes(8, "little") + header + word) for word in words)
+    changes = encode_changes(image, new)
+    apply_changes(image, changes)
+    with contextlib.suppress(WeightsRejected):  # they are not of these weights, and so are taken back
+        apply_changes(other, changes)
+
+
+def warm_up_in_thread() -> Thread:
+    """Compile the loops while the caller goes on. Without numba nothing happens: the first changes will say so."""
+
+    def work() -> None:
+        with contextlib.suppress(MissingDependency):
+            warm_up()
+
+    # Not a daemon: a process that ends waits for it. LLVM must not be unloaded while it compiles.
+    thread = Thread(target=work, name="codec-warm-up")
+    thread.start()
+    return thread
 
 
 def _module(name: str) -> ModuleType:

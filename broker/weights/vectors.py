@@ -153,7 +153,12 @@ def deposit(_context, rank, mask):
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile on the first call; the machine code is kept where the folder allows it."""
+    """Compile on the first call; the machine code is kept where the folder allows it.
+
+    Several processes may do so at once: each file of numba's cache is replaced as a whole, and every loop has one
+    signature, so that whoever writes last writes the same. A loop's cache is renewed with the loop's own file: whoever
+    edits `vectors.py` has to touch `kernels.py` too, whose machine code contains it.
+    """
     try:
         return njit(cache=True, nogil=True)(function)
     except RuntimeError:  # numba finds no folder that it may write to: each process compiles anew

@@ -52,7 +52,8 @@ async def main(model, other, prompt):
         except (WeightsRejected, EngineDead) as error:
             ends.append(f"{type(error).__name__}: {error}")
     engine = psutil.Process().children()[0].pid
-    print(json.dumps({"ids": fresh.ids, "logprobs": fresh.logprobs, "ends": ends, "engine": engine}), flush=True)
+    seen = {"ids": fresh.ids, "logprobs": fresh.logprobs, "ends": ends, "engine": engine, "modules": list(sys.modules)}
+    print(json.dumps(seen), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))
@@ -123,6 +124,11 @@ def test_updated_weights_sample_exactly_what_a_fresh_engine_samples(vllm_engine:
     assert after[1] == pytest.approx(fresh["logprobs"], abs=1e-3)
     assert before[0] != after[0]
     assert vllm_engine.run(sample()) == before
+
+
+def test_an_actor_imports_neither_the_compilers_back_end_nor_tracing(fresh: dict[str, Any]) -> None:
+    assert "vllm" in fresh["modules"]
+    assert not {"torch._inductor.lowering", "torch._inductor.compile_fx", "opentelemetry"} & set(fresh["modules"])
 
 
 def test_a_head_left_behind_is_rejected_and_no_token_is_sampled_with_it(fresh: dict[str, Any]) -> None:

@@ -8,14 +8,16 @@ import tracemalloc
 from collections.abc import Mapping
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.dispatcher import Dispatcher
 
-from horizonrl.broker.weights import encoding, vectors
+from horizonrl.broker.weights import encoding, kernels, vectors
 from horizonrl.broker.weights.changes import (
     Part,
     apply_changes,
@@ -24,6 +26,8 @@ from horizonrl.broker.weights.changes import (
     encode_section,
     join_sections,
     read_layout,
+    warm_up,
+    warm_up_in_thread,
 )
 from horizonrl.common.errors import WeightsRejected
 from tests.broker.weights import reference
@@ -331,6 +335,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_what_cannot_be_is_refused(body: bytes) -> None:
+    warm_up()  # the compiler's 10 MB of memory are not the decoder's
     tracemalloc.start()
     try:
         assert unharmed(BASE, join_sections(read_layout(BASE), [body]))
@@ -359,6 +364,22 @@ def test_a_bit_is_selected_alike_with_and_without_the_instruction() -> None:
         for rank in (0, len(bits) // 2, len(bits) - 1):
             assert vectors.select_by_halves(np.uint64(mask), rank) == bits[rank]
             assert vectors.select(np.uint64(mask), rank) == bits[rank]
+
+
+def test_every_loop_is_compiled_in_advance_and_for_one_signature() -> None:
+    """With two, processes that start at once could lose one of them in numba's index, and load another's code by it."""
+    warm_up_in_thread().join()
+
+    def signatures() -> dict[str, list[Any]]:
+        return {name: loop.signatures for name, loop in vars(kernels).items() if isinstance(loop, Dispatcher)}
+
+    before = signatures()
+    check(BASE, NEW)
+    assert unharmed(BASE, join_sections(read_layout(BASE), [HOSTILE["a state left over"]]))
+    assert signatures() == before
+    # None: its code came from the cache within that of its caller.
+    assert {len(each) for each in before.values()} <= {0, 1}
+    assert before["patch_section"]
 
 
 def test_the_codec_loads_numba_on_its_first_call_and_not_before() -> None:

@@ -44,6 +44,7 @@ def test_an_image_is_pinned_and_runs_as_nobody_in_exec_form(target: str) -> None
     installs = [rest for word, rest in stage if word == "RUN"]
     assert all("--no-deps" in install for install in installs), "what is not pinned is not installed"
     assert f"-r requirements/{target}.txt" in installs[0]
+    assert all("--compile-bytecode" in install for install in installs), "its user cannot keep what a start compiles"
 
 
 def test_the_base_is_a_plain_name_with_a_version() -> None:
