@@ -11,12 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from horizonrl.broker.weights.adapters import ALPHA, merge_adapters
 from horizonrl.common.config.objective import AdvantageSection, CriticSection, Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
-from horizonrl.learner.engine.lora import ALPHA, add_adapters, merged, policy_weights
+from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model import load_language_model
 from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.engine.weights_file import ADAPTERS
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 from tests.learner.ranks_program import run_program
@@ -70,6 +72,39 @@ def test_a_merged_weight_is_the_sum_rounded_once() -> None:
     exact = W.double() + ALPHA / 2 * (B.double() @ A.double())
     assert torch.equal(merged(W, A, B), exact.float().bfloat16())
     assert merged(W) is W
+
+
+@pytest.mark.parametrize("rank", [1, 3, 16])
+def test_torch_and_numba_merge_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    dice = torch.Generator().manual_seed(rank)
+    W, A, B = (torch.randn(shape, generator=dice).bfloat16() for shape in ((700, 300), (rank, 300), (700, rank)))
+    W[0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0])
+    compiled = merged(W, A, B)
+
+    def missing(*_: Any) -> None:
+        raise MissingDependency("weights as adapters need numba")
+
+    monkeypatch.setattr("horizonrl.learner.engine.lora.add_adapter", missing)
+    assert torch.equal(merged(W, A, B).view(torch.int16), compiled.view(torch.int16))
+
+
+def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(start: StartEngine, tmp_path: Path) -> None:
+    """The tiny model's head is tied: it has no tensor of its own, in the base and in the weights."""
+    engine = start()
+    engine.write_weights(tmp_path / "base.safetensors")
+    for seed in range(2):
+        engine.train_step(make_batch(seed), 1e-2)
+    engine.write_weights(tmp_path / "weights.safetensors")
+    engine.save(tmp_path / "checkpoint", {})
+    resumed = start(zero_stage=3)
+    resumed.load(tmp_path / "checkpoint")
+    resumed.write_weights(tmp_path / "resumed.safetensors")
+    base, weights = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("base", "weights"))
+    assert base != weights
+    for name in ("weights", "resumed"):
+        found = bytearray(len(base))
+        merge_adapters(base, (tmp_path / name).with_suffix(ADAPTERS).read_bytes(), found)
+        assert found == weights
 
 
 def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(tiny_model: Path) -> None:
