@@ -88,9 +88,9 @@ class MergedImage:
                 size = os.fstat(frozen.fileno()).st_size
                 # All of it now: a file system that is full later would end the actor inside a memory map, with SIGBUS.
                 os.posix_fallocate(file.fileno(), 0, size)
-                old, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
+                model, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
                 merged = mmap.mmap(file.fileno(), size)
-                merge_adapters(old, added, merged, self._alive)
+                merge_adapters(model, added, merged, self._alive)
                 digest = xxhash.xxh3_128_hexdigest(merged)
             if digest != manifest.digest:
                 # The adapters have just been verified: if the frozen model is damaged, the next try fetches it anew.

@@ -1,5 +1,6 @@
 """Adapters are trained, and everybody else sees a full model's weights."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,18 +12,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.adapters import ALPHA, merge_adapters
 from horizonrl.common.config.objective import AdvantageSection, CriticSection, Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model import load_language_model
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine.weights_file import ADAPTERS
+from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.weights import WeightsPublisher
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 from tests.learner.ranks_program import run_program
 from tests.learner.traces import demonstrations, make_batch, make_groups
+from tests.weights import ShadowHost
 
 pytestmark = [
     pytest.mark.process,
@@ -105,6 +114,34 @@ def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(star
         found = bytearray(len(base))
         merge_adapters(base, (tmp_path / name).with_suffix(ADAPTERS).read_bytes(), found)
         assert found == weights
+
+
+def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(start: StartEngine, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
+        engine = start()
+        for lineage in (0, 1):
+            publisher = WeightsPublisher(transport, Fence(transport), tmp_path / "weights", share_files=False)
+            if lineage == 1:  # as `Recovery.resume` does it
+                engine = start()
+            engine.write_weights(publisher.base_file)
+            if lineage == 1:
+                engine.load(tmp_path / "checkpoint")
+            for version in range(1 + lineage, 4 + lineage):
+                engine.train_step(make_batch(version), 1e-2)
+                policy = PolicyVersion(version=version, lineage=lineage)
+                await publisher.publish(policy, engine.write_weights(publisher.path_for(policy)))
+                manifest = await StateStore(transport).get(Key.POLICY)
+                assert isinstance(manifest, WeightsManifest)
+                assert await host.load(manifest) == publisher.path_for(policy).read_bytes()
+            engine.save(tmp_path / "checkpoint", {})
+        assert await late.load(manifest) == publisher.path_for(policy).read_bytes()
+        assert host.received("base") == manifest.weights_bytes, "the frozen model went once"
+        assert host.received("changes") > 0
+        assert host.received("changes") + host.received("frame") < manifest.weights_bytes
+
+    asyncio.run(scenario())
 
 
 def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(tiny_model: Path) -> None:
