@@ -120,11 +120,11 @@ def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(start
     async def scenario() -> None:
         transport = MemoryTransport(MemoryServer(), "run")
         host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
-        engine = start()
+        engine = start(backend="torch")
         for lineage in (0, 1):
             publisher = WeightsPublisher(transport, Fence(transport), tmp_path / "weights", share_files=False)
             if lineage == 1:  # as `Recovery.resume` does it
-                engine = start()
+                engine = start(backend="torch")
             engine.write_weights(publisher.base_file)
             if lineage == 1:
                 engine.load(tmp_path / "checkpoint")
