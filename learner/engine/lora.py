@@ -5,7 +5,8 @@ Knows no backend. W is (out, in) and frozen; A is (rank, in), B is (out, rank) a
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from horizonrl.broker.weights.adapters import ALPHA, SIDES, add_adapter
 from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.learner.engine.weights_file import ADAPTERS, write_weights_file
 
 ROWS_BYTES = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Bytes of float32 that are summed at a time without numba: what fits the second-level cache, or fills a GPU."""
@@ -88,6 +90,21 @@ def _merged_by_torch(W: Tensor, A: Tensor, B: Tensor) -> Tensor:
     return out
 
 
-def factors(name: str, A: Tensor, B: Tensor) -> dict[str, Tensor]:
-    """Return an adapter's matrices under their names in the file of adapters."""
-    return {f"{name}{side}": tensor.detach().cpu() for side, tensor in zip(SIDES, (A, B), strict=True)}
+def write_policy(lm: nn.Module, gather: Callable[[Sequence[Tensor]], list[Tensor]], path: Path | None) -> str:
+    """Write the merged weights as safetensors, and the adapters next to them (`ADAPTERS`); return the weights' digest.
+
+    Every rank calls it, since every rank takes part in `gather`; only rank 0 names a `path`.
+    """
+    tensors: dict[str, Tensor] = {}
+    adapters: dict[str, Tensor] = {}
+    for name, parts in policy_weights(lm):
+        whole = gather(parts)
+        if path is not None:
+            tensors[name] = merged(*whole).detach().cpu()
+            # No side is there for a weight without an adapter.
+            adapters |= {f"{name}{side}": own.detach().cpu() for side, own in zip(SIDES, whole[1:], strict=False)}
+    if path is None:
+        return ""
+    if adapters:  # first, so that a weights file is never without them
+        write_weights_file(adapters, path.with_suffix(ADAPTERS))
+    return write_weights_file(tensors, path)

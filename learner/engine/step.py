@@ -39,11 +39,11 @@ from horizonrl.learner.algorithm.objective import (
     token_loss,
 )
 from horizonrl.learner.engine.api import EngineSettings, StepStats
-from horizonrl.learner.engine.lora import add_adapters, factors, merged, policy_weights
+from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from horizonrl.learner.engine.shards import share_json, share_shards, write_shards
-from horizonrl.learner.engine.weights_file import ADAPTERS, write_weights_file
+from horizonrl.learner.engine.weights_file import write_weights_file
 from horizonrl.learner.intake.batch import Batch, Trace
 
 log = get_logger()
@@ -159,23 +159,8 @@ class PolicyGradientEngine:
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
     def write_weights(self, path: Path) -> str:
-        """Write the policy's weights as safetensors; return their digest, which only rank 0 knows.
-
-        Adapters are merged into them, and written next to them on their own (`ADAPTERS`).
-        """
-        tensors: dict[str, Tensor] = {}
-        adapters: dict[str, Tensor] = {}
-        for name, parts in policy_weights(self._backend.scorer.lm):
-            whole = self._backend.gather(parts)  # every rank takes part in it
-            if self.rank == 0:
-                tensors[name] = merged(*whole).detach().cpu()
-                if len(whole) > 1:
-                    adapters |= factors(name, *whole[1:])
-        if self.rank != 0:
-            return ""
-        if adapters:  # first, so that a weights file is never without them
-            write_weights_file(adapters, path.with_suffix(ADAPTERS))
-        return write_weights_file(tensors, path)
+        """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
+        return write_policy(self._backend.scorer.lm, self._backend.gather, path if self.rank == 0 else None)
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
