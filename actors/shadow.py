@@ -38,7 +38,7 @@ from horizonrl.common.errors import LogGap, WeightsDamaged, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.scratch import locked
-from horizonrl.common.state import WeightsManifest
+from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import Count, Digest, PolicyVersion, Record
 
 log = get_logger()
@@ -77,20 +77,20 @@ class Shadow:
         self._image = place / IMAGE
 
     @contextlib.asynccontextmanager
-    async def holding(self, manifest: WeightsManifest) -> AsyncIterator[Path]:
+    async def holding(self, manifest: SentFile) -> AsyncIterator[Path]:
         """Have the announced version, and hold it as a file while the body reads it.
 
         Raises WeightsRejected or LogGap if the version cannot be had, also because a newer one has replaced it.
         """
         if not self._is_at(manifest):
-            async with self._fetching():
+            async with alone(self._place / FETCHING):
                 await self._advance(manifest)
         async with self._reading(manifest) as file:
             yield file
 
     # ---- bringing the image up to date
 
-    async def _advance(self, manifest: WeightsManifest) -> None:
+    async def _advance(self, manifest: SentFile) -> None:
         """Make the image the announced version: by the changes since its own, else from the key frame."""
         key = manifest.key_frame
         marker = await self._identified(manifest)
@@ -111,7 +111,7 @@ class Shadow:
         await self._replace(key)
         await self._follow(self._require_marker(), manifest)
 
-    async def _identified(self, manifest: WeightsManifest) -> Marker | None:
+    async def _identified(self, manifest: SentFile) -> Marker | None:
         """Return the image's marker, or None if it is no version from which the announced one can be made."""
         marker, key = self._marker(), manifest.key_frame
         # By their digests: after a patch that was cut off, and after a learner's resume, where names change.
@@ -133,7 +133,7 @@ class Shadow:
             self._mark(known[digest][0], digest, known[digest][1])
         return self._marker()
 
-    async def _is_overtaken(self, marker: Marker, manifest: WeightsManifest) -> bool:
+    async def _is_overtaken(self, marker: Marker, manifest: SentFile) -> bool:
         """Return whether the image is of a newer version than the manifest, and one that this run announced."""
         if age(marker.policy) <= age(manifest.policy):
             return False
@@ -141,7 +141,7 @@ class Shadow:
         newest = await StateStore(self._transport).get(Key.POLICY)
         return isinstance(newest, WeightsManifest) and age(newest.policy) >= age(marker.policy)
 
-    async def _replace(self, key: WeightsManifest) -> None:
+    async def _replace(self, key: SentFile) -> None:
         """Fetch a key frame in place of the image."""
         log.info("key_frame_fetched", version=str(key.policy), weights_bytes=key.weights_bytes)
         # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps it open.
@@ -150,7 +150,7 @@ class Shadow:
         await fetch_frame(self._transport, key, self._image, lambda size: self._received("frame", size))
         self._mark(key.policy, key.digest, key.last_sequence)
 
-    async def _follow(self, marker: Marker, manifest: WeightsManifest) -> None:
+    async def _follow(self, marker: Marker, manifest: SentFile) -> None:
         """Patch the image with each of the changes that lead to the announced version."""
         if marker.policy == manifest.policy:
             return
@@ -226,28 +226,11 @@ class Shadow:
         incoming.write_text(marker.model_dump_json(), encoding="utf-8")
         os.replace(incoming, self._marker_file)
 
-    def _is_at(self, manifest: WeightsManifest) -> bool:
+    def _is_at(self, manifest: SentFile) -> bool:
         marker = self._marker()
         return marker is not None and (marker.policy, marker.digest) == (manifest.policy, manifest.digest)
 
     # ---- the locks
-
-    @contextlib.asynccontextmanager
-    async def _fetching(self) -> AsyncIterator[None]:
-        """Be the one actor of this host that downloads."""
-        file = self._place / FETCHING
-        began = time.time()
-        while (held := _lock(file, fcntl.LOCK_EX)) is None:
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - max(began, file.stat().st_mtime) > STUCK_S:
-                    log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
-                    # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
-                    file.unlink()
-            await asyncio.sleep(POLL_S)
-        try:
-            yield
-        finally:
-            os.close(held)
 
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[int | None]:
@@ -264,7 +247,7 @@ class Shadow:
                 os.close(held)
 
     @contextlib.asynccontextmanager
-    async def _reading(self, manifest: WeightsManifest) -> AsyncIterator[Path]:
+    async def _reading(self, manifest: SentFile) -> AsyncIterator[Path]:
         """Hold the image at the announced version, digested once more, under a name of its own."""
         file = self._place / f"{READING}{secrets.token_hex(8)}.safetensors"
         async with self._locked() as held:
@@ -280,7 +263,24 @@ class Shadow:
                 file.unlink(missing_ok=True)
 
 
-def _leads_on(marker: Marker, manifest: WeightsManifest) -> bool:
+@contextlib.asynccontextmanager
+async def alone(file: Path) -> AsyncIterator[None]:
+    """Be the one actor of this host that holds `file`, and that touches it as a sign of life."""
+    began = time.time()
+    while (held := _lock(file, fcntl.LOCK_EX)) is None:
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - max(began, os.stat(file).st_mtime) > STUCK_S:
+                log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
+                # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
+                os.unlink(file)
+        await asyncio.sleep(POLL_S)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def _leads_on(marker: Marker, manifest: SentFile) -> bool:
     """Return whether changes may lead from an image to the announced version: those of one lineage are one line."""
     have, want = marker.policy, manifest.policy
     return have.lineage == want.lineage and have.version < want.version and marker.sequence < manifest.last_change

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from horizonrl.actors.merged import MergedImage
 from horizonrl.actors.policy import Policy
 from horizonrl.actors.shadow import Shadow, age
 from horizonrl.broker.api import Key, Transport
@@ -54,6 +55,7 @@ class WeightsFollower:
         self._shared_dir = shared_dir
         self._metrics = metrics or Metrics()
         self._shadow = Shadow(transport, shadow_dir, self._metrics)
+        self._merged = MergedImage(transport, shadow_dir, self._metrics)
         self._announced: WeightsManifest | None = None
         self._news = asyncio.Event()
         self.finished = asyncio.Event()
@@ -155,7 +157,8 @@ class WeightsFollower:
         if shared is not None:
             yield shared
             return
-        async with self._shadow.holding(manifest) as file:
+        image = self._shadow if manifest.adapters is None else self._merged
+        async with image.holding(manifest) as file:
             yield file
 
     async def _wait_for_news(self, wait_s: float) -> None:

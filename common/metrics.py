@@ -25,7 +25,7 @@ ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
 SERVED_CALLS = ("create", "reset", "step", "close", "observation", "detail")
-WEIGHTS_FORMS = ("changes", "file", "frame")
+WEIGHTS_FORMS = ("base", "changes", "file", "frame")
 SERVED_REFUSALS = (
     "bad_request",
     "unknown_task",
@@ -102,7 +102,7 @@ ACTOR = (
     Metric(
         "counter",
         "weights_received_bytes_total",
-        "Bytes of weights that this actor downloaded for its host: key frames and changes.",
+        "Bytes of weights that this actor downloaded for its host: key frames, changes and frozen models.",
         labels=("form",),
     ),
 )
@@ -172,7 +172,7 @@ LEARNER = (
     Metric(
         "counter",
         "weights_published_bytes_total",
-        "Bytes of weights that were published: key frames, changes, and files that actors read themselves.",
+        "Bytes of weights that were published: key frames, changes, frozen models, and shared files.",
         labels=("form",),
     ),
     Metric("gauge", "weights_chain_versions", "Versions published as changes since the last key frame."),

@@ -105,12 +105,12 @@ class Progress(Record):
         return max(self.lowest_unsettled.get(kind, 0), *(last + 1 for _, last in self.ended_ranges.get(kind, ())), 0)
 
 
-class WeightsManifest(Record):
-    """A published version (key `policy`): where its bytes are and how to verify them.
+class SentFile(Record):
+    """A version's safetensors file in the weights stream: where its bytes are and how to verify them.
 
-    `digest` is xxh3_128 of the version's safetensors file. `path` names that file for readers on the same host. In the
-    weights stream there is the newest key frame, a whole file, and after it the changes from version to version: the
-    frame is `chunks` messages from `first_sequence` to `last_sequence`, and the changes end at `last_change`.
+    `digest` is xxh3_128 of the file. `path` names it for readers on the same host. In the weights stream there is the
+    newest key frame, a whole file, and after it the changes from version to version: the frame is `chunks` messages
+    from `first_sequence` to `last_sequence`, and the changes end at `last_change`.
     """
 
     policy: PolicyVersion
@@ -120,8 +120,6 @@ class WeightsManifest(Record):
     chunks: Count = 0
     first_sequence: Count = 0
     last_sequence: Count = 0
-    finished_step: Count | None = None
-    """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
     key_policy: PolicyVersion | None = None
     """The version of the key frame, if it is not `policy` itself."""
     key_digest: Digest | None = None
@@ -130,9 +128,9 @@ class WeightsManifest(Record):
     """Sequence of the last message of the changes that lead to `policy`; 0 if the key frame is its own."""
 
     @property
-    def key_frame(self) -> "WeightsManifest":
-        """The manifest of the newest key frame alone."""
-        return WeightsManifest(
+    def key_frame(self) -> "SentFile":
+        """The newest key frame alone."""
+        return SentFile(
             policy=self.key_policy or self.policy,
             weights_bytes=self.weights_bytes,
             digest=self.key_digest or self.digest,
@@ -140,6 +138,20 @@ class WeightsManifest(Record):
             first_sequence=self.first_sequence,
             last_sequence=self.last_sequence,
         )
+
+
+class WeightsManifest(SentFile):
+    """A published version (key `policy`): its file, or what its file is made from.
+
+    With LoRA the stream holds no file of the version (`chunks` is 0). It holds the adapters, and the frozen model that
+    they are added to; `weights_bytes` and `digest` are those of the sum.
+    """
+
+    finished_step: Count | None = None
+    """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
+    adapters: SentFile | None = None
+    base: SentFile | None = None
+    """The frozen model, which stays the same from version to version: `policy` says with which one it was sent."""
 
 
 class HorizonState(Record):

@@ -75,6 +75,9 @@ class Recovery:
             self._saved_step = checkpoint.step
         # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
         log_cut = await self._find_place()
+        if config.lora.rank and not self.weights.share_files:
+            # Before `load`: adapters begin at 0, so these are the frozen model's weights.
+            await self.engine.write_weights(self.weights.base_file)
         if checkpoint is not None:
             check_identity(checkpoint, self.identity)
             changed = changes(checkpoint.state["config"], comparable(config))

@@ -1,7 +1,8 @@
 """Publish new weights: through the broker, or as a shared file if the whole run is on one machine.
 
 Place in the flow: Batch → **Version** → actors. Through the broker go a key frame, which is a whole file, and after it
-the changes from version to version. The `policy` key is set last, so that an actor that reads it finds what it names.
+the changes from version to version. With LoRA these are of the adapters, and the frozen model goes once. The `policy`
+key is set last, so that an actor that reads it finds what it names.
 """
 
 import asyncio
@@ -12,16 +13,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from horizonrl.broker.api import Transport
+from horizonrl.broker.api import Key, Stream, Transport
+from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.chain import publish_changes
 from horizonrl.broker.weights.changes import encode_changes
-from horizonrl.broker.weights.frames import discard_frames_below, publish_frame
+from horizonrl.broker.weights.frames import BASE, digest_file, discard_frames_below, publish_frame
 from horizonrl.common.errors import MissingDependency, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.state import WeightsManifest
+from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.engine.weights_file import INCOMING
+from horizonrl.learner.engine.weights_file import ADAPTERS, INCOMING
 from horizonrl.learner.fence import Fence
 
 log = get_logger()
@@ -35,6 +37,9 @@ parameters."""
 REPAIR_S = 600.0
 """Least time between two key frames that actors have asked for, doubled each time: one actor that asks for ever gets at
 most ten of them in a week."""
+BASE_RENEWED = 4
+"""The frozen model is sent again when the stream holds this many times its bytes. What is older than the new one can
+then go, and a mirror with a limit of five times the weights never loses it."""
 
 
 @dataclass
@@ -57,6 +62,8 @@ class WeightsPublisher:
         self._published: deque[Path] = deque(maxlen=2)
         self._key_frames: deque[WeightsManifest] = deque(maxlen=2)
         """The newest key frame of this learner, and the one before it."""
+        self._base: SentFile | None = None
+        """The frozen model in the stream, to which adapters are added."""
         self._newest: WeightsManifest | None = None
         """The version that this learner published last."""
         self._chain: list[int] = []
@@ -65,6 +72,11 @@ class WeightsPublisher:
         self._repair_at, self._repair_pause_s = 0.0, REPAIR_S
         self.published_bytes = 0
         """Bytes of the last version as it was published: sent to the broker, or in a file that actors read."""
+
+    @property
+    def base_file(self) -> Path:
+        """Where the frozen model's weights are: with them there, versions travel as adapters."""
+        return self.directory / "base.safetensors"
 
     def path_for(self, policy: PolicyVersion) -> Path:
         """Return where to write the weights of a version."""
@@ -84,6 +96,8 @@ class WeightsPublisher:
             size = file.stat().st_size
             manifest = WeightsManifest(policy=policy, weights_bytes=size, digest=digest, path=str(file.resolve()))
             self.metrics.count("weights_published_bytes_total", size, form="file")
+        elif file.with_suffix(ADAPTERS).is_file() and self.base_file.is_file():
+            manifest, size = await self._send_adapters(file, policy, digest)
         else:
             manifest, size = await self._send(file, policy, digest)
         self.published_bytes = size
@@ -103,14 +117,17 @@ class WeightsPublisher:
         # Without changes after it, the newest version is a key frame, whose chunks' ids are taken.
         if newest is None or not self._chain or damaged.lineage != newest.policy.lineage or now < self._repair_at:
             return
-        if not newest.key_frame.policy.version < damaged.version <= newest.policy.version:
+        sent = newest.adapters or newest
+        if not sent.key_frame.policy.version < damaged.version <= newest.policy.version:
             return
         self._repair_at, self._repair_pause_s = now + self._repair_pause_s, 2 * self._repair_pause_s
         log.warning("key_frame_asked_for", damaged=str(damaged), version=str(newest.policy))
         await self.fence.check()
-        await self._send_frame(self._published[-1], newest.policy, newest.digest)
+        file = self._published[-1]
+        await self._send_frame(file.with_suffix(ADAPTERS) if newest.adapters else file, newest.policy, sent.digest)
         self.metrics.set("weights_chain_versions", 0)
-        self._newest = self._manifest(newest.policy, newest.digest, newest.last_change)
+        manifest = self._manifest(newest.policy, sent.digest, sent.last_change)
+        self._newest = newest.model_copy(update={"adapters": _sent_file(manifest)}) if newest.adapters else manifest
         await self.fence.publish(self._newest)
         await self._discard()
 
@@ -119,6 +136,36 @@ class WeightsPublisher:
         # The last version is always published, and a learner that resumes publishes its own (`Recovery.resume`).
         if self._newest is not None:
             await self.fence.publish(self._newest.model_copy(update={"finished_step": step}))
+
+    async def _send_adapters(self, file: Path, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, int]:
+        """Store a version's adapters, and the frozen model unless it is there; return manifest and bytes."""
+        own = file.with_suffix(ADAPTERS)
+        base, base_bytes = await self._sent_base(policy)
+        adapters, size = await self._send(own, policy, await asyncio.to_thread(digest_file, own))
+        merged_bytes = (await asyncio.to_thread(file.stat)).st_size
+        manifest = WeightsManifest(
+            policy=policy, weights_bytes=merged_bytes, digest=digest, adapters=_sent_file(adapters), base=base
+        )
+        return manifest, size + base_bytes
+
+    async def _sent_base(self, policy: PolicyVersion) -> tuple[SentFile, int]:
+        """Have the frozen model in the stream; return where it is, and the bytes that were sent for it."""
+        digest = self._base.digest if self._base else await asyncio.to_thread(digest_file, self.base_file)
+        announced = await StateStore(self.transport).get(Key.POLICY)
+        if self._base is None and isinstance(announced, WeightsManifest) and announced.base is not None:
+            # Sent by the learner before this one, which may have had another model.
+            self._base = announced.base if announced.base.digest == digest else None
+        if self._base is not None:
+            extent, base = await self.transport.extent(Stream.WEIGHTS), self._base
+            held = extent.first_sequence <= base.first_sequence and base.last_sequence <= extent.last_sequence
+            if held and extent.stored_bytes <= BASE_RENEWED * base.weights_bytes:
+                return base, 0
+        await self.fence.check()
+        manifest = await publish_frame(self.transport, self.base_file, policy, digest, BASE)
+        self.metrics.count("weights_published_bytes_total", manifest.weights_bytes, form="base")
+        self._base = _sent_file(manifest)
+        self._published.clear()  # so that a key frame of the adapters follows: what is older goes with the old base
+        return self._base, manifest.weights_bytes
 
     async def _send(self, file: Path, policy: PolicyVersion, digest: str) -> tuple[WeightsManifest, int]:
         """Store the changes since the last version, and a key frame when one is due; return manifest and bytes."""
@@ -153,15 +200,18 @@ class WeightsPublisher:
 
     def _key_frame_due(self) -> bool:
         """Return whether an actor that begins would receive more than two frames, or apply too many changes."""
-        return len(self._chain) >= self.longest_chain or sum(self._chain) > self._key_frames[-1].weights_bytes
+        # Adapters' frames are small next to the frozen model, which such an actor receives in any case.
+        frame = self._base or self._key_frames[-1]
+        return len(self._chain) >= self.longest_chain or sum(self._chain) > frame.weights_bytes
 
     async def _changes(self, file: Path) -> bytes | None:
         """Return the changes since the version published last, or None if this learner has published none."""
-        if not self._published or not self._published[-1].is_file():
+        before = self._published[-1].with_suffix(file.suffix) if self._published else None
+        if before is None or not before.is_file():
             return None
         try:
             # In a thread: the event loop answers the broker and the health checks meanwhile.
-            return await asyncio.to_thread(changes_between, self._published[-1], file)
+            return await asyncio.to_thread(changes_between, before, file)
         except MissingDependency as error:
             log.warning("weights_not_encoded", reason=str(error), sent="a key frame")
             return None
@@ -171,7 +221,8 @@ class WeightsPublisher:
         if len(self._key_frames) < 2 and self._newest is None:
             return  # an actor that read the key a moment ago is still fetching from an earlier learner's frame
         # The key frame before the newest stays, and the changes after it: an actor may be that far behind.
-        oldest = self._key_frames[0]
+        # Adapters are of no use without the frozen model, which was sent before them.
+        oldest = (self._newest.base if self._newest else None) or self._key_frames[0]
         if oldest.first_sequence > self._purged_below:
             await discard_frames_below(self.transport, oldest)
             self._purged_below = oldest.first_sequence
@@ -185,6 +236,11 @@ class WeightsPublisher:
         for file in frames[:-FILES_KEPT]:
             if file not in self._published and not file.name.startswith(held):
                 file.unlink()
+                file.with_suffix(ADAPTERS).unlink(missing_ok=True)
+
+
+def _sent_file(manifest: WeightsManifest) -> SentFile:
+    return SentFile(**{name: getattr(manifest, name) for name in SentFile.model_fields})
 
 
 def changes_between(base: Path, new: Path) -> bytes | None:

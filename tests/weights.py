@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.actors.merged import MergedImage
 from horizonrl.actors.shadow import Shadow
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
@@ -14,6 +15,7 @@ from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
+from horizonrl.learner.engine.weights_file import ADAPTERS
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.weights import WeightsPublisher
 
@@ -31,6 +33,7 @@ def image(words: dict[str, Any]) -> bytes:
         data += array.astype("<u2").tobytes()
         header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": [first, len(data)]}
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
 
 
@@ -72,6 +75,65 @@ class RandomLearner:
         return manifest
 
 
+def floats(words: Any) -> Any:
+    """Return words of bfloat16 as float32."""
+    return (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(numbers: Any) -> Any:
+    """Return float32 numbers as words of bfloat16, rounded to nearest even."""
+    bits = numbers.view(np.uint32)
+    words = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(numbers), np.uint16(0x7FC0), words)
+
+
+def merged_words(W: Any, A: Any, B: Any) -> Any:
+    """Add an adapter as PROTOCOL.md says, with NumPy: all are words of bfloat16."""
+    total, factor, column = np.zeros(W.shape, np.float32), floats(A), floats(B)
+    with np.errstate(all="ignore"):
+        for r in range(len(A)):
+            total = total + column[:, r, None] * factor[r]
+        return rounded(floats(W) + np.float32(32 / len(A)) * total)
+
+
+class AdapterLearner(RandomLearner):
+    """Publishes random adapters of a frozen random model, of which `model.a` has one."""
+
+    def __init__(
+        self, transport: Transport, folder: Path, lineage: int = 0, start: int = 0, rank: int = 3, seed: int = 7
+    ) -> None:
+        super().__init__(transport, folder, lineage, start)
+        frozen = np.random.default_rng(seed)
+        self.words = {name: rounded(frozen.normal(size=s).astype(np.float32)) for name, s in SHAPES.items()}
+        outputs, inputs = SHAPES["model.a"]
+        sides = {"A": (rank, inputs), "B": (outputs, rank)}
+        self.adapters = {f"model.a.lora_{side}": self.draw(*shape) for side, shape in sides.items()}
+        self.publisher.base_file.write_bytes(image(self.words))
+        self.base_digest = digest_file(self.publisher.base_file)
+
+    def draw(self, *shape: int) -> Any:
+        return rounded(self.random.normal(size=shape).astype(np.float32))
+
+    async def step(self, share: float = 0.1) -> WeightsManifest:
+        self.version += 1
+        for array in self.adapters.values():
+            chosen = np.flatnonzero(self.random.random(array.size) < share)
+            array.reshape(-1)[chosen] ^= 1
+        return await self.publish()
+
+    async def publish(self) -> WeightsManifest:
+        policy = PolicyVersion(version=self.version, lineage=self.lineage)
+        file = self.publisher.path_for(policy)
+        merged = merged_words(self.words["model.a"], *self.adapters.values())
+        self.images = {policy: image(self.words | {"model.a": merged})} | dict(list(self.images.items())[:KEPT])
+        file.write_bytes(self.images[policy])
+        file.with_suffix(ADAPTERS).write_bytes(image(self.adapters))
+        await self.publisher.publish(policy, digest_file(file))
+        manifest = await StateStore(self.transport).get(Key.POLICY)
+        assert isinstance(manifest, WeightsManifest) and manifest.base is not None
+        return manifest
+
+
 class ShadowHost:
     """One host's shadow, and an actor on it."""
 
@@ -79,9 +141,10 @@ class ShadowHost:
         place.mkdir(exist_ok=True)
         self.place, self.metrics = place, Metrics()
         self.shadow = Shadow(transport, place, self.metrics)
+        self.merged = MergedImage(transport, place, self.metrics)
 
     async def load(self, manifest: WeightsManifest) -> bytes:
-        async with self.shadow.holding(manifest) as file:
+        async with (self.merged if manifest.adapters else self.shadow).holding(manifest) as file:
             return file.read_bytes()
 
     def received(self, form: str) -> float:

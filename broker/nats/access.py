@@ -17,7 +17,7 @@ GUESTS = (Role.LEARNER, Role.ACTOR, Role.MONITOR)
 """The roles with an account of their own."""
 WRITES = {
     Role.CONTROLLER: ("tickets.train", "tickets.demo", "tickets.eval", "tickets.again"),
-    Role.LEARNER: ("weights.frame", "weights.changes", "dead.groups"),
+    Role.LEARNER: ("weights.frame", "weights.changes", "weights.base", "dead.groups"),
     Role.ACTOR: (
         "groups.train",
         "groups.demo",

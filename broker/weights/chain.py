@@ -19,7 +19,7 @@ from horizonrl.broker.weights.frames import (
     reading,
 )
 from horizonrl.common.errors import WeightsDamaged
-from horizonrl.common.state import WeightsManifest
+from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
 
 CHANGES = "weights.changes"
@@ -74,7 +74,7 @@ async def publish_changes(
 
 async def read_changes(
     transport: Transport,
-    manifest: WeightsManifest,
+    manifest: SentFile,
     have: PolicyVersion,
     after: int,
     received: Callable[[int], None] = lambda _: None,

@@ -18,10 +18,12 @@ import xxhash
 
 from horizonrl.broker.api import Message, Reader, Stream, Transport
 from horizonrl.common.errors import WeightsDamaged, WeightsRejected
-from horizonrl.common.state import WeightsManifest
+from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 
 FRAME = "weights.frame"
+BASE = "weights.base"
+"""A frozen model, to which adapters are added: a frame of its own, for it outlives the versions."""
 OFFSET = "Horizon-Offset"
 POLICY = "Horizon-Policy"
 CHUNK_BYTES = 2 << 20
@@ -35,11 +37,13 @@ DIGEST_BYTES = 8 << 20
 """Bytes of a file that are in memory while it is digested."""
 
 
-async def publish_frame(transport: Transport, file: Path, policy: PolicyVersion, digest: str) -> WeightsManifest:
+async def publish_frame(
+    transport: Transport, file: Path, policy: PolicyVersion, digest: str, subject: str = FRAME
+) -> WeightsManifest:
     """Store the file's bytes in the weights stream; return the manifest to announce under the key `policy`."""
     with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         size = len(mapped)
-        sequences = await publish_chunks(transport, FRAME, mapped, "w", policy, {})
+        sequences = await publish_chunks(transport, subject, mapped, "b" if subject == BASE else "w", policy, {})
     return WeightsManifest(
         policy=policy,
         weights_bytes=size,
@@ -94,9 +98,10 @@ def shared_frame(manifest: WeightsManifest, shared_dir: Path | None) -> Path | N
 
 async def fetch_frame(
     transport: Transport,
-    manifest: WeightsManifest,
+    manifest: SentFile,
     into: Path,
     received: Callable[[int], None] = lambda _: None,
+    subject: str = FRAME,
 ) -> Path:
     """Write the announced frame to `into`, verified by size and digest; return it.
 
@@ -115,7 +120,8 @@ async def fetch_frame(
     # In threads, here and below: the event loop extends leases, and writing or reading a frame would hold it up.
     after = await asyncio.to_thread(_resume, partial, progress, manifest)
     with partial.open("r+b") as target:
-        await _fetch_chunks(transport, manifest, target, after, progress, received)
+        async with reading(transport, manifest.last_sequence, after, subject) as reader:
+            await _fetch_chunks(reader, manifest, target, after, progress, received)
     if not await asyncio.to_thread(_verified, partial, manifest):
         for file in (partial, progress):
             file.unlink(missing_ok=True)
@@ -129,7 +135,7 @@ async def fetch_frame(
     return into
 
 
-def _resume(partial: Path, progress: Path, manifest: WeightsManifest) -> int:
+def _resume(partial: Path, progress: Path, manifest: SentFile) -> int:
     """Return the sequence up to which a frame has been received; begin it anew unless it is this one."""
     with contextlib.suppress(OSError, ValueError):
         digest, after = progress.read_text(encoding="utf-8").split()
@@ -150,27 +156,26 @@ def _resume(partial: Path, progress: Path, manifest: WeightsManifest) -> int:
 
 
 async def _fetch_chunks(
-    transport: Transport,
-    manifest: WeightsManifest,
+    reader: Reader,
+    manifest: SentFile,
     target: BinaryIO,
     after: int,
     progress: Path,
     received: Callable[[int], None],
 ) -> None:
     """Write the chunks of a frame that follow sequence `after` at their offsets, until there are no more."""
-    async with reading(transport, manifest.last_sequence, after, FRAME) as reader:
-        # By position and not by number of chunks: those that were received before `after` are not counted here, and
-        # only the digest tells whether all have come.
-        while after < manifest.last_sequence:
-            messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
-            if not messages:
-                raise WeightsDamaged(f"{manifest.policy}: its chunks after {after} are not in the stream")
-            # A learner that was replaced may have stored chunks of its own frame in between.
-            ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
-            chunks = {_offset(message, manifest): message.data for message in ours}
-            after = messages[-1].sequence
-            await asyncio.to_thread(_write_chunks, target, chunks, progress, f"{manifest.digest} {after}")
-            received(sum(len(message.data) for message in messages))
+    # By position and not by number of chunks: those that were received before `after` are not counted here, and only
+    # the digest tells whether all have come.
+    while after < manifest.last_sequence:
+        messages = await reader.fetch(PUBLISHED_AT_ONCE, FETCH_WAIT_S)
+        if not messages:
+            raise WeightsDamaged(f"{manifest.policy}: its chunks after {after} are not in the stream")
+        # A learner that was replaced may have stored chunks of its own frame in between.
+        ours = [message for message in messages if message.headers.get(POLICY) == str(manifest.policy)]
+        chunks = {_offset(message, manifest): message.data for message in ours}
+        after = messages[-1].sequence
+        await asyncio.to_thread(_write_chunks, target, chunks, progress, f"{manifest.digest} {after}")
+        received(sum(len(message.data) for message in messages))
 
 
 @asynccontextmanager
@@ -191,7 +196,7 @@ async def reading(transport: Transport, until: int, after: int, subject: str) ->
         await reader.close()
 
 
-def _offset(message: Message, manifest: WeightsManifest) -> int:
+def _offset(message: Message, manifest: SentFile) -> int:
     text = message.headers.get(OFFSET, "")
     # Checked before it is written: an offset far beyond the frame would make a file of that size.
     offset = int(text) if text.isdecimal() and len(text) < 16 else manifest.weights_bytes
@@ -209,8 +214,8 @@ def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes], progress: Path,
     os.replace(incoming, progress)
 
 
-async def discard_frames_below(transport: Transport, manifest: WeightsManifest) -> None:
-    """Remove the frames older than the manifest's."""
+async def discard_frames_below(transport: Transport, manifest: SentFile) -> None:
+    """Remove what is older than a frame."""
     # An actor that still reads an older frame gets a LogGap, and then fetches the newer one.
     await transport.purge(Stream.WEIGHTS, below=manifest.first_sequence)
 
@@ -236,7 +241,7 @@ def _within(folder: Path | None, path: str | None) -> Path | None:
     return file if file.parent == Path(os.path.realpath(folder)) else None
 
 
-def _verified(path: Path, manifest: WeightsManifest) -> bool:
+def _verified(path: Path, manifest: SentFile) -> bool:
     """Return whether a regular file has the announced bytes; reading a device or a pipe might never end."""
     try:
         found = path.stat()

@@ -4,17 +4,21 @@ Place in the flow: between the model in training and the weights that actors get
 Knows no backend. W is (out, in) and frozen; A is (rank, in), B is (out, rank) and begins at 0.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from horizonrl.broker.weights.adapters import ALPHA, SIDES, add_adapter
 from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.learner.engine.weights_file import ADAPTERS, write_weights_file
 
-ALPHA = 32
-"""The merged weight is W + ALPHA / rank · B·A. With this scale the best learning rate hardly depends on the rank,
-and is about ten times that of full training (LoRA Without Regret, Schulman et al. 2025)."""
+ROWS_BYTES = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Bytes of float32 that are summed at a time without numba: what fits the second-level cache, or fills a GPU."""
 
 
 def add_adapters(lm: nn.Module, rank: int) -> None:
@@ -53,9 +57,54 @@ def policy_weights(lm: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
 
 @torch.no_grad()
 def merged(W: Tensor, A: Tensor | None = None, B: Tensor | None = None) -> Tensor:
-    """Return W itself, or the sum with its adapter, computed in float32 and rounded once to W's precision."""
+    """Return W itself, or the sum with its adapter, computed in float32 and rounded once to W's precision.
+
+    The sum runs in the order that PROTOCOL.md gives (section Adapters), so actors that get A and B compute these bits.
+    """
     if A is None or B is None:
         return W
     # The learner itself computes with W and B·A apart. A change below half a step of bfloat16 does not reach the
     # actors, which `logprob_gap_fresh` shows and the correction treats like staleness (docs/lora.md).
-    return torch.addmm(W.float(), B.float(), A.float(), alpha=ALPHA / len(A)).to(W.dtype)
+    out = torch.empty_like(W, memory_format=torch.contiguous_format)
+    words = [tensor.detach().contiguous() for tensor in (W, A, B, out)]
+    if W.device.type == "cpu" and all(tensor.dtype == torch.bfloat16 for tensor in words):
+        with contextlib.suppress(MissingDependency):
+            add_adapter(*(tensor.view(torch.int16).numpy().view(np.uint16) for tensor in words))
+            return out
+    return _merged_by_torch(W, A, B)
+
+
+def _merged_by_torch(W: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """Return `merged` on any device, in blocks of rows. Products and sums are apart, so that nothing is fused."""
+    out, factor = torch.empty_like(W), A.float()
+    rows = max(1, ROWS_BYTES.get(W.device.type, 1 << 26) // (4 * A.shape[1]))
+    for start in range(0, len(W), rows):
+        block = B[start : start + rows].float()
+        total = torch.zeros(len(block), A.shape[1], device=W.device)
+        for r in range(len(A)):
+            total += block[:, r, None] * factor[r]
+        total *= ALPHA / len(A)
+        total += W[start : start + rows]
+        # torch's own NaN differs from device to device.
+        out[start : start + rows] = total.to(W.dtype).masked_fill_(total.isnan(), torch.nan)
+    return out
+
+
+def write_policy(lm: nn.Module, gather: Callable[[Sequence[Tensor]], list[Tensor]], path: Path | None) -> str:
+    """Write the merged weights as safetensors, and the adapters next to them (`ADAPTERS`); return the weights' digest.
+
+    Every rank calls it, since every rank takes part in `gather`; only rank 0 names a `path`.
+    """
+    tensors: dict[str, Tensor] = {}
+    adapters: dict[str, Tensor] = {}
+    for name, parts in policy_weights(lm):
+        whole = gather(parts)
+        if path is not None:
+            tensors[name] = merged(*whole).detach().cpu()
+            # No side is there for a weight without an adapter.
+            adapters |= {f"{name}{side}": own.detach().cpu() for side, own in zip(SIDES, whole[1:], strict=False)}
+    if path is None:
+        return ""
+    if adapters:  # first, so that a weights file is never without them
+        write_weights_file(adapters, path.with_suffix(ADAPTERS))
+    return write_weights_file(tensors, path)

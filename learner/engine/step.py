@@ -39,7 +39,7 @@ from horizonrl.learner.algorithm.objective import (
     token_loss,
 )
 from horizonrl.learner.engine.api import EngineSettings, StepStats
-from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
+from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from horizonrl.learner.engine.shards import share_json, share_shards, write_shards
@@ -160,11 +160,7 @@ class PolicyGradientEngine:
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self._weights():  # every rank takes part in gathering them
-            if self.rank == 0:
-                tensors[name] = tensor.cpu()
-        return write_weights_file(tensors, path) if self.rank == 0 else ""
+        return write_policy(self._backend.scorer.lm, self._backend.gather, path if self.rank == 0 else None)
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""

@@ -17,6 +17,8 @@ WEIGHTS_FILE = "weights.safetensors"
 """The policy in every checkpoint, next to the files that only the learner reads."""
 INCOMING = ".incoming"
 """Suffix of the hidden name under which a file is written. One that is left over comes from a killed writer."""
+ADAPTERS = ".adapters"
+"""Suffix of the adapters' file next to a weights file: safetensors too, and what actors get of it in its place."""
 VERSION_FILE = "version.json"
 """Written last: an export without it is incomplete."""
 

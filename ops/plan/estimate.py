@@ -113,7 +113,7 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
     frame = 2.0 * shape.parameters
     change = frame / change_ratio(config.rl.lr)
     if config.lora.rank:
-        change = frame  # merged weights change everywhere
+        change = 2.0 * _trained(config, shape)  # the adapters whole, in bfloat16: their changes are no larger
     hosts = math.ceil(actors.count / c.GPUS_PER_HOST.value)
     per_version = hosts * (change + frame / c.KEY_FRAME_EVERY.value) / config.rl.publish_every
     group = group_bytes(n, load)

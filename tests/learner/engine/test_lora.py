@@ -1,5 +1,6 @@
 """Adapters are trained, and everybody else sees a full model's weights."""
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,16 +12,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.broker.weights.adapters import ALPHA, merge_adapters
 from horizonrl.common.config.objective import AdvantageSection, CriticSection, Objective, ReferenceSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
+from horizonrl.common.state import WeightsManifest
+from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
-from horizonrl.learner.engine.lora import ALPHA, add_adapters, merged, policy_weights
+from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights
 from horizonrl.learner.engine.model import load_language_model
 from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.engine.weights_file import ADAPTERS
+from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.weights import WeightsPublisher
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 from tests.learner.ranks_program import run_program
 from tests.learner.traces import demonstrations, make_batch, make_groups
+from tests.weights import ShadowHost
 
 pytestmark = [
     pytest.mark.process,
@@ -70,6 +81,67 @@ def test_a_merged_weight_is_the_sum_rounded_once() -> None:
     exact = W.double() + ALPHA / 2 * (B.double() @ A.double())
     assert torch.equal(merged(W, A, B), exact.float().bfloat16())
     assert merged(W) is W
+
+
+@pytest.mark.parametrize("rank", [1, 3, 16])
+def test_torch_and_numba_merge_to_the_same_bits(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    dice = torch.Generator().manual_seed(rank)
+    W, A, B = (torch.randn(shape, generator=dice).bfloat16() for shape in ((700, 300), (rank, 300), (700, rank)))
+    W[0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0])
+    compiled = merged(W, A, B)
+
+    def missing(*_: Any) -> None:
+        raise MissingDependency("weights as adapters need numba")
+
+    monkeypatch.setattr("horizonrl.learner.engine.lora.add_adapter", missing)
+    assert torch.equal(merged(W, A, B).view(torch.int16), compiled.view(torch.int16))
+
+
+def test_an_actor_makes_the_learners_weights_from_the_base_and_the_adapters(start: StartEngine, tmp_path: Path) -> None:
+    """The tiny model's head is tied: it has no tensor of its own, in the base and in the weights."""
+    engine = start()
+    engine.write_weights(tmp_path / "base.safetensors")
+    for seed in range(2):
+        engine.train_step(make_batch(seed), 1e-2)
+    engine.write_weights(tmp_path / "weights.safetensors")
+    engine.save(tmp_path / "checkpoint", {})
+    resumed = start(zero_stage=3)
+    resumed.load(tmp_path / "checkpoint")
+    resumed.write_weights(tmp_path / "resumed.safetensors")
+    base, weights = ((tmp_path / f"{name}.safetensors").read_bytes() for name in ("base", "weights"))
+    assert base != weights
+    for name in ("weights", "resumed"):
+        found = bytearray(len(base))
+        merge_adapters(base, (tmp_path / name).with_suffix(ADAPTERS).read_bytes(), found)
+        assert found == weights
+
+
+def test_hosts_follow_adapters_in_training_through_the_broker_and_a_resume(start: StartEngine, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        host, late = (ShadowHost(transport, tmp_path / name) for name in ("host", "late"))
+        engine = start(backend="torch")
+        for lineage in (0, 1):
+            publisher = WeightsPublisher(transport, Fence(transport), tmp_path / "weights", share_files=False)
+            if lineage == 1:  # as `Recovery.resume` does it
+                engine = start(backend="torch")
+            engine.write_weights(publisher.base_file)
+            if lineage == 1:
+                engine.load(tmp_path / "checkpoint")
+            for version in range(1 + lineage, 4 + lineage):
+                engine.train_step(make_batch(version), 1e-2)
+                policy = PolicyVersion(version=version, lineage=lineage)
+                await publisher.publish(policy, engine.write_weights(publisher.path_for(policy)))
+                manifest = await StateStore(transport).get(Key.POLICY)
+                assert isinstance(manifest, WeightsManifest)
+                assert await host.load(manifest) == publisher.path_for(policy).read_bytes()
+            engine.save(tmp_path / "checkpoint", {})
+        assert await late.load(manifest) == publisher.path_for(policy).read_bytes()
+        assert host.received("base") == manifest.weights_bytes, "the frozen model went once"
+        assert host.received("changes") > 0
+        assert host.received("changes") + host.received("frame") < manifest.weights_bytes
+
+    asyncio.run(scenario())
 
 
 def test_every_linear_layer_but_the_head_has_an_adapter_and_nothing_else_is_trained(tiny_model: Path) -> None:
