@@ -36,7 +36,11 @@ def run(tokens: Sequence[int], model: str | None = None, json_file: Path | None 
     with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
         found = measure(_model_dir(model, Path(directory)), sorted(tokens))
     for row in found:
-        figures = [f"{name} {value / 1e9:.2f} GB" for name, value in row.items() if name.endswith("_bytes")]
+        figures = [
+            f"{name.removesuffix('_bytes')} {value / 1e9:.2f} GB"
+            for name, value in row.items()
+            if name.endswith("_bytes")
+        ]
         print(f"{row['what']:<24}{'  '.join(figures)}" + (f"  {row['step_s']:.1f} s" if "step_s" in row else ""))
     if json_file is not None:
         json_file.write_text(json.dumps({"rows": found}, indent=2) + "\n", encoding="utf-8")
