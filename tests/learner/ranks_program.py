@@ -1,7 +1,7 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
 A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`) and
-updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1. With `-f32` the model is float32.
+updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1.
 """
 
 import json
@@ -89,8 +89,6 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         return {stage: main(f"train-z{stage}", model_dir, directory / stage) for stage in "123"}
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
-    if "f" in given:
-        in_float32()
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
     objective = Objective(
         advantage=AdvantageSection(kind="gae" if "u" in given else "grpo"),
@@ -104,17 +102,6 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         return {}
     leader = Leader(engine)
     return resume(leader, directory) if mode == "resume" else train(leader, directory)
-
-
-def in_float32() -> None:
-    """Let this process compute in float32, where two orders of a sum hardly differ."""
-    from horizonrl.learner.engine import deepspeed, step
-
-    load, configure = step.load_language_model, deepspeed._deepspeed_config
-    step.load_language_model = lambda model_dir: load(model_dir).float()
-    deepspeed._deepspeed_config = lambda settings: {
-        name: value for name, value in configure(settings).items() if name != "bf16"
-    }
 
 
 def train(leader: Any, directory: Path) -> dict[str, Any]:
