@@ -78,7 +78,7 @@ class _FirstPass(TorchDispatchMode):
     """Keeps the products. torch's own selective checkpoints keep the last one too, which nobody asks for again."""
 
     def __init__(self, kept: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept = kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,7 +89,7 @@ class _FirstPass(TorchDispatchMode):
         return output
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         # The layer adds it to its input, and an addition needs neither of its terms again.
         if self._kept:
             self._kept[-1] = None
@@ -99,7 +99,7 @@ class _SecondPass(TorchDispatchMode):
     """Gives back what the first pass has kept, each product once, and computes the rest."""
 
     def __init__(self, kept: list[Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._next = kept, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -226,8 +226,7 @@ class _TokenScores(torch.autograd.Function):
         logits_NV, ids_N, temperatures_N, normalisers_N, entropies_N = ctx.saved_tensors
         if gradient_N is None:
             gradient_N = torch.zeros_like(normalisers_N)
-        # In place: nothing else reads the logits, and a graph is walked once.
-        gradient_NV = logits_NV
+        gradient_NV = torch.empty_like(logits_NV)
         for start in range(0, len(ids_N), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
             temperatures_C1 = temperatures_N[rows, None]
