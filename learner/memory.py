@@ -61,12 +61,14 @@ def keep_products(lm: nn.Module) -> None:
         layer.forward = partial(_keeping_products, layer.forward)
 
 
-def _keeping_products(forward: Callable[..., Any], hidden: Tensor, *asked: Any, **named: Any) -> Any:
-    if not torch.is_grad_enabled() or hidden.nbytes < WORTH_RECOMPUTING_BYTES:
-        return forward(hidden, *asked, **named)
+def _keeping_products(forward: Callable[..., Any], *asked: Any, **named: Any) -> Any:
+    # The hidden states come first, by place or by name.
+    hidden = next((part for part in (*asked, *named.values()) if isinstance(part, Tensor)), None)
+    if not torch.is_grad_enabled() or hidden is None or hidden.nbytes < WORTH_RECOMPUTING_BYTES:
+        return forward(*asked, **named)
     # Nothing in a layer is drawn at random: the model is in evaluation mode.
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
-    return checkpoint(forward, hidden, *asked, context_fn=_first_and_second_pass, **options, **named)
+    return checkpoint(forward, *asked, context_fn=_first_and_second_pass, **options, **named)
 
 
 def _first_and_second_pass() -> tuple["_FirstPass", "_SecondPass"]:
