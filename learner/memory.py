@@ -76,7 +76,7 @@ def _first_and_second_pass() -> tuple["_FirstPass", "_SecondPass"]:
     return _FirstPass(kept), _SecondPass(kept)
 
 
-class _FirstPass(TorchDispatchMode):
+class _FirstPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the products. torch's own selective checkpoints keep the last one too, which nobody asks for again."""
 
     def __init__(self, kept: list[Any]) -> None:
@@ -97,7 +97,7 @@ class _FirstPass(TorchDispatchMode):
             self._kept[-1] = None
 
 
-class _SecondPass(TorchDispatchMode):
+class _SecondPass(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives back what the first pass has kept, each product once, and computes the rest."""
 
     def __init__(self, kept: list[Any]) -> None:

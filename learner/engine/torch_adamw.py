@@ -47,7 +47,8 @@ class TorchBackend:
             self._adamw.state[flat] = {"step": torch.zeros((), device=self.device), **moments}
         self._gradients = self._by_name(gradients)
         for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(partial(_take_gradient, self._gradients[name]))
+            take = partial(_take_gradient, self._gradients[name])
+            parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
         self._state = {MASTER: self._by_name(self._flat)}
         self._state |= {kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat]) for kind in MOMENTS}
 
