@@ -156,7 +156,12 @@ LEARNER = (
     Metric("gauge", "learner_lineage", "Times the learner has resumed."),
     Metric("histogram", "step_seconds", "Time from the full batch to the announced version.", buckets=STEP_S),
     Metric("histogram", "wait_seconds", "Time that a step waited for its batch.", buckets=STEP_S),
-    Metric("histogram", "checkpoint_seconds", "Time a checkpoint stalled the learner.", buckets=CALL_S),
+    Metric(
+        "histogram",
+        "checkpoint_seconds",
+        "Time a checkpoint stalled the learner: its beginning, and the wait of the next optimizer step for its files.",
+        buckets=CALL_S,
+    ),
     Metric("gauge", "reward_mean", "Mean return of the valid episodes of the last step."),
     Metric("gauge", "success_rate", "Share of the valid episodes that were solved, in the last step."),
     Metric("gauge", "truncated_share", "Share of the valid episodes that a limit ended, in the last step."),

@@ -5,6 +5,7 @@ answering the broker and the health checks meanwhile, and gives each call a dead
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -29,6 +30,12 @@ class EngineThread:
         self._engine = engine
         self._thread = thread
         self._timeout_s = timeout_s
+        self._queued_s = 0.0
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that calls have waited for a checkpoint so far: for the thread that writes it, or in the engine."""
+        return self._queued_s + (self._engine.stalled_s if isinstance(self._engine, SavesAside) else 0.0)
 
     async def train_step(self, batch: Batch, lr: float) -> StepStats:
         return await self._call(self._engine.train_step, batch, lr)
@@ -61,8 +68,14 @@ class EngineThread:
             await saving
 
     async def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        asked = time.monotonic()
+
+        def begin() -> T:
+            self._queued_s += time.monotonic() - asked
+            return call(*arguments)
+
         async with self._deadline(getattr(call, "__name__", "call")):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
 
     @asynccontextmanager
     async def _deadline(self, call: str) -> AsyncIterator[None]:

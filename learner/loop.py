@@ -141,6 +141,7 @@ class LearnerLoop:
         # In a thread: the arrays of 88 M tokens take two minutes to fill.
         batch = await asyncio.to_thread(state.batch)
         stats = await self._train(batch, phase)
+        self._recovery.count_stall()
         # Nothing is committed before the engine has returned: a step that raises leaves its groups to the log.
         pending = state.commit()
         # Also for a version that actors never get: the ledger holds its digest, and a checkpoint links its file.

@@ -58,6 +58,8 @@ class Recovery:
         self._sealing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """The checkpoint that is becoming durable; done when there is none."""
         self._sealing.set_result(None)
+        self._begun: tuple[float, float] | None = None
+        """How long the last checkpoint took to begin, and how long the engine's calls had waited until then."""
 
     # ---- resume
 
@@ -143,6 +145,7 @@ class Recovery:
         # The store refuses a step that it has, and a run may end right after a checkpoint that was due.
         if self._saved_step == self.state.step:
             return
+        self.count_stall()
         started = time.monotonic()
         await self._sealing  # one checkpoint at a time
         step = self.state.step
@@ -157,11 +160,25 @@ class Recovery:
         # From here on the engine keeps what it writes as it is: its next optimizer step waits for the files. If the
         # task fails before that, the group ends this one.
         await begun
-        self.metrics.observe("checkpoint_seconds", time.monotonic() - started)
+        self._begun = time.monotonic() - started, self.engine.stalled_s
+
+    def count_stall(self, waited_s: float = 0.0) -> None:
+        """Record for how long the last checkpoint has stalled the training, once the step after it has been taken.
+
+        `waited_s` is what the loop itself has waited for it, apart from its beginning and from the engine's calls.
+        """
+        if self._begun is not None:
+            begin_s, stalled_s = self._begun
+            self._begun = None
+            stall_s = begin_s + self.engine.stalled_s - stalled_s + waited_s
+            self.metrics.observe("checkpoint_seconds", stall_s)
+            log.info("checkpoint_stall", step=self._saved_step, stall_s=round(stall_s, 3))
 
     async def saved(self) -> None:
         """Wait until the last checkpoint is durable, and what it makes superfluous in the log is freed."""
+        started = time.monotonic()
         await self._sealing
+        self.count_stall(time.monotonic() - started)
 
     async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
         """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
@@ -170,7 +187,7 @@ class Recovery:
             # The weights are on disk already: a hard link costs neither time nor space.
             os.link(self.weights.path_for(self.state.policy), directory / WEIGHTS_FILE)
             written = await self.engine.begin_save(directory, state)
-            stall_s = time.monotonic() - started
+            begin_s = time.monotonic() - started
             begun.set_result(None)
             await written
         write_s = time.monotonic() - started
@@ -178,7 +195,7 @@ class Recovery:
         await self.recorder.written()
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.checkpoints.seal, step, state)
-        times = {"stall_s": stall_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
+        times = {"begin_s": begin_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
         log.info("checkpoint_written", step=step, **{name: round(taken, 2) for name, taken in times.items()})
         # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
         await until_stopped(self.log_space.free(), self.stopping)

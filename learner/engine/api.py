@@ -112,6 +112,9 @@ class Engine(Protocol):
 class SavesAside(Protocol):
     """What an engine may offer on top: to write a checkpoint while the next batch is already in training."""
 
+    stalled_s: float
+    """Seconds that its calls have waited for a checkpoint so far."""
+
     def begin_save(self, directory: Path, state: dict[str, Any]) -> Future[None]:
         """Begin what `save` does; the result comes when all files are written. The next optimizer step waits for it."""
 

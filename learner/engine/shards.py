@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from horizonrl.common.errors import CheckpointError
+from horizonrl.common.errors import CheckpointError, CheckpointMismatch
 
+ENGINE_FILE = "engine.json"
 SHARD_BYTES = 1 << 28
 """A file that holds this much is closed. With several ranks, saving needs memory for this much and one tensor."""
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "U8": "uint8"}
@@ -134,3 +135,28 @@ def open_shards(directory: Path, files: Iterable[str]) -> Iterator[Shards]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is damaged ({error}): resume from an earlier checkpoint") from error
         yield Shards({name: holder for holder in opened for name in holder.offset_keys()})
+
+
+def read_engine_file(directory: Path) -> dict[str, Any]:
+    """Return what an engine wrote beside its tensors; raise CheckpointError if it is not there, or not whole."""
+    try:
+        written: dict[str, Any] = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+        return written | {
+            "state": dict(written["state"]),
+            "optimizer_steps": int(written["optimizer_steps"]),
+            "files": list(written["files"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
+
+
+def check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]], directory: Path) -> None:
+    """Raise CheckpointMismatch, with the first difference, if the shapes of the tensors are not those saved."""
+    differing = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
+    if differing:
+        name = differing[0]
+        raise CheckpointMismatch(
+            f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
+            f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} here; "
+            "resume with the model and the rank that the run began with"
+        )

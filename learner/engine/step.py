@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, replace
 from functools import reduce
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.errors import CheckpointError, CheckpointMismatch, RunFailed
+from horizonrl.common.errors import CheckpointMismatch, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.algorithm.advantage import Scores
 from horizonrl.learner.algorithm.objective import (
@@ -40,15 +40,22 @@ from horizonrl.learner.algorithm.objective import (
 )
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
-from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, checkpoint_layers, load_language_model
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
-from horizonrl.learner.engine.shards import share_json, share_shards, write_shards
+from horizonrl.learner.engine.shards import (
+    ENGINE_FILE,
+    check_same_model,
+    read_engine_file,
+    share_json,
+    share_shards,
+    write_shards,
+)
 from horizonrl.learner.engine.weights_file import write_weights_file
 from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.learner.memory import checkpoint_layers, give_back_freed, keep_products
 
 log = get_logger()
 
-ENGINE_FILE = "engine.json"
 REFERENCE_FILE = "reference.safetensors"
 _RNG = "torch_rng"
 
@@ -118,6 +125,7 @@ class PolicyGradientEngine:
         self._saving: Future[None] = Future()
         """The checkpoint that is being written; done when there is none."""
         self._saving.set_result(None)
+        self.stalled_s = 0.0
         if not backend.scorer.packs and self.rank == 0:
             log.warning(
                 "prompts_not_shared",
@@ -137,6 +145,8 @@ class PolicyGradientEngine:
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
         all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        # The learner waits for groups now: 1 GB with SmolLM2, which malloc would keep for the next micro-batch.
+        give_back_freed()
         # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
         stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
         return _step_stats(
@@ -197,7 +207,9 @@ class PolicyGradientEngine:
 
     def _unsaved(self) -> None:
         """Wait until a checkpoint that is being written has what it needs: whatever it holds may change then."""
+        started = time.perf_counter()
         wait([self._saving])  # its error, if there is one, belongs to who began it
+        self.stalled_s += time.perf_counter() - started
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore what `save` wrote, on any backend and any number of ranks, and return its `state`.
@@ -207,10 +219,10 @@ class PolicyGradientEngine:
         """
         self._unsaved()
         broadcast = self._backend.broadcast
-        written = share_json(_read_engine_file(directory) if self.rank == 0 else None, broadcast)
+        written = share_json(read_engine_file(directory) if self.rank == 0 else None, broadcast)
         rng = {_RNG: list(torch.get_rng_state().shape)}
         with share_shards(directory, written["files"], self.rank, broadcast) as shards:
-            _check_same_model(shards.shapes, rng | self._backend.shapes, directory)
+            check_same_model(shards.shapes, rng | self._backend.shapes, directory)
             if (base := written.get("base", {})) != self._base:
                 raise CheckpointMismatch(
                     f"the adapters in {directory} stand beside other weights ({base}) than those of "
@@ -349,30 +361,9 @@ def build_scorer(settings: EngineSettings) -> TokenScorer:
     lm.eval()  # no dropout: the policy in training is the one that actors sample with
     if settings.gradient_checkpointing:
         checkpoint_layers(lm)
+    elif settings.zero_stage < 3:  # stage 3 would gather each layer's parameters once more
+        keep_products(lm)
     return TokenScorer(lm, critic=settings.objective.advantage.needs_critic)
-
-
-def _read_engine_file(directory: Path) -> dict[str, Any]:
-    try:
-        written: dict[str, Any] = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
-        return written | {
-            "state": dict(written["state"]),
-            "optimizer_steps": int(written["optimizer_steps"]),
-            "files": list(written["files"]),
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"no engine's checkpoint in {directory}: name a complete one ({error!r})") from error
-
-
-def _check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]], directory: Path) -> None:
-    differing = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
-    if differing:
-        name = differing[0]
-        raise CheckpointMismatch(
-            f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
-            f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} here; "
-            "resume with the model and the rank that the run began with"
-        )
 
 
 def _step_stats(stats: LossStats, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:

@@ -5,6 +5,7 @@ one rank: `tests/learner/engine/test_backends.py` says where the two are equal b
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ class TorchBackend:
             moments = {kind: torch.zeros_like(flat) for kind in MOMENTS}
             self._adamw.state[flat] = {"step": torch.zeros((), device=self.device), **moments}
         self._gradients = self._by_name(gradients)
+        for name, parameter in self._parameters.items():
+            take = partial(_take_gradient, self._gradients[name])
+            parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
         self._state = {MASTER: self._by_name(self._flat)}
         self._state |= {kind: self._by_name([self._adamw.state[flat][kind] for flat in self._flat]) for kind in MOMENTS}
 
@@ -54,11 +58,6 @@ class TorchBackend:
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
-        for name, parameter in self._parameters.items():
-            if parameter.grad is not None:
-                # Added up in float32: in bfloat16 the step would depend on how the batch was split.
-                self._gradients[name].add_(parameter.grad)
-                parameter.grad = None
 
     @torch.no_grad()
     def step(self, rates: Sequence[float]) -> float:
@@ -124,3 +123,11 @@ class TorchBackend:
     def _round_masters(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.data.copy_(self._state[MASTER][name])
+
+
+def _take_gradient(sums: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's gradient to its sums as soon as it is there, and free it."""
+    if parameter.grad is not None:
+        # Added up in float32: in bfloat16 the step would depend on how the batch was split.
+        sums.add_(parameter.grad)
+        parameter.grad = None

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import random
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Group, PolicyVersion, Ticket
-from horizonrl.learner.intake.batch import Trace
+from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.weights import WeightsPublisher
 from horizonrl.ops.run.directory import read_lines
@@ -44,6 +47,28 @@ def test_the_growth_of_a_horizon_is_counted(tmp_path: Path) -> None:
     world = survive(World(tmp_path, overrides=ADAPTIVE))
     grown = sum(len(line["growths"]) for line in read_lines(world.config.run_dir / METRICS))
     assert world.metrics.value("horizon_growths_total", env="textcraft") == grown > 0
+
+
+class SavingAside(HashEngine):
+    """Says that each step has waited a second for a checkpoint."""
+
+    stalled_s = 0.0
+
+    def begin_save(self, directory: Path, state: dict[str, Any]) -> Future[None]:
+        written: Future[None] = Future()
+        written.set_result(self.save(directory, state))
+        return written
+
+    def train_step(self, batch: Batch, lr: float) -> StepStats:
+        self.stalled_s += 1.0
+        return super().train_step(batch, lr)
+
+
+def test_the_stall_of_a_checkpoint_holds_the_wait_of_the_step_after_it(tmp_path: Path) -> None:
+    world = survive(World(tmp_path, make_engine=SavingAside))
+    # After the steps 2, 4, 6 and 7, the last of which no other step follows.
+    assert world.metrics.value("checkpoint_seconds_count") == 4
+    assert world.metrics.value("checkpoint_seconds_sum") >= 3.0
 
 
 def test_every_round_of_evaluation_is_written_once_and_the_best_version_is_kept(tmp_path: Path) -> None:

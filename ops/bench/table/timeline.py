@@ -84,7 +84,7 @@ def _learner(events: list[dict[str, Any]], steps: list[dict[str, Any]], began: f
     started = _first(events, "learner_started")
     if started is not None:
         yield Span("learner", "start", 0.0, started - began)
-    stalls = {event["step"]: event["stall_s"] for event in events if event["event"] == "checkpoint_written"}
+    stalls = {event["step"]: event["begin_s"] for event in events if event["event"] == "checkpoint_written"}
     for step in steps:
         end_s = step["time"] - began
         begin_s = end_s - step["step_s"]

@@ -19,6 +19,7 @@ def add(commands: Commands) -> None:
     _add_weights(benchmarks)
     _add_followers(benchmarks)
     _add_travel(benchmarks)
+    _add_memory(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -159,6 +160,26 @@ def _travel(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.weights import travel
 
     return travel.run(arguments.json_file, arguments.small)
+
+
+def _add_memory(benchmarks: Commands) -> None:
+    description = "Measure the learner's memory, and how it grows with the length of an episode."
+    memory = benchmarks.add("memory", description, _memory, overrides=False)
+    memory.add_argument(
+        "--tokens",
+        type=integers,
+        default=(4096, 8192, 16_384, 32_768),
+        metavar="N,...",
+        help="4096 to 32768 by default",
+    )
+    memory.add_argument("--model", metavar="NAME", help="a model as model.path names it; a tiny one by default")
+    _add_json(memory)
+
+
+def _memory(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.speed import memory
+
+    return memory.run(arguments.tokens, arguments.model, arguments.json_file)
 
 
 def _add_json(command: CommandParser) -> None:

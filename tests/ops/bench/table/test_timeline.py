@@ -28,7 +28,7 @@ def run_dir(tmp_path: Path) -> Path:
     (logs / "learner.log").write_text(
         "Loading weights: 100%\n"
         + event("learner_started", 10)
-        + event("checkpoint_written", 41, step=1, stall_s=2.0, seal_s=0.5)
+        + event("checkpoint_written", 41, step=1, begin_s=2.0, seal_s=0.5)
         + event("evaluated", 45)
         + event("learner_ended", 50, step=1, of=1)
     )
