@@ -10,10 +10,12 @@ import pytest
 from horizonrl.actors import shadow as shadow_module
 from horizonrl.actors.merged import FROZEN, INCOMING, MERGED
 from horizonrl.actors.shadow import READING
-from horizonrl.broker.api import Stream
+from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights import chain, frames
-from horizonrl.common.errors import BrokerError, WeightsRejected
+from horizonrl.common.errors import BrokerError, WeightsDamaged, WeightsRejected
+from horizonrl.common.state import WeightsManifest
 from horizonrl.learner import weights as learner_weights
 from tests.weights import AdapterLearner, RandomLearner, ShadowHost
 
@@ -138,6 +140,29 @@ def test_damage_is_refused_before_an_engine_sees_it(small: MemoryTransport, tmp_
             held[sent.last_sequence] = whole
         assert not (tmp_path / "host" / MERGED).exists()
         assert await host.load(manifest) == learner.images[manifest.policy]
+
+    asyncio.run(scenario())
+
+
+def test_adapters_are_sent_whole_again_when_their_changes_are_damaged(small: MemoryTransport, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        await host.load(await learner.step())
+        harmed = (await learner.step()).adapters
+        assert harmed is not None
+        held = small.server.runs["run"].streams[Stream.WEIGHTS].messages
+        held[harmed.last_change] = replace(held[harmed.last_change], data=b"")
+        newest = await learner.step()
+        with pytest.raises(WeightsDamaged):
+            await host.load(newest)
+        await learner.publisher.repair(newest.policy)
+        repaired = await StateStore(small).get(Key.POLICY)
+        assert isinstance(repaired, WeightsManifest) and repaired.adapters is not None
+        assert repaired.adapters.key_frame.policy == newest.policy
+        assert (repaired.base, repaired.digest) == (newest.base, newest.digest)
+        assert await host.load(repaired) == learner.images[newest.policy]
+        later = await learner.step()
+        assert await host.load(later) == learner.images[later.policy]
 
     asyncio.run(scenario())
 
