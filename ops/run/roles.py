@@ -7,14 +7,19 @@ from pathlib import Path
 
 import xxhash
 
+from horizonrl.broker.api import Role as BrokerRole
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.imports import uncollected
-from horizonrl.common.logs import configure_logs
+from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import shared_scratch
 from horizonrl.common.service import Service, run_role
+from horizonrl.learner.spawn import LAUNCHER
 from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.run.finished import finished_step, how_to_go_on
+
+log = get_logger()
 
 STOP_S = {"controller": 10.0, "learner": 120.0}
 """Seconds a role may take to end after SIGTERM. The learner finishes its step and writes a checkpoint."""
@@ -33,12 +38,25 @@ def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
+    if role != "broker" and _is_over(role, config):
+        return 0
     work = _broker(config, cluster) if role == "broker" else ROLES[role](config)
     code = run_role(work, config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _is_over(role: str, config: RunConfig) -> bool:
+    """Return whether the run is finished and this role has nothing left to do, and say so."""
+    if role == "learner" and (config.learner.node_rank or LAUNCHER in os.environ):
+        return False  # other machines do not speak with the broker, and the launcher of a rank has asked
+    _require_url(config)
+    step = finished_step(config, BrokerRole(role))
+    if step is not None:
+        log.info("run_finished", step=step, reason=how_to_go_on(config, step))
+    return step is not None
 
 
 # Each builder imports its own role: a controller starts without torch.
@@ -49,7 +67,6 @@ def _broker(config: RunConfig, cluster: int = 1) -> Callable[[], Awaitable[None]
 
 
 def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    _require_url(config)
     from horizonrl.learner.controller.main import run_controller
 
     return lambda: run_controller(config, _service("controller", config))
@@ -63,7 +80,6 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
-        _require_url(config)
         require(config.tracker.kind)
     model_dir = resolve_model(config.model.name)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
@@ -84,7 +100,6 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 
 def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    _require_url(config)
     from horizonrl.actors.main import run_actor
     from horizonrl.ops.run.models import model_identity, resolve_model
 
