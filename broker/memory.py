@@ -44,6 +44,7 @@ async def connect(run: str, broker: BrokerSection, role: Role, existing: bool = 
         raise RunUnknown(f"{broker.url} has no streams of run {run}")
     if role is Role.CONTROLLER and not existing:
         server.ack_wait_s, server.max_log_bytes = broker.ack_wait_s, broker.max_log_bytes
+    server.runs[run]  # made, as a controller makes streams
     return MemoryTransport(server, run)
 
 
