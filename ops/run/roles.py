@@ -21,8 +21,8 @@ from horizonrl.ops.run.finished import finished_step, how_to_go_on
 
 log = get_logger()
 
-STOP_S = {"controller": 10.0, "learner": 120.0}
-"""Seconds a role may take to end after SIGTERM. The learner finishes its step and writes a checkpoint."""
+STOP_S = 10.0
+"""Seconds that a controller may take to end after SIGTERM."""
 GIVE_BACK_S = 10.0
 """Seconds an actor needs to give its leases back, after its drain."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -31,7 +31,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def stop_within_s(role: str, config: RunConfig) -> float:
     """Return the seconds after SIGTERM within which a role ends by itself, even if something in it hangs."""
-    return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
+    limits = {"learner": config.learner.shutdown_s, "actor": config.actor.drain_s + GIVE_BACK_S}
+    return limits.get(role, STOP_S)
 
 
 def run(role: str, config: RunConfig, cluster: int = 1) -> int:
@@ -83,7 +84,8 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
         require(config.tracker.kind)
     model_dir = resolve_model(config.model.name)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
-    spawn_ranks(config.learner.ranks, rendezvous(config, model_identity(model_dir)))
+    meeting = rendezvous(config, model_identity(model_dir))
+    spawn_ranks(config.learner.ranks, config.learner.shutdown_s, meeting)
     with uncollected("torch"):  # not before: a launcher imports no torch
         from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.tracking import tracked

@@ -27,7 +27,6 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
-from horizonrl.learner.spawn import LAST_CHECKPOINT_S
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import SHARED_MEMORY, stop_within_s
 
@@ -165,7 +164,6 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
 def test_the_grace_of_a_pod_outlasts_the_roles_own_deadline(overlay: str, role: str, config_of: Any) -> None:
     grace_s = pod_of(overlay, role)["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > stop_within_s(role, config_of(overlay, role)) + REPORT_S
-    assert role != "learner" or grace_s > LAST_CHECKPOINT_S + REPORT_S
 
 
 @each_overlay
@@ -283,7 +281,7 @@ def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, mo
     other = config_of("nodes", "learner")
     assert other.learner == leader.learner.model_copy(update={"node_rank": 1})
     assert "secret" not in str(pod), "only node 0 speaks with the broker"
-    assert pod["spec"]["terminationGracePeriodSeconds"] > LAST_CHECKPOINT_S + REPORT_S
+    assert pod["spec"]["terminationGracePeriodSeconds"] > stop_within_s("learner", other) + REPORT_S
     assert pod["spec"]["securityContext"] == pod_of("nodes", "learner")["spec"]["securityContext"]
     (fail, ignore) = job["spec"]["podFailurePolicy"]["rules"]
     assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [ConfigError.exit_code])
