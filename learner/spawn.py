@@ -35,8 +35,8 @@ LOOPBACK = "127.0.0.1"
 def spawn_ranks(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None = None) -> None:
     """Launch `ranks` processes here and end with their exit code. Returns in each rank, and if there is only one.
 
-    Ranks that have not ended `shutdown_s` after SIGTERM are killed. With a rendezvous, the other nodes' ranks are part of
-    the same learner. The code is then 0 only if the run is over.
+    Ranks that have not ended `shutdown_s` after SIGTERM are killed. With a rendezvous, the other nodes' ranks are part
+    of the same learner. The code is then 0 only if the run is over.
     """
     # A single machine's rank 0 writes a last checkpoint when its launcher dies. With more machines it could not: the
     # launchers of the others end their ranks at once.
