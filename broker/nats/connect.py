@@ -72,6 +72,7 @@ async def connect(
             connection.opened()
             # One role creates the streams: the others lack the permission, and need not agree on the settings.
             if creates:
+                _refuse_unheard_durability(connection, broker.nats)
                 if connection.clustered:
                     patience.reschedule(asyncio.get_running_loop().time() + ELECTION_S)
                 js = connection.jetstream()
@@ -132,6 +133,19 @@ async def _find_mirror(connection: Connection, stream: str) -> None:
         if (await here.stream_info(stream)).config.mirror is not None:
             connection.mirrored = stream
     log.info("leaf_node", domain=connection.domain, weights="its mirror" if connection.mirrored else "the broker")
+
+
+def _refuse_unheard_durability(connection: Connection, section: NatsSection) -> None:
+    """Raise ConfigError if `durability` asks for what the server was never told: only a server of our own reads it."""
+    from horizonrl.broker.nats.server import STANDALONE  # with an HTTP client, which an actor need not wait for
+
+    name = connection.server_name
+    if section.durability == "power" and not name.startswith(STANDALONE):
+        raise ConfigError(
+            f"broker.nats.durability is power, but HorizonRL did not start the nats-server {name} at {connection.url}, "
+            "which does not read this key and tells no client how it writes: put `sync_interval: always` into the "
+            "section `jetstream` of its configuration, and leave the key out"
+        )
 
 
 def _credentials(section: NatsSection) -> dict[str, Any]:
