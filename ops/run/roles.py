@@ -75,6 +75,7 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.nodes import rendezvous
+    from horizonrl.learner.records.disk import require_disk
     from horizonrl.learner.spawn import spawn_ranks
     from horizonrl.ops.observe.trackers import require
     from horizonrl.ops.run.models import model_identity, resolve_model
@@ -83,6 +84,8 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     if leads:  # another machine needs the recipe and the model alone
         require(config.tracker.kind)
     model_dir = resolve_model(config.model.name)
+    if leads and LAUNCHER not in os.environ and config.learner.backend != "hash":
+        require_disk(config, model_dir)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
     meeting = rendezvous(config, model_identity(model_dir))
     spawn_ranks(config.learner.ranks, config.learner.shutdown_s, meeting)

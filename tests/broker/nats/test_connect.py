@@ -42,9 +42,7 @@ def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Pa
             await (await connect("r", BrokerSection(url=ours.url, nats=nats))).close()
         async with EmbeddedServer(tmp_path / "theirs", name="nats-0") as theirs:
             settings = BrokerSection(url=theirs.url, nats=nats)
-            with pytest.raises(
-                ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"
-            ):
+            with pytest.raises(ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"):
                 await connect("r", settings)
             await (await connect("r", BrokerSection(url=theirs.url))).close()
             await (await connect("r", settings, Role.ACTOR)).close()  # the controller alone is asked

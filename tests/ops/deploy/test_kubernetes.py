@@ -27,6 +27,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
+from horizonrl.learner.records.disk import disk_need
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import SHARED_MEMORY, stop_within_s
 
@@ -192,6 +193,15 @@ def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: An
     assert volumes(overlay, "learner")[root]["claim"]["accessModes"] == ["ReadWriteOnce"]
     assert workload(overlay, "controller")["spec"]["strategy"] == {"type": "Recreate"}
     assert "replicas" not in workload(overlay, "actor")["spec"], "it would undo what KEDA or kubectl scale has set"
+
+
+@pytest.mark.parametrize(("overlay", "parameters"), [("small", 134_515_008), ("nodes", 134_515_008), ("gpu", 2e9)])
+def test_the_learners_volume_holds_what_its_run_writes(overlay: str, parameters: float, config_of: Any) -> None:
+    config = config_of(overlay, "learner")
+    size = volumes(overlay, "learner")[str(config.run.root)]["claim"]["resources"]["requests"]["storage"]
+    held = int(size.removesuffix("Gi")) << 30
+    # File systems keep some for themselves; ledger, metrics and logs need little.
+    assert held * 0.9 > disk_need(config, parameters, parameters).total
 
 
 @each_overlay
