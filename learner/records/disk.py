@@ -85,9 +85,10 @@ def require_disk(config: RunConfig, model_dir: Path) -> None:
     if free + held >= need.training:
         return
     reason = (
-        f"the disk of {config.run_dir} has {_gb(free)} GB free, but the run needs {_gb(need.training - held)} GB more "
-        f"for weights, {config.learner.keep_checkpoints} checkpoints and one that is being written, and up "
-        f"to {_gb(need.episodes)} GB for episodes: free some space, enlarge the volume, or lower learner.keep_checkpoints"
+        f"the disk of {config.run_dir} has {_gb(free)} GB free, but the run needs {_gb(need.training - held)} GB more: "
+        f"for weights, {config.learner.keep_checkpoints} checkpoints and another one while it is written. Episodes "
+        f"take up to {_gb(need.episodes)} GB on top. Free some space or enlarge the volume; or lower "
+        "learner.keep_checkpoints"
     )
     if held == 0 and free < need.first:
         raise CheckpointError(reason)
