@@ -27,21 +27,24 @@ from horizonrl.broker.api import (
     stream_of,
 )
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.common.errors import LeaseLost, RecordTooLarge, StateConflict
+from horizonrl.common.errors import LeaseLost, RecordTooLarge, RunUnknown, StateConflict
 
 SERVERS: dict[str, "MemoryServer"] = {}
 """The brokers of this process, by the host of their url."""
 
 
-async def connect(run: str, broker: BrokerSection, role: Role) -> "MemoryTransport":
+async def connect(run: str, broker: BrokerSection, role: Role, existing: bool = False) -> "MemoryTransport":
     """Open a run on the broker that `broker.url` names; it exists from its first use until the process ends.
 
     As on a real broker, the settings in force are those of the controller that connected last.
     """
     host = urlsplit(broker.servers[0]).hostname or ""
     server = SERVERS.setdefault(host, MemoryServer())
-    if role is Role.CONTROLLER:
+    if existing and run not in server.runs:
+        raise RunUnknown(f"{broker.url} has no streams of run {run}")
+    if role is Role.CONTROLLER and not existing:
         server.ack_wait_s, server.max_log_bytes = broker.ack_wait_s, broker.max_log_bytes
+    server.runs[run]  # made, as a controller makes streams
     return MemoryTransport(server, run)
 
 

@@ -11,6 +11,7 @@ HorizonError
 │   └── PartsPurged                     the log no longer holds the parts that a message joins
 ├── BrokerError (ConnectionError)
 │   ├── BrokerUnreachable               no server answers at the url
+│   │   └── RunUnknown                  it answers, and has no streams of this run
 │   ├── BrokerDenied                    the server refuses the credentials or a subject
 │   ├── LeaseLost                       the ticket was given to another actor
 │   ├── StateConflict                   a key was set by somebody else since it was last set here
@@ -86,6 +87,9 @@ class BrokerError(HorizonError, ConnectionError): ...
 
 
 class BrokerUnreachable(BrokerError): ...
+
+
+class RunUnknown(BrokerUnreachable): ...
 
 
 class BrokerDenied(BrokerError): ...

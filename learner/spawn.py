@@ -23,8 +23,6 @@ from horizonrl.learner.nodes import Host, Member, Node, NodesEnd, Rendezvous, Se
 
 log = get_logger()
 
-LAST_CHECKPOINT_S = 120
-"""How long the ranks may take to end after SIGTERM: for the step in hand and a last checkpoint."""
 AFTERMATH_S = 5.0
 """How long a launcher waits after a first loss, for the other ranks' own errors and for which node is gone."""
 GOODBYE_S = 30.0
@@ -34,10 +32,11 @@ LAUNCHER = "HORIZONRL_LAUNCHER"
 LOOPBACK = "127.0.0.1"
 
 
-def spawn_ranks(ranks: int, rendezvous: Rendezvous | None = None) -> None:
+def spawn_ranks(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None = None) -> None:
     """Launch `ranks` processes here and end with their exit code. Returns in each rank, and if there is only one.
 
-    With a rendezvous, the other nodes' ranks are part of the same learner. The code is then 0 only if the run is over.
+    Ranks that have not ended `shutdown_s` after SIGTERM are killed. With a rendezvous, the other nodes' ranks are part
+    of the same learner. The code is then 0 only if the run is over.
     """
     # A single machine's rank 0 writes a last checkpoint when its launcher dies. With more machines it could not: the
     # launchers of the others end their ranks at once.
@@ -46,14 +45,14 @@ def spawn_ranks(ranks: int, rendezvous: Rendezvous | None = None) -> None:
         # This is a rank: the launcher has started the same command line once more.
         bind(int(launcher), orphaned)
     elif ranks > 1 or rendezvous is not None:
-        end = asyncio.run(_launch(ranks, rendezvous, orphaned))
+        end = asyncio.run(_launch(ranks, shutdown_s, rendezvous, orphaned))
         if end.reason:
             log.error("ranks_ended", code=end.code, reason=end.reason)
             print(f"error: {end.reason}", file=sys.stderr)
         sys.exit(end.code)
 
 
-async def _launch(ranks: int, rendezvous: Rendezvous | None, orphaned: signal.Signals) -> NodesEnd:
+async def _launch(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None, orphaned: signal.Signals) -> NodesEnd:
     """Meet the other nodes, start the ranks, and wait until they or another node end.
 
     Takes: SIGTERM. Gives: the end, to the other nodes too. Waits for: ranks, other nodes. Woken by: any of them.
@@ -72,7 +71,7 @@ async def _launch(ranks: int, rendezvous: Rendezvous | None, orphaned: signal.Si
         return NodesEnd(1, "asked to stop before all nodes had come")
     processes = [await _start(seating.result(), local, ranks, orphaned) for local in range(ranks)]
     try:
-        end = await _end(processes, node, stopped)
+        end = await _end(processes, node, stopped, shutdown_s)
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):  # those that have ended
@@ -87,7 +86,9 @@ async def _seat(node: Node | None) -> Seat:
     return Seat(0, 1, LOOPBACK, free_port(LOOPBACK)) if node is None else await node.seat()
 
 
-async def _end(processes: Sequence[Process], node: Node | None, stopped: "asyncio.Task[bool]") -> NodesEnd:
+async def _end(
+    processes: Sequence[Process], node: Node | None, stopped: "asyncio.Task[bool]", shutdown_s: float
+) -> NodesEnd:
     """Wait for the first end of a rank or of another node, pass SIGTERM on meanwhile, and say what happened."""
     ours = asyncio.create_task(_ranks_end(processes))
     # Without other nodes there is nothing that would ever set it.
@@ -101,7 +102,7 @@ async def _end(processes: Sequence[Process], node: Node | None, stopped: "asynci
         else:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
-        await asyncio.wait(news, timeout=LAST_CHECKPOINT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(news, timeout=shutdown_s, return_when=asyncio.FIRST_COMPLETED)
     well = ours.done() and ours.result().code == 0
     if node is not None and not (well and isinstance(node, Host)):
         # The one loss explains the other: ours says which rank, theirs which machine.
@@ -110,7 +111,9 @@ async def _end(processes: Sequence[Process], node: Node | None, stopped: "asynci
     for task in news:
         task.cancel()
     if not ends:
-        return NodesEnd(1, f"the ranks have not ended within {LAST_CHECKPOINT_S} s of SIGTERM: they were killed")
+        return NodesEnd(
+            1, f"the ranks have not ended within learner.shutdown_s = {shutdown_s:g} s of SIGTERM: they were killed"
+        )
     if node is None or isinstance(node, Member) or not well:
         code = max(end.code for end in ends)
         if isinstance(node, Member) and not theirs.done():

@@ -25,11 +25,10 @@ from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.weights_file import ADAPTERS, INCOMING
 from horizonrl.learner.fence import Fence
+from horizonrl.learner.records.disk import FILES_KEPT
 
 log = get_logger()
 
-FILES_KEPT = 3
-"""The newest frame and the two before it. An actor may still read one, and the learner compares engines on them."""
 LONGEST_CHAIN = 64
 """Versions between two key frames, at most. Changes come to about 1/66 of a frame at a learning rate of 4e-5, so this
 doubles what a learner sends at most; and an actor that begins applies 64 of them in 64 times 0.1 s per 135M

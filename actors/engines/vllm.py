@@ -285,10 +285,10 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     )
     with ExitStack() as importing:
         importing.enter_context(uncollected("vllm"))
-        import torch
-
-        on_cpu = not torch.cuda.is_available()
+        on_cpu = not sees_gpu()
         if on_cpu:
+            import torch
+
             # The worker lives in the engine's process: one child less.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             # The model runs eagerly anyway. What is left to compile is a count of 1.7 ms a step, for which the first
@@ -298,7 +298,13 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
                 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             torch.set_num_threads(settings.threads)  # torch may have read OMP_NUM_THREADS before
             importing.enter_context(_without_compiler())
+        else:
+            # Where NVML does not answer, as for a MIG slice, the look at the GPU was CUDA's, and no fork has CUDA then.
+            os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+            # FlashInfer compiles its sampler at the start, for which an image needs nvcc (vLLM issue 49497).
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         import vllm
+        from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
 
@@ -318,7 +324,16 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             engine = AsyncLLM(config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
-    return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else torch.cuda.get_device_name()}"
+    return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else current_platform.get_device_name()}"
+
+
+def sees_gpu() -> bool:
+    """Return whether torch has a GPU here, without starting CUDA: a process that is forked after that cannot use it."""
+    # Asks NVML. vLLM sets it too, but only once it is imported, and what it reads then depends on the answer.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from horizonrl.broker.nats.streams import ACTORS, bucket_name, ensure_streams, s
 from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.common.errors import BrokerUnreachable, ConfigError
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, RunUnknown
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
@@ -34,13 +34,16 @@ PENDING_BYTES = 128 << 20
 """Above this, the client waits inside a publish, where nats-py 2.16 swallows a cancellation."""
 
 
-async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER) -> NatsTransport:
+async def connect(
+    run: str, broker: BrokerSection, role: Role = Role.CONTROLLER, existing: bool = False
+) -> NatsTransport:
     """Connect to `broker.url` as a role; the controller creates the run's streams, the other roles wait for them.
 
+    With `existing`, no role creates streams or waits for them: this raises RunUnknown if there are none of the run.
     Raises BrokerUnreachable after `connect_timeout_s`, BrokerDenied for wrong credentials and certificates, ConfigError
     for a file of `[broker.nats]` that cannot be used. The connection then survives any number of server restarts.
     """
-    servers = broker.servers
+    servers, creates = broker.servers, role is Role.CONTROLLER and not existing
     credentials = _credentials(broker.nats)
     stamina.instrumentation.set_on_retry_hooks(
         []
@@ -68,18 +71,19 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
             # Before the first `ask`, which waits for it.
             connection.opened()
             # One role creates the streams: the others lack the permission, and need not agree on the settings.
-            if role is Role.CONTROLLER:
+            if creates:
+                _refuse_unheard_durability(connection, broker.nats)
                 if connection.clustered:
                     patience.reschedule(asyncio.get_running_loop().time() + ELECTION_S)
                 js = connection.jetstream()
                 await connection.ask(lambda: ensure_streams(js, run, broker), deadline_s=None)
-        if role is Role.CONTROLLER and connection.clustered:
+        if creates and connection.clustered:
             await until_replicated(connection, run)
-        if role is Role.CONTROLLER:
+        if creates:
             return NatsTransport(connection, run, broker.ack_wait_s)
         # A monitor is a person who waits at `horizonrl status`; the other roles may start long before the controller.
-        patience_s = broker.connect_timeout_s if role is Role.MONITOR else STREAMS_WAIT_S
-        ack_wait_s = await _await_streams(connection, run, patience_s)
+        patience_s = broker.connect_timeout_s if existing or role is Role.MONITOR else STREAMS_WAIT_S
+        ack_wait_s = await _await_streams(connection, run, patience_s, existing)
         if broker.nats.domain is not None:
             await _find_mirror(connection, stream_name(run, Stream.WEIGHTS))
         return NatsTransport(connection, run, ack_wait_s)
@@ -95,10 +99,10 @@ async def connect(run: str, broker: BrokerSection, role: Role = Role.CONTROLLER)
         raise
 
 
-async def _await_streams(connection: Connection, run: str, patience_s: float) -> float:
+async def _await_streams(connection: Connection, run: str, patience_s: float, existing: bool) -> float:
     """Wait until the controller has created the run's streams; return the `ack_wait_s` that it has set.
 
-    Before there are streams, nothing can wake a waiter, so it polls.
+    Before there are streams, nothing can wake a waiter, so it polls. With `existing`, it raises RunUnknown.
     """
     js = connection.jetstream()
     try:
@@ -111,6 +115,8 @@ async def _await_streams(connection: Connection, run: str, patience_s: float) ->
                     consumer = await connection.ask(lambda: js.consumer_info(stream_name(run, Stream.TICKETS), ACTORS))
                     # What the server enforces and not what this role's recipe says: the heartbeat has to match it.
                     return float(consumer.config.ack_wait or 0.0)
+                if existing:
+                    raise RunUnknown(f"{connection.url} has no streams of run {run}")
                 log.info("streams_awaited", run=run)
                 await asyncio.sleep(STREAMS_POLL_S)
     except TimeoutError:
@@ -127,6 +133,19 @@ async def _find_mirror(connection: Connection, stream: str) -> None:
         if (await here.stream_info(stream)).config.mirror is not None:
             connection.mirrored = stream
     log.info("leaf_node", domain=connection.domain, weights="its mirror" if connection.mirrored else "the broker")
+
+
+def _refuse_unheard_durability(connection: Connection, section: NatsSection) -> None:
+    """Raise ConfigError if `durability` asks for what the server was never told: only a server of our own reads it."""
+    from horizonrl.broker.nats.server import STANDALONE  # with an HTTP client, which an actor need not wait for
+
+    name = connection.server_name
+    if section.durability == "power" and not name.startswith(STANDALONE):
+        raise ConfigError(
+            f"broker.nats.durability is power, but HorizonRL did not start the nats-server {name} at {connection.url}, "
+            "which does not read this key and tells no client how it writes: put `sync_interval: always` into the "
+            "section `jetstream` of its configuration, and leave the key out"
+        )
 
 
 def _credentials(section: NatsSection) -> dict[str, Any]:

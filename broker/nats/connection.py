@@ -250,6 +250,10 @@ class Connection:
             self._stalls -= {stall}
 
     @property
+    def server_name(self) -> str:
+        return str(self.client._server_info.get("server_name", ""))
+
+    @property
     def clustered(self) -> bool:
         """Whether the server belongs to a cluster, according to itself."""
         return bool(self.client._server_info.get("cluster"))

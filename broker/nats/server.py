@@ -37,7 +37,7 @@ ROOM_BYTES = 64 << 20
 """Free disk that makes it worth restarting a server whose disk was full: room for a few messages and its own files."""
 
 STANDALONE = "horizonrl"
-"""The name of a server that belongs to no cluster."""
+"""The name of a server that belongs to no cluster. Those of a cluster begin with it: `connect` knows ours by it."""
 WRITE_ERROR = "write error"
 
 # Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, so it is

@@ -26,7 +26,8 @@ class NatsSection(Section):
     """The folder of `horizonrl broker keys` that `horizonrl broker` serves with. No other role reads it."""
     durability: Literal["process", "power"] = "process"
     """What an acknowledged message survives: the server's death (`process`), or also a power cut (`power`, at the price
-    of one fsync per message)."""
+    of one fsync per message). Servers that `train` and `horizonrl broker` start obey it. For any other server, leave it
+    out and put `sync_interval: always` into the section `jetstream` of the server's configuration."""
     replicas: Literal[1, 3, 5] | None = None
     """Number of servers of a cluster that hold a copy of each stream and key: with 3, the run survives the loss of any
     one server. None leaves existing streams as they are, and gives new ones a single copy."""

@@ -130,7 +130,8 @@ class ActorSection(Section):
     """Further arguments of vLLM's engine, as `[actor.vllm]` with vLLM's names (`max_num_batched_tokens = 8192`). Those
     that HorizonRL sets itself, and those that break token exactness, are rejected with the reason."""
     drain_s: Seconds = 20.0
-    """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back."""
+    """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back, which
+    takes up to 10 s. On a spot node, both have to fit into the notice that a pod gets."""
 
 
 class MetricsSection(Section):

@@ -162,6 +162,10 @@ class LearnerSection(Section):
     step_timeout_s: Seconds = 1800.0
     """Longest step, checkpoint or collective, in seconds. One that takes longer counts as stuck, and the learner ends
     with an error."""
+    shutdown_s: Seconds = 120.0
+    """Seconds after SIGTERM in which the learner finishes its step and writes a checkpoint. Past them it is cut short:
+    the next start resumes from the checkpoint before, and trains the steps since then again. A platform's own grace
+    period has to be longer by 10 s."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Keys of DeepSpeed's own configuration, such as `zero_optimization.offload_optimizer`, for memory and speed
     (docs/multi-node.md). A key that would change what is computed is refused."""

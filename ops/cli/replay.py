@@ -49,7 +49,7 @@ def replay_run(request: ReplayRequest) -> int:
     start = _start(request.run_dir, request.first, config.learner)
     ledger = _ledger(request)
     # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.
-    spawn_ranks(config.learner.ranks * config.learner.nodes)
+    spawn_ranks(config.learner.ranks * config.learner.nodes, config.learner.shutdown_s)
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.

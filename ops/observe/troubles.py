@@ -31,6 +31,7 @@ TROUBLES = {
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",
     "dead_letter_stored": "an undecodable message was stored as a dead letter",
+    "disk_short": "will run out of disk",
     "end_of_no_ticket": "skipped a group of a ticket that was never issued: no actor of this run made it",
     "end_published_again": "published a group again whose parts had been purged while it was joined",
     "environment_not_closed": "an environment could not be closed",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.learner.records.disk import disk_need
 from horizonrl.ops.plan import constants as c
 from horizonrl.ops.plan.hardware import Fleet
 from horizonrl.ops.plan.shapes import ModelShape
@@ -124,8 +125,7 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
         "reading groups": 1.0 / (group * c.DECODE_GROUP.value),
         "weights": per_step * c.HOST_LINK.value / per_version,
     }
-    checkpoint = 12.0 * _trained(config, shape) + (frame if config.objective.needs_reference else 0.0)
-    disk = (config.learner.keep_checkpoints + 1) * checkpoint + 3 * frame
+    disk = disk_need(config, shape.parameters, _trained(config, shape))
     return RunPlan(
         learner=memory,
         engine=engine,
@@ -136,8 +136,8 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
         frame_bytes=frame,
         change_bytes=change,
         weights_bytes_per_s=per_version * min(capacities.values()) / per_step,
-        checkpoint_bytes=checkpoint,
-        disk_bytes=disk + config.learner.keep_episodes_bytes + config.broker.max_log_bytes,
+        checkpoint_bytes=disk.checkpoint,
+        disk_bytes=disk.total + config.broker.max_log_bytes,
         capacities=capacities,
         troubles=_troubles(config, learner, actors, memory, engine, ranks),
     )

@@ -6,6 +6,7 @@ end with it (`bound`), and the same command resumes the run.
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from horizonrl.actors.engines import registry as engines
-from horizonrl.broker.api import Transport
+from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
@@ -31,6 +32,7 @@ from horizonrl.ops.publish.export import export_run
 from horizonrl.ops.report.page import save_page
 from horizonrl.ops.run.broker import earlier_port, end_when_curable, restart_broker
 from horizonrl.ops.run.directory import only_train, write_config
+from horizonrl.ops.run.finished import ended_at, how_to_go_on, newest_checkpoint
 from horizonrl.ops.run.gpus import Division, divide, visible_gpus
 from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import resolve_model
@@ -47,10 +49,33 @@ PLAIN_LOOK_S = 15.0
 
 def train(config: RunConfig, resume_command: str) -> int:
     """Run every process here until the last step; return 0 when the run is finished, 130 when it was interrupted."""
+    if (step := _left_as_finished(config)) is not None:
+        print(how_to_go_on(config, step))
+        return 0
     _try_environments(config)
     require(config.tracker.kind)
     with only_train(config.run_dir):
         return _train_and_export(config, resume_command)
+
+
+def _left_as_finished(config: RunConfig) -> int | None:
+    """Return the step at which an earlier `train` ended the run and exported it; None if there is something to do."""
+    newest = newest_checkpoint(config.run_dir)
+    if newest is None or newest.step < config.total_steps or not (config.run_dir / REPORT).is_file():
+        return None
+    facts = config.run_dir / "model" / "version.json"
+    if not facts.is_file() or json.loads(facts.read_text())["step"] != newest.step:
+        return None
+    with only_train(config.run_dir):
+        return asyncio.run(_ended_at(config))
+
+
+async def _ended_at(config: RunConfig) -> int | None:
+    if config.broker.url is not None:
+        return await ended_at(config, Role.CONTROLLER)
+    async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability) as server:
+        broker = config.broker.model_copy(update={"url": server.url})
+        return await ended_at(config.model_copy(update={"broker": broker}), Role.CONTROLLER)
 
 
 def _try_environments(config: RunConfig) -> None:

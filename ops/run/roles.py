@@ -7,17 +7,22 @@ from pathlib import Path
 
 import xxhash
 
+from horizonrl.broker.api import Role as BrokerRole
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.imports import uncollected
-from horizonrl.common.logs import configure_logs
+from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics, Role
 from horizonrl.common.scratch import shared_scratch
 from horizonrl.common.service import Service, run_role
+from horizonrl.learner.spawn import LAUNCHER
 from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.run.finished import finished_step, how_to_go_on
 
-STOP_S = {"controller": 10.0, "learner": 120.0}
-"""Seconds a role may take to end after SIGTERM. The learner finishes its step and writes a checkpoint."""
+log = get_logger()
+
+STOP_S = 10.0
+"""Seconds that a controller may take to end after SIGTERM."""
 GIVE_BACK_S = 10.0
 """Seconds an actor needs to give its leases back, after its drain."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -26,19 +31,33 @@ SHARED_MEMORY = Path("/dev/shm")
 
 def stop_within_s(role: str, config: RunConfig) -> float:
     """Return the seconds after SIGTERM within which a role ends by itself, even if something in it hangs."""
-    return config.actor.drain_s + GIVE_BACK_S if role == "actor" else STOP_S[role]
+    limits = {"learner": config.learner.shutdown_s, "actor": config.actor.drain_s + GIVE_BACK_S}
+    return limits.get(role, STOP_S)
 
 
 def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
+    if role != "broker" and _is_over(role, config):
+        return 0
     work = _broker(config, cluster) if role == "broker" else ROLES[role](config)
     code = run_role(work, config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _is_over(role: str, config: RunConfig) -> bool:
+    """Return whether the run is finished and this role has nothing left to do, and say so."""
+    if role == "learner" and (config.learner.node_rank or LAUNCHER in os.environ):
+        return False  # other machines do not speak with the broker, and the launcher of a rank has asked
+    _require_url(config)
+    step = finished_step(config, BrokerRole(role))
+    if step is not None:
+        log.info("run_finished", step=step, reason=how_to_go_on(config, step))
+    return step is not None
 
 
 # Each builder imports its own role: a controller starts without torch.
@@ -49,7 +68,6 @@ def _broker(config: RunConfig, cluster: int = 1) -> Callable[[], Awaitable[None]
 
 
 def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    _require_url(config)
     from horizonrl.learner.controller.main import run_controller
 
     return lambda: run_controller(config, _service("controller", config))
@@ -57,17 +75,20 @@ def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.nodes import rendezvous
+    from horizonrl.learner.records.disk import require_disk
     from horizonrl.learner.spawn import spawn_ranks
     from horizonrl.ops.observe.trackers import require
     from horizonrl.ops.run.models import model_identity, resolve_model
 
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
-        _require_url(config)
         require(config.tracker.kind)
     model_dir = resolve_model(config.model.name)
+    if leads and LAUNCHER not in os.environ and config.learner.backend != "hash":
+        require_disk(config, model_dir)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
-    spawn_ranks(config.learner.ranks, rendezvous(config, model_identity(model_dir)))
+    meeting = rendezvous(config, model_identity(model_dir))
+    spawn_ranks(config.learner.ranks, config.learner.shutdown_s, meeting)
     with uncollected("torch"):  # not before: a launcher imports no torch
         from horizonrl.learner.main import run_learner
     from horizonrl.ops.observe.tracking import tracked
@@ -84,7 +105,6 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
 
 
 def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
-    _require_url(config)
     from horizonrl.actors.main import run_actor
     from horizonrl.ops.run.models import model_identity, resolve_model
 

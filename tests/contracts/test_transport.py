@@ -4,9 +4,25 @@ import asyncio
 
 import pytest
 
-from horizonrl.broker.api import Message, Role, Stream, Transport
-from horizonrl.common.errors import LogGap, RecordTooLarge
+from horizonrl.broker.api import Key, Message, Role, Stream, Transport
+from horizonrl.broker.connect import connect, connected
+from horizonrl.common.config.schema import BrokerSection
+from horizonrl.common.errors import LogGap, RecordTooLarge, RunUnknown
 from tests.brokers import Broker, fill
+
+
+@pytest.mark.parametrize("role", [Role.CONTROLLER, Role.LEARNER, Role.ACTOR])
+def test_who_asks_for_an_existing_run_makes_none_and_waits_for_none(broker: Broker, role: Role) -> None:
+    async def scenario() -> None:
+        settings = BrokerSection(url=broker.url)
+        with pytest.raises(RunUnknown, match=f"no streams of run {broker.run}"):
+            await connect(broker.run, settings, role, existing=True)
+        with pytest.raises(RunUnknown):
+            await connect(broker.run, settings, role, existing=True)
+        async with broker.open(), connected(broker.run, settings, role, existing=True) as transport:
+            assert await transport.get(Key.PROGRESS) is None
+
+    asyncio.run(scenario())
 
 
 async def read_all(transport: Transport, after: int, count: int, subject: str | None = None) -> list[Message]:

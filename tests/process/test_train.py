@@ -47,6 +47,10 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
     assert json.loads((model_dir / "version.json").read_text())["step"] == 8
     assert "<!doctype html>" in (workplace.run_dir / "report.html").read_text()[:20]
 
+    assert workplace.start("train", "--model.name=/gone").wait(60) == 0, workplace.logs()
+    assert "finished at step 8: to go on" in (workplace.root / "1-train.log").read_text()
+    assert len(workplace.lines("lineages.jsonl")) == 1
+
 
 @pytest.mark.process
 def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(workplace: Workplace) -> None:

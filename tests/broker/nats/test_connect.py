@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from horizonrl.broker.api import Key, Stream
+from horizonrl.broker.api import Key, Role, Stream
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -32,6 +32,22 @@ def test_a_credentials_file_that_is_missing_is_named(tmp_path: Path) -> None:
     nats = NatsSection(nkey_seed=tmp_path / "seed")
     with pytest.raises(ConfigError, match=r"broker\.nats\.nkey_seed is .*seed"):
         asyncio.run(connect("r", BrokerSection(url="nats://127.0.0.1:1", nats=nats)))
+
+
+@pytest.mark.process
+def test_durability_is_promised_only_by_a_server_that_reads_the_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nats = NatsSection(durability="power")
+        async with EmbeddedServer(tmp_path / "ours", "power") as ours:
+            await (await connect("r", BrokerSection(url=ours.url, nats=nats))).close()
+        async with EmbeddedServer(tmp_path / "theirs", name="nats-0") as theirs:
+            settings = BrokerSection(url=theirs.url, nats=nats)
+            with pytest.raises(ConfigError, match=r"nats-0 at .*`sync_interval: always`.*leave the key out"):
+                await connect("r", settings)
+            await (await connect("r", BrokerSection(url=theirs.url))).close()
+            await (await connect("r", settings, Role.ACTOR)).close()  # the controller alone is asked
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.process

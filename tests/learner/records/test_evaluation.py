@@ -19,8 +19,9 @@ from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPosition, Rules
 from horizonrl.learner.records.best import Best
+from horizonrl.learner.records.disk import FILES_KEPT
 from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
-from horizonrl.learner.weights import FILES_KEPT, WeightsPublisher
+from horizonrl.learner.weights import WeightsPublisher
 from tests.records import make_group, make_ticket
 
 CONFIG = RunConfig.load([], ["--imitation.steps=2", "--rl.steps=5", "--eval.every=2", "--eval.samples=3"])

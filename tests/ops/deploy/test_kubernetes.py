@@ -27,7 +27,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.service import LOCKED_LIMITS, REPORT_S, Service
 from horizonrl.common.types import Phase
-from horizonrl.learner.spawn import LAST_CHECKPOINT_S
+from horizonrl.learner.records.disk import disk_need
 from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.run.roles import SHARED_MEMORY, stop_within_s
 
@@ -165,7 +165,6 @@ def test_a_role_understands_its_command_and_finds_the_files_that_it_names(
 def test_the_grace_of_a_pod_outlasts_the_roles_own_deadline(overlay: str, role: str, config_of: Any) -> None:
     grace_s = pod_of(overlay, role)["spec"]["terminationGracePeriodSeconds"]
     assert grace_s > stop_within_s(role, config_of(overlay, role)) + REPORT_S
-    assert role != "learner" or grace_s > LAST_CHECKPOINT_S + REPORT_S
 
 
 @each_overlay
@@ -194,6 +193,15 @@ def test_there_is_one_learner_on_a_volume_that_stays(overlay: str, config_of: An
     assert volumes(overlay, "learner")[root]["claim"]["accessModes"] == ["ReadWriteOnce"]
     assert workload(overlay, "controller")["spec"]["strategy"] == {"type": "Recreate"}
     assert "replicas" not in workload(overlay, "actor")["spec"], "it would undo what KEDA or kubectl scale has set"
+
+
+@pytest.mark.parametrize(("overlay", "parameters"), [("small", 134_515_008), ("nodes", 134_515_008), ("gpu", 2e9)])
+def test_the_learners_volume_holds_what_its_run_writes(overlay: str, parameters: float, config_of: Any) -> None:
+    config = config_of(overlay, "learner")
+    size = volumes(overlay, "learner")[str(config.run.root)]["claim"]["resources"]["requests"]["storage"]
+    held = int(size.removesuffix("Gi")) << 30
+    # File systems keep some for themselves; ledger, metrics and logs need little.
+    assert held * 0.9 > disk_need(config, parameters, parameters).total
 
 
 @each_overlay
@@ -283,7 +291,7 @@ def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, mo
     other = config_of("nodes", "learner")
     assert other.learner == leader.learner.model_copy(update={"node_rank": 1})
     assert "secret" not in str(pod), "only node 0 speaks with the broker"
-    assert pod["spec"]["terminationGracePeriodSeconds"] > LAST_CHECKPOINT_S + REPORT_S
+    assert pod["spec"]["terminationGracePeriodSeconds"] > stop_within_s("learner", other) + REPORT_S
     assert pod["spec"]["securityContext"] == pod_of("nodes", "learner")["spec"]["securityContext"]
     (fail, ignore) = job["spec"]["podFailurePolicy"]["rules"]
     assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [ConfigError.exit_code])

@@ -1,0 +1,75 @@
+"""What the actor does on a machine with a GPU before vLLM starts its engine, without such a machine."""
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from horizonrl.actors.engines import vllm as engine
+from horizonrl.actors.policy import InferenceSettings
+
+SETTINGS = InferenceSettings(Path("/gone"), max_context_tokens=128)
+READ = ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let torch find two GPUs through NVML, and fail if anything asks CUDA itself."""
+
+    def poison() -> int:
+        raise AssertionError("CUDA was started in this process: a forked engine cannot use it")
+
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    for name in READ:
+        monkeypatch.delenv(name, raising=False)
+    # All that the actor sets is undone, since it sets more than the names above.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", poison, raising=False)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_cached_device_count", None)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_is_found_without_starting_cuda() -> None:
+    with pytest.raises(AssertionError, match="CUDA was started"):
+        torch.cuda.is_available()  # what a fork would not survive
+    torch.cuda._cached_device_count = None
+    assert engine.sees_gpu()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({}, ("spawn", "0", None)),
+        ({"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_USE_FLASHINFER_SAMPLER": "1"}, ("fork", "1", None)),
+    ],
+)
+def test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler(
+    given: dict[str, str], read: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.environ.update(given)
+    seen: list[tuple[str | None, ...]] = []
+
+    class Arguments:
+        def __init__(self, **options: Any) -> None:
+            seen.append(tuple(os.environ.get(name) for name in READ))
+            raise InterruptedError
+
+    for name, held in {
+        "vllm": {"AsyncEngineArgs": Arguments},
+        "vllm.platforms": {"current_platform": None},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": None},
+        "vllm.v1.executor": {"Executor": None},
+    }.items():
+        module = ModuleType(name)
+        module.__dict__.update(held)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(engine, "fields", lambda of: ())
+    with pytest.raises(InterruptedError):
+        engine._start_engine(SETTINGS)
+    assert seen == [read]
