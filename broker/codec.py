@@ -11,7 +11,6 @@ from itertools import count
 from typing import Any, TypeVar
 
 import msgpack
-import numpy as np
 from pydantic import ValidationError
 
 from horizonrl.broker import schema1
@@ -154,6 +153,10 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
         )
     except (ValueError, msgpack.UnpackException) as error:
         raise MalformedRecord(f"not MessagePack within the limits: {type(error).__name__} {error!s:.200}") from None
+    if not (packed["i"] or packed["f"]):
+        return unpacked
+    import numpy as np  # here: `horizonrl status` reads no groups, and would wait for it
+
     ids = np.frombuffer(b"".join(packed["i"]), "<i4")
     logprobs = np.frombuffer(b"".join(packed["f"]), "<f4")
     # A NaN is the minimum and the maximum of an array that holds one, and every comparison with it is false.

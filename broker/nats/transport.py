@@ -130,6 +130,7 @@ class NatsTransport:
                 # Counted at each attempt and raised again: the repeats of `ask` are the back-pressure.
                 self.counters.full_waits += is_full(error)
                 raise
+            self._freshness.saw(ack.stream, ack.seq)
             return Stored(ack.seq, bool(ack.duplicate))
 
         # No deadline: nothing may be dropped, so a publish waits for the server or for room as long as it takes.

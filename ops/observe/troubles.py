@@ -35,6 +35,7 @@ TROUBLES = {
     "end_of_no_ticket": "skipped a group of a ticket that was never issued: no actor of this run made it",
     "end_published_again": "published a group again whose parts had been purged while it was joined",
     "environment_not_closed": "an environment could not be closed",
+    "environment_not_prepared": "an environment could not prepare ahead of need",
     "evaluation_given_up": "an evaluation never ended",
     "fetching_actor_stuck": "found an actor of its host stopped in a download: it downloads itself",
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",
