@@ -1,11 +1,13 @@
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.parser import parse
-from tests.ops.deploy.manifests import INSTANCE, container_of, pod_of, sources
+from tests.ops.deploy.manifests import INSTANCE, KUBERNETES, RELEASE, Manifest, container_of, pod_of, rendered, sources
 
 
 @pytest.fixture
@@ -27,3 +29,21 @@ def config_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
 
     return load
+
+
+@pytest.fixture
+def with_components(tmp_path: Path) -> Any:
+    """Return what renders an overlay with more components and patches, as a user's own kustomization."""
+
+    def render(overlay: str, *components: str, patches: str = "") -> dict[tuple[str, str], Manifest]:
+        relative = Path("/".join([".."] * (len(tmp_path.parts) - 1))) / KUBERNETES.relative_to("/")
+        listed = [str(relative / "components" / each) for each in components]
+        kustomization = {"resources": [str(relative / "overlays" / overlay)], "components": listed}
+        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization) + patches)
+        manifests = list(rendered(str(tmp_path)))
+        for each in manifests:
+            if each["kind"] not in ("ScaledObject", "PodMonitor"):
+                kubernetes_validate.validate(each, RELEASE, strict=True)
+        return {(each["kind"], each["metadata"]["name"]): each for each in manifests}
+
+    return render

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,6 +25,9 @@ COMMANDS = [
     shlex.split(line) for line in re.findall(r"^ {4,}((?:horizonrl|kubectl|helm|docker) .*)$", PAGE, re.MULTILINE)
 ]
 SECRETS = [words for words in COMMANDS if "secret" in words]
+PATCHES = [
+    block for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "patches:" in block
+]
 OURS = [words[words.index("horizonrl") :] for words in COMMANDS if "horizonrl" in words]
 
 
@@ -31,6 +35,27 @@ OURS = [words[words.index("horizonrl") :] for words in COMMANDS if "horizonrl" i
 def test_a_command_of_the_page_is_understood(words: list[str]) -> None:
     _, overrides = parse(words[1:])
     RunConfig.load([], overrides)
+
+
+@pytest.mark.parametrize("number", range(len(PATCHES)))
+def test_a_patch_of_the_page_changes_what_it_says(number: int, with_components: Any) -> None:
+    found, before = with_components("gpu", patches=PATCHES[number]), with_components("gpu")
+    (learner, actor), (former, _) = (
+        [each["Job", "learner"]["spec"]["template"]["spec"], each["StatefulSet", "actor"]["spec"]["template"]["spec"]]
+        for each in (found, before)
+    )
+    models = next(each for each in learner["volumes"] if each["name"] == "models")
+    if "image:" in PATCHES[number]:
+        assert set(models) == {"name", "image"}
+        assert models in actor["volumes"] and len(learner["volumes"]) == len(former["volumes"])
+    elif "SPOT" in PATCHES[number]:
+        assert "affinity" in actor and "affinity" not in learner
+    else:
+        assert "affinity" in actor and "affinity" in learner
+        assert all(
+            each["imagePullSecrets"]
+            for each in (learner, actor, found["Job", "controller"]["spec"]["template"]["spec"])
+        )
 
 
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
@@ -63,5 +88,5 @@ def yaml_url() -> str:
 
 
 def test_the_paths_of_the_page_are_there() -> None:
-    named = set(re.findall(r"ops/(?:kubernetes|docker)[\w/.-]*", PAGE))
+    named = set(re.findall(r"ops/deploy/(?:kubernetes|docker)[\w/.-]*", PAGE))
     assert all((ROOT / path.rstrip(".")).exists() for path in named), named

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.nats.access import account
@@ -21,11 +19,8 @@ from horizonrl.ops.run.roles import stop_within_s
 from tests.ops.deploy.manifests import (
     COMPONENT,
     INSTANCE,
-    KUBERNETES,
-    RELEASE,
     ROLES,
     VALUES,
-    Manifest,
     container_of,
     each_overlay,
     needs_kubectl,
@@ -176,24 +171,6 @@ def test_a_second_run_shares_no_name_with_the_first() -> None:
         "persistentVolumeClaim": {"claimName": "other-runs"},
     }
     assert pod_of("beside", "learner")["spec"]["subdomain"] == "other-learner"
-
-
-@pytest.fixture
-def with_components(tmp_path: Path) -> Any:
-    """Return what renders an overlay with more components and patches, as a user's own kustomization."""
-
-    def render(overlay: str, *components: str, patches: str = "") -> dict[tuple[str, str], Manifest]:
-        relative = Path("/".join([".."] * (len(tmp_path.parts) - 1))) / KUBERNETES.relative_to("/")
-        listed = [str(relative / "components" / each) for each in components]
-        kustomization = {"resources": [str(relative / "overlays" / overlay)], "components": listed}
-        (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization) + patches)
-        manifests = list(rendered(str(tmp_path)))
-        for each in manifests:
-            if each["kind"] not in ("ScaledObject", "PodMonitor"):
-                kubernetes_validate.validate(each, RELEASE, strict=True)
-        return {(each["kind"], each["metadata"]["name"]): each for each in manifests}
-
-    return render
 
 
 def test_the_components_render_together(with_components: Any) -> None:
