@@ -25,9 +25,7 @@ COMMANDS = [
     shlex.split(line) for line in re.findall(r"^ {4,}((?:horizonrl|kubectl|helm|docker) .*)$", PAGE, re.MULTILINE)
 ]
 SECRETS = [words for words in COMMANDS if "secret" in words]
-PATCHES = [
-    block for block in re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if "patches:" in block
-]
+PATCHES = re.findall(r"^```yaml\n(patches:\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OURS = [words[words.index("horizonrl") :] for words in COMMANDS if "horizonrl" in words]
 
 
@@ -52,10 +50,8 @@ def test_a_patch_of_the_page_changes_what_it_says(number: int, with_components: 
         assert "affinity" in actor and "affinity" not in learner
     else:
         assert "affinity" in actor and "affinity" in learner
-        assert all(
-            each["imagePullSecrets"]
-            for each in (learner, actor, found["Job", "controller"]["spec"]["template"]["spec"])
-        )
+        controller = found["Job", "controller"]["spec"]["template"]["spec"]
+        assert all(each["imagePullSecrets"] for each in (learner, actor, controller))
 
 
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
