@@ -172,7 +172,9 @@ async def test_node_0_needs_an_address_of_its_own_that_is_free(place: Rendezvous
 
 
 @in_a_loop
-async def test_node_0_waits_while_its_name_still_has_the_address_of_the_pod_before(place: Rendezvous) -> None:
+async def test_node_0_waits_while_its_name_still_has_the_address_of_the_pod_before(
+    place: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop, addresses = asyncio.get_running_loop(), ["192.0.2.1", "192.0.2.1", "127.0.0.1"]
     look_up, asked = loop.getaddrinfo, []
 
@@ -180,7 +182,7 @@ async def test_node_0_waits_while_its_name_still_has_the_address_of_the_pod_befo
         asked.append(host)
         return await look_up(addresses.pop(0), *rest, **named)
 
-    loop.getaddrinfo = stale  # type: ignore[method-assign]
+    monkeypatch.setattr(loop, "getaddrinfo", stale)
     host = Host(replace(place, host="learner-0.learner"), asyncio.Event())
     waiting = asyncio.create_task(host.seat())
     while addresses:

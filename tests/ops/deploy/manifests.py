@@ -34,12 +34,10 @@ def rendered(folder: str) -> list[Manifest]:
 
 
 def one(overlay: str, kind: str, name: str | None = None) -> Manifest:
-    names = (None, name) if name is None else (name, PREFIX.get(overlay, "") + name)
-    found = [
-        each
-        for each in rendered(f"overlays/{overlay}")
-        if each["kind"] == kind and (name is None or each["metadata"]["name"] in names)
-    ]
+    found = [each for each in rendered(f"overlays/{overlay}") if each["kind"] == kind]
+    if name is not None:
+        names = (name, PREFIX.get(overlay, "") + name)
+        found = [each for each in found if each["metadata"]["name"] in names]
     assert len(found) == 1, f"{len(found)} of {kind} {name} in {overlay}"
     return found[0]
 
