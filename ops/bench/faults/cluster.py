@@ -194,7 +194,7 @@ class Cluster:
         self._tasks[name] = asyncio.create_task(role.run())
 
     async def ended(self, *names: str, timeout_s: float) -> None:
-        """Wait until the roles have ended with code 0. Raises RunFailed if they do not in time."""
+        """Wait until the roles have ended well. Raises RunFailed if they do not in time."""
         done, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
         for task in done:
             task.result()
