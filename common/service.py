@@ -5,6 +5,7 @@
 /metrics  Prometheus
 
 A role ends with 0 when it is done, 1 when it failed, and 70 when its own watch ended it: stalled, or too slow to stop.
+One that a signal has stopped ends with 128 and the signal's number, 143 for SIGTERM: its work may not be done.
 """
 
 import asyncio
@@ -65,6 +66,8 @@ class Service:
     """Called before each reading of the metrics."""
     ready: bool = False
     port: int = 0
+    stopped_by: int = 0
+    """The number of the first signal that asked the role to stop."""
 
     @contextlib.asynccontextmanager
     async def open(self, host: str, port: int, link: BrokerLink | None = None) -> AsyncIterator["Service"]:
@@ -72,7 +75,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             # Through the loop: a plain handler would run between any two bytecodes, where asyncio's Event is not safe.
-            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+            loop.add_signal_handler(number, self._stop, number)
         runner = web.AppRunner(self._application(link), access_log=None, keepalive_timeout=IDLE_S)
         await runner.setup()
         try:
@@ -96,12 +99,18 @@ class Service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def _stop(self, signal_name: str) -> None:
+    def _stop(self, number: signal.Signals) -> None:
         """Set `stopping`. The timer is never cancelled: what closes after the body may hang as well."""
         # A second signal does not begin a second grace period.
         if self.stop_within_s is not None and not self.stopping.is_set():
-            _deadline(self.stop_within_s, "stop_overdue", f"of {signal_name}").start()
+            _deadline(self.stop_within_s, "stop_overdue", f"of {number.name}").start()
+        self.stopped_by = self.stopped_by or number
         self.stopping.set()
+
+    @property
+    def exit_code(self) -> int:
+        """What a role that did not fail ends with: not with 0 after a signal, which a Job would take for its end."""
+        return 128 + self.stopped_by if self.stopped_by else 0
 
     def _application(self, link: BrokerLink | None) -> web.Application:
         async def healthz(_: web.Request) -> web.Response:

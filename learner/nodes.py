@@ -27,6 +27,8 @@ log = get_logger()
 BEAT_S = 2.0
 SILENT_S = 30.0
 """A node that has said nothing for this long is gone. Longer than a pause of a virtual machine that is moved."""
+STALE_S = 90.0
+"""How long a name may still have the address of the pod before this one: name servers keep it for 30 s, some twice."""
 AGAIN_S = 1.0
 """Pause before a node asks again for a seat."""
 STRANGER_S = 10.0
@@ -198,17 +200,24 @@ class Host:
 
     async def _listen(self) -> asyncio.Server:
         asked = self.rendezvous
-        deadline = time.monotonic() + asked.join_timeout_s
+        began = time.monotonic()
+        deadline = began + asked.join_timeout_s
+        named = not (asked.host.replace(".", "").isdigit() or ":" in asked.host)
         while True:
             try:
                 return await asyncio.start_server(self._serve, asked.host, asked.port)
             except socket.gaierror as error:  # a pod's name may come a moment after the pod
                 if time.monotonic() > deadline:
-                    raise ConfigError(
+                    # Code 2 would end a pod's Job for good: not because the name server is away.
+                    away = error.errno == socket.EAI_AGAIN
+                    raise (RunFailed if away else ConfigError)(
                         f"learner.rendezvous is {asked.address!r}, whose host has no address ({error})"
                     ) from None
                 await asyncio.sleep(AGAIN_S)
             except OSError as error:
+                if error.errno == errno.EADDRNOTAVAIL and named and time.monotonic() < min(deadline, began + STALE_S):
+                    await asyncio.sleep(AGAIN_S)
+                    continue
                 if error.errno == errno.EADDRINUSE:
                     raise RunFailed(
                         f"learner.rendezvous is {asked.address!r}, but something listens there already: another node "

@@ -118,6 +118,8 @@ async def _end(
         code = max(end.code for end in ends)
         if isinstance(node, Member) and not theirs.done():
             code = max(code, 1)
+        if node is None and stopped.done() and well:
+            code = 128 + signal.SIGTERM  # as a learner of one process: its pod must not count as finished
         return NodesEnd(code, "; ".join(end.reason for end in ends if end.reason))
     # A supervisor starts a node again unless it ends with 0: all of them have to come back, or none.
     return NodesEnd(1, "stopped before the last step: the next start resumes") if stopped.done() else NodesEnd(0, "")

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import xxhash
 
@@ -41,12 +42,14 @@ def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     configure_logs(run=config.run.name, role=role)
     if role != "broker" and _is_over(role, config):
         return 0
-    work = _broker(config, cluster) if role == "broker" else ROLES[role](config)
+    service = Service() if role == "broker" else _service(cast(Role, role), config)
+    work = _broker(config, cluster) if role == "broker" else ROLES[role](config, service)
     code = run_role(work, config.run_dir)
     if code:  # a thread that is stuck in a step must not keep a failed role alive
         sys.stderr.flush()
         os._exit(code)
-    return code
+    # The launcher of a rank answers for the learner: a rank that was asked to stop has done what it should.
+    return 0 if LAUNCHER in os.environ else service.exit_code
 
 
 def _is_over(role: str, config: RunConfig) -> bool:
@@ -67,13 +70,13 @@ def _broker(config: RunConfig, cluster: int = 1) -> Callable[[], Awaitable[None]
     return lambda: serve_broker(config, cluster)
 
 
-def _controller(config: RunConfig) -> Callable[[], Awaitable[None]]:
+def _controller(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.controller.main import run_controller
 
-    return lambda: run_controller(config, _service("controller", config))
+    return lambda: run_controller(config, service)
 
 
-def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
+def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.learner.nodes import rendezvous
     from horizonrl.learner.records.disk import require_disk
     from horizonrl.learner.spawn import spawn_ranks
@@ -97,14 +100,13 @@ def _learner(config: RunConfig) -> Callable[[], Awaitable[None]]:
         write_config(config)  # the run directory is the learner's: export and status read it from there
 
     async def learner() -> None:
-        service = _service("learner", config)
         async with tracked(config, service.metrics):
             await run_learner(config, model_dir, model_identity(model_dir), service)
 
     return learner
 
 
-def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
+def _actor(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.actors.main import run_actor
     from horizonrl.ops.run.models import model_identity, resolve_model
 
@@ -117,7 +119,7 @@ def _actor(config: RunConfig) -> Callable[[], Awaitable[None]]:
         # One for all actors of this host, by the broker too: a run of the same name on another one has other weights.
         # It also removes what killed actors left there: weights in shared memory are memory that nobody frees.
         with shared_scratch(shadow, parent) as place:
-            await run_actor(config, model_dir, model_identity(model_dir), place, _service("actor", config))
+            await run_actor(config, model_dir, model_identity(model_dir), place, service)
 
     return actor
 
@@ -135,8 +137,7 @@ def _require_url(config: RunConfig) -> None:
         )
 
 
-ROLES: dict[str, Callable[[RunConfig], Callable[[], Awaitable[None]]]] = {
-    "broker": _broker,
+ROLES: dict[str, Callable[[RunConfig, Service], Callable[[], Awaitable[None]]]] = {
     "controller": _controller,
     "learner": _learner,
     "actor": _actor,

@@ -125,7 +125,7 @@ class SupervisedProcess:
     async def watch(self, run: RunProgress) -> None:
         """Restart the process whenever it ends, until the run is over.
 
-        Its exit code cannot tell whether the run is over: a process that somebody sends SIGTERM also exits with 0.
+        Its exit code does not count: the broker says whether the run is over.
         Raises RunFailed if the process would end the same way again (a config error), and after MAX_RESTARTS ends
         without progress of the run.
         """

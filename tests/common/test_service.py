@@ -64,8 +64,15 @@ def test_sigterm_sets_stopping_and_ends_readiness() -> None:
             async with asyncio.timeout(5):
                 await service.stopping.wait()
             assert (await read(service.port, "/readyz"))[0] == 503
+        assert service.exit_code == 128 + signal.SIGTERM, "a Job takes 0 for the end of the run"
 
     asyncio.run(scenario())
+
+
+def test_a_role_that_has_done_its_work_ends_with_0() -> None:
+    service = Service()
+    service.stopping.set()  # as an actor does when the run is over
+    assert service.exit_code == 0
 
 
 def test_a_taken_port_is_a_clear_error() -> None:

@@ -171,5 +171,27 @@ async def test_node_0_needs_an_address_of_its_own_that_is_free(place: Rendezvous
     await host.close(None)
 
 
+@in_a_loop
+async def test_node_0_waits_while_its_name_still_has_the_address_of_the_pod_before(
+    place: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, addresses = asyncio.get_running_loop(), ["192.0.2.1", "192.0.2.1", "127.0.0.1"]
+    look_up, asked = loop.getaddrinfo, []
+
+    async def stale(host: str, *rest: Any, **named: Any) -> Any:
+        asked.append(host)
+        return await look_up(addresses.pop(0), *rest, **named)
+
+    monkeypatch.setattr(loop, "getaddrinfo", stale)
+    host = Host(replace(place, host="learner-0.learner"), asyncio.Event())
+    waiting = asyncio.create_task(host.seat())
+    while addresses:
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
+    assert not waiting.done() and asked == ["learner-0.learner"] * 3
+    waiting.cancel()
+    await host.close(None)
+
+
 def test_the_interface_is_the_one_that_reaches_the_address() -> None:
     assert interface_towards("127.0.0.1", 29400) == interface_towards("127.0.0.2", 29400) == "lo"

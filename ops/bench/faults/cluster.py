@@ -74,6 +74,8 @@ HORIZONS = range(2, 258)
 """The horizon grows every `steps_per_stage` (7) steps, and a checkpoint comes every 2: many deaths of the learner roll
 the run back over the growth of a horizon."""
 CRASH_PAUSE_S = 0.5
+WELL = (0, 128 + signal.SIGTERM)
+"""Exit codes of a role that has finished, and of one that has ended in order because it was asked to."""
 POLL_S = 0.1
 LEDGER_TAIL_BYTES = 1 << 16
 """Enough to hold the last line of any ledger of this recipe."""
@@ -98,9 +100,9 @@ class RoleProcess:
     _log_start: int = 0
 
     async def run(self) -> None:
-        """Keep the process running; return when it ends by itself with code 0. Cancelling this kills the process."""
+        """Keep the process running; return when it ends by itself or after SIGTERM. Cancelling this kills it."""
         try:
-            while (code := await self.run_once()) != 0 or self._dead_s is not None:
+            while (code := await self.run_once()) not in WELL or self._dead_s is not None:
                 if self._dead_s is None:
                     self.crashes.append(code)
                 await asyncio.sleep(CRASH_PAUSE_S if self._dead_s is None else self._dead_s)
@@ -192,7 +194,7 @@ class Cluster:
         self._tasks[name] = asyncio.create_task(role.run())
 
     async def ended(self, *names: str, timeout_s: float) -> None:
-        """Wait until the roles have ended with code 0. Raises RunFailed if they do not in time."""
+        """Wait until the roles have ended well. Raises RunFailed if they do not in time."""
         done, late = await asyncio.wait([self._tasks[name] for name in names], timeout=timeout_s)
         for task in done:
             task.result()

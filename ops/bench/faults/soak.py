@@ -58,7 +58,7 @@ def run(
     directory: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Run for `minutes`. Return 0 if no role crashed and every role ended with code 0."""
+    """Run for `minutes`. Return 0 if no role crashed and every role ended in order."""
     console = plain_console()
     with workplace("soak", directory) as place:
         console.print(f"soak: {minutes:g} minutes in {place}", soft_wrap=True)

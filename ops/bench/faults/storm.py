@@ -124,7 +124,8 @@ class Storm:
             await server.start()
         else:
             code = await self._whole.roles[victim].end(signal.SIGTERM, event.length_s)
-            self._expect(f"the {victim} after SIGTERM", code, 0, -signal.SIGTERM)  # -15 if it was still starting
+            # -15 if it was still starting.
+            self._expect(f"the {victim} after SIGTERM", code, 128 + signal.SIGTERM, -signal.SIGTERM)
 
     async def _stop(self, event: Event, victim: str) -> None:
         member = await self._member(event) if event.target is Target.BROKER else 0
