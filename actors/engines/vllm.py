@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from horizonrl.actors.engines.vllm_arguments import checked
+from horizonrl.actors.engines.vllm_arguments import checked, engine_options
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
@@ -30,7 +30,6 @@ ENGINE_TIMEOUT_S = 120.0
 """An engine that answers nothing for this long is dead: it answers between two steps, which take seconds at most."""
 WATCH_TICKS = 20
 """Checks of the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
-EXTENSION = "horizonrl.actors.engines.vllm_worker.WeightsExtension"
 
 
 async def start(settings: InferenceSettings) -> Policy:
@@ -312,7 +311,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
-    config = vllm.AsyncEngineArgs(**_engine_options(settings, on_cpu) | further).create_engine_config()
+    config = vllm.AsyncEngineArgs(**engine_options(settings, on_cpu) | further).create_engine_config()
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
     if on_cpu and _has_one_thread():
@@ -358,42 +357,6 @@ def _without_compiler() -> Iterator[None]:
 
 def _has_one_thread() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
-
-
-def _engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "model": str(settings.model_dir),
-        "dtype": "bfloat16",
-        # Ids in, ids out: the engine never sees text (token exactness).
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # nothing but the request decides how is sampled
-        "max_model_len": settings.max_context_tokens,
-        "max_num_seqs": settings.slots,
-        "logprobs_mode": "processed_logprobs",  # of the distribution after temperature
-        # The prompt of a turn begins with all turns before it. In the sixth turn this brings the first token in 0.2 s
-        # instead of 1.1 s (SmolLM2-135M on CPU).
-        "enable_prefix_caching": True,
-        "seed": settings.seed,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "worker_extension_cls": EXTENSION,
-        "tensor_parallel_size": settings.tensor_parallel,
-    }
-    if on_cpu:
-        options |= {
-            # Otherwise vLLM compiles the model before it starts.
-            "enforce_eager": True,
-            # The whole cache is filled with zeros at start: 2 GiB take 6.3 s, 512 MiB take 1.5 s.
-            "kv_cache_memory_bytes": settings.kv_cache_mib << 20,
-            "block_size": 32,  # the default of 128 never finds a short prompt's prefix
-            # A seeded request whose prompt is split kills the engine: CPU generators cannot be wound back.
-            "enable_chunked_prefill": False,
-            # Without chunks, a prompt has to fit into one step.
-            "max_num_batched_tokens": max(2048, settings.max_context_tokens),
-        }
-    else:
-        options["gpu_memory_utilization"] = settings.gpu_memory_share
-    return options
 
 
 def _label(version: PolicyVersion) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.engines.endpoint import UNSHAPED, start
-from horizonrl.actors.engines.vllm import EXTENSION
+from horizonrl.actors.engines.vllm_arguments import EXTENSION
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.actors.rollout import Rollout
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
