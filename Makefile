@@ -48,12 +48,16 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
+# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards; and what the Helm
+# chart has of the Kustomize overlays.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 	$(PYTHON) -m horizonrl.ops.pages.tree
+	for overlay in small gpu; do \
+		kubectl kustomize ops/deploy/kubernetes/overlays/$$overlay > ops/deploy/helm/files/$$overlay.yaml || exit 1; \
+	done
 
 # ops/bench/gpu.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
 gpu-bundle: setup
