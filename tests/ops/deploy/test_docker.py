@@ -3,6 +3,7 @@
 import fnmatch
 import re
 import subprocess
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -23,9 +24,17 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
 
 
+def arguments() -> dict[str, str]:
+    """Return the arguments of the build and what they are when nobody gives them."""
+    pairs = [rest.partition("=") for word, rest in instructions() if word == "ARG"]
+    return {name: default.strip('"') for name, _, default in pairs}
+
+
 def stages() -> dict[str, list[tuple[str, str]]]:
     found: dict[str, list[tuple[str, str]]] = {}
     for word, rest in instructions():
+        if word == "ARG" and not found:
+            continue  # before the first stage: for FROM alone
         if word == "FROM":
             _, _, name = rest.partition(" AS ")
             found[name] = []
@@ -43,23 +52,72 @@ def test_an_image_is_pinned_and_runs_as_nobody_in_exec_form(target: str) -> None
     assert given["CMD"] == '["horizonrl", "--help"]'
     installs = [rest for word, rest in stage if word == "RUN"]
     assert all("--no-deps" in install for install in installs), "what is not pinned is not installed"
-    assert f"-r requirements/{target}.txt" in installs[0]
-    assert all("--compile-bytecode" in install for install in installs), "its user cannot keep what a start compiles"
+    assert [install.endswith(f"-r requirements/{target}.txt") for install in installs].count(True) == 1
+    assert "UV_COMPILE_BYTECODE=1" in "".join(rest for word, rest in stages()["base"] if word == "ENV"), (
+        "its user cannot keep what a start compiles"
+    )
+
+
+def test_only_torch_is_looked_for_in_the_index_of_the_cpu_build() -> None:
+    """uv asks that index for Triton as well once it knows of it, and asks for nothing that is there already."""
+    first, second, _ = [rest for word, rest in stages()["cpu"] if word == "RUN"]
+    assert first.endswith('$TORCH "$(grep ^torch== requirements/cpu.txt)"')
+    assert "TORCH" not in second
+    assert re.findall(r"^torch==.*$", read("cpu"), re.MULTILINE) == ["torch==2.13.0+cpu"]
+    assert "TORCH" not in "".join(rest for _, rest in stages()["gpu"])
+    make = (ROOT / "Makefile").read_text()
+    assert '$(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"\n\t$(INSTALL) -r' in make
 
 
 def test_the_base_is_a_plain_name_with_a_version() -> None:
-    base = dict(stages()["base"])["FROM"].partition(" ")[0]
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", base), "no registry's host, no tag that moves"
+    assert dict(stages()["base"])["FROM"] == "${BASE} AS base"
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", arguments()["BASE"]), "no registry's host, no tag that moves"
     assert f'version="{VERSION}"' in dict(stages()["base"])["LABEL"]
 
 
+def test_a_site_names_its_index_and_its_authority_and_the_file_names_no_host() -> None:
+    assert arguments() == {"BASE": arguments()["BASE"], "CA": "", "INDEX": "", "TORCH": "--torch-backend cpu"}
+    explained = set(re.findall(r"^#   ([A-Z]+) ", DOCKERFILE.read_text(), re.MULTILINE))
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert explained == set(arguments()) == set(re.findall(r"--build-arg ([A-Z]+)=", page))
+    for name, stage in stages().items():
+        asks = [rest for word, rest in stage if word == "RUN" and ("requirements.txt" in rest or "$INDEX" in rest)]
+        assert len(asks) == 1, name
+        assert ("ARG", 'INDEX=""') in stage, "an argument ends with its stage"
+    assert "://" not in DOCKERFILE.read_text()
+
+
 @pytest.mark.parametrize("target", TARGETS)
+def test_an_image_has_the_environments_and_what_they_need_and_nothing_for_tests_or_pages(target: str) -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", read(target), re.MULTILINE))
+    for wanted in (*extras["envs"], *extras["ops"], *extras["tensorboard"]):
+        name, version = re.fullmatch(r"([\w-]+)(?:[=>]=)(.+)", wanted).groups()  # type: ignore[union-attr]
+        assert pins[name] == version or "==" not in wanted, wanted
+    assert "openjdk-17-jre-headless" in str(stages()["base"]), "SciWorld runs on Java 17"
+    apart = {re.split(r"[^\w.-]", each)[0] for each in (ROOT / "requirements/dev.in").read_text().split()}
+    assert {"pytest", "mypy", "mkdocs", "helm-python-sdk"} <= apart
+    assert not apart & set(pins)
+
+
+def test_what_tests_and_pages_need_agrees_with_what_runs() -> None:
+    runs, tests = (dict(re.findall(r"^([\w.-]+)==(\S+)", read(name), re.MULTILINE)) for name in ("cpu", "dev"))
+    assert {name: runs[name] for name in runs.keys() & tests} == {name: tests[name] for name in runs.keys() & tests}
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    tool = Path(sysconfig.get_path("scripts"), "hadolint")
+    done = subprocess.run([tool, DOCKERFILE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "dev"])
 def test_requirements_are_exact_have_hashes_and_name_no_host(target: str) -> None:
     pins = read(target).replace(" \\\n", "").splitlines()
     hashed = re.compile(r"[\w.-]+==[\w.+!-]+( ; [^#]+)?(    --hash=sha256:\w{64})+")
     assert {pin for pin in pins if not hashed.fullmatch(pin)} <= {"torch==2.13.0+cpu"}
     declared = {re.split(r"[^\w.-]", each)[0] for each in PROJECT["project"]["dependencies"]}
-    assert declared <= {pin.partition("==")[0] for pin in pins}
+    assert target == "dev" or declared <= {pin.partition("==")[0] for pin in pins}
 
 
 def test_both_images_have_the_same_of_what_both_have() -> None:
