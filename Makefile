@@ -45,11 +45,12 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
+# What is made from tables in the code: the pages of metrics and of the configuration, the dashboards, and the alerts for Kubernetes.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
+	$(PYTHON) -m horizonrl.ops.deploy.rules
 	$(PYTHON) -m horizonrl.ops.pages.tree
 
 # ops/bench/gpu.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
