@@ -64,14 +64,16 @@ def test_the_end_of_a_role_waits_for_one_more_reading_of_whoever_reads_regularly
                     await read(service.port, "/metrics")
                 async with asyncio.timeout(0.1):
                     await service.last_reading()
-            await asyncio.sleep(0.2)
             await read(service.port, "/metrics")
             service.metrics.set("run_finished", 1)
+            service._read_every_s = 60.0
             end = asyncio.create_task(service.last_reading())
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
+            assert not end.done()
             assert "horizonrl_run_finished 1.0" in (await read(service.port, "/metrics"))[1]
             await end
-            async with asyncio.timeout(10):  # the next one, which does not come
+            service._read_every_s = 0.1
+            async with asyncio.timeout(10):  # for the next one, which does not come
                 await service.last_reading()
 
     asyncio.run(scenario())

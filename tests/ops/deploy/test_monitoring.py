@@ -108,9 +108,8 @@ def test_the_brokers_exporter_is_found_where_the_chart_puts_it_and_the_policy_op
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_alert_on_volumes_watches_the_learners_claim_and_the_brokers(overlay: str) -> None:
     (alert,) = [each for each in alerts() if each["alert"] == "HorizonRLVolumeFilling"]
-    (pattern,) = set(
-        re.findall(r'persistentvolumeclaim=~"([^"]+)"', alert["expr"])
-    )  # the same claims above and below the line
+    # One: the same claims above and below the line.
+    (pattern,) = set(re.findall(r'persistentvolumeclaim=~"([^"]+)"', alert["expr"]))
     for claim in ("nats-js-nats-0", *learner_claims(overlay)):
         assert re.fullmatch(pattern, claim), claim
 
