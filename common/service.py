@@ -63,17 +63,17 @@ class Service:
     """Longest time from SIGTERM or SIGINT to the end of the process, whatever hangs. None sets no limit."""
     stall_limit_s: float = 120.0
     """An event loop that has not run for this long is stalled, and the process ends."""
+    _read: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_at: float = -math.inf
+    """When the metrics were last read, by the clock of `time.monotonic`."""
+    _read_every_s: float = math.inf
+    """Time between the last two readings of the metrics."""
     routes: Sequence[web.AbstractRouteDef] = ()
     """Further routes of the port."""
     refresh: Callable[[], None] = lambda: None
     """Called before each reading of the metrics."""
     ready: bool = False
     port: int = 0
-    _read: asyncio.Event = field(default_factory=asyncio.Event)
-    _read_at: float = -math.inf
-    """When the metrics were last read, by the clock of `time.monotonic`."""
-    _read_every_s: float = math.inf
-    """Time between the last two readings of the metrics."""
 
     @contextlib.asynccontextmanager
     async def open(self, host: str, port: int, link: BrokerLink | None = None) -> AsyncIterator["Service"]:
@@ -105,18 +105,6 @@ class Service:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    async def last_reading(self) -> None:
-        """Wait until the metrics are read once more, if somebody reads them regularly: for two intervals at most.
-
-        Values that were set at the end of a role would otherwise end with it, and no alert could know of them.
-        """
-        wait_s = self._read_at + 2 * self._read_every_s - time.monotonic()
-        if 0 < wait_s < LAST_READING_S:
-            self._read.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await until_stopped(self._read.wait(), self.stopping)
-
     def _stop(self, signal_name: str) -> None:
         """Set `stopping`. The timer is never cancelled: what closes after the body may hang as well."""
         # A second signal does not begin a second grace period.
@@ -147,6 +135,18 @@ class Service:
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
         application.add_routes(self.routes)
         return application
+
+    async def last_reading(self) -> None:
+        """Wait until the metrics are read once more, if somebody reads them regularly: for two intervals at most.
+
+        Values that were set at the end of a role would otherwise end with it, and no alert could know of them.
+        """
+        wait_s = self._read_at + 2 * self._read_every_s - time.monotonic()
+        if 0 < wait_s < LAST_READING_S:
+            self._read.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await until_stopped(self._read.wait(), self.stopping)
 
 
 def _door(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
