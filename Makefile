@@ -45,7 +45,7 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, the dashboards, and the alerts for Kubernetes.
+# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
