@@ -54,6 +54,7 @@ generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
+	$(PYTHON) -m horizonrl.ops.deploy.rules
 	$(PYTHON) -m horizonrl.ops.pages.tree
 	for overlay in small gpu; do \
 		kubectl kustomize ops/deploy/kubernetes/overlays/$$overlay > ops/deploy/helm/files/$$overlay.yaml || exit 1; \

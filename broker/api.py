@@ -167,6 +167,10 @@ class Transport(Protocol):
     def stalled_s(self) -> float:
         """Seconds for which the oldest unanswered request has been repeated; 0 while the broker answers."""
 
+    @property
+    def certificate_expiry(self) -> float:
+        """Unix time at which the certificate ends that the broker showed to this connection; infinity without TLS."""
+
     async def publish(
         self,
         subject: str,

@@ -5,6 +5,7 @@ wait, purges and watches work. Several transports on one MemoryServer stand for 
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -196,6 +197,10 @@ class MemoryTransport:
     @property
     def stalled_s(self) -> float:
         return 0.0
+
+    @property
+    def certificate_expiry(self) -> float:
+        return math.inf
 
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None

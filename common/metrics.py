@@ -55,7 +55,11 @@ class Metric:
     """Whether an observation names its ticket, which `horizonrl lineage --ticket` follows."""
 
 
+RUN_FINISHED = Metric(
+    "gauge", "run_finished", "1 once the run has taken its last step and its evaluations are in; 0 until then."
+)
 CONTROLLER = (
+    RUN_FINISHED,
     Metric("counter", "tickets_issued_total", "Tickets published by the controller.", ("kind",)),
     Metric("counter", "tickets_reissued_total", "Tickets that queue and log had lost, issued again.", ("kind",)),
     Metric("gauge", "tickets_outstanding", "Tickets issued and not settled.", ("kind",)),
@@ -107,6 +111,7 @@ ACTOR = (
     ),
 )
 LEARNER = (
+    RUN_FINISHED,
     Metric("counter", "groups_trained_total", "Groups settled by training.", ("kind",)),
     Metric("counter", "groups_evaluated_total", "Groups settled by evaluation."),
     Metric(
@@ -152,6 +157,18 @@ LEARNER = (
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
     Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
+    Metric("gauge", "last_step_seconds", "Time of the last step, from its full batch to its announced version."),
+    Metric("gauge", "last_wait_seconds", "Time that the last step waited for its batch."),
+    Metric(
+        "gauge",
+        "checkpoint_timestamp_seconds",
+        "When the last checkpoint was safe on disk; the start, before the first one.",
+    ),
+    Metric(
+        "gauge",
+        "disk_free_ratio",
+        "Free share of the file system of the run directory, at the start and after each checkpoint.",
+    ),
     Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
     Metric("gauge", "learner_lineage", "Times the learner has resumed."),
     Metric("histogram", "step_seconds", "Time from the full batch to the announced version.", buckets=STEP_S),
@@ -202,6 +219,11 @@ SERVER = (
 EVERY = (
     Metric("gauge", "broker_connected", "1 while the broker connection is up."),
     Metric("gauge", "broker_stalled_seconds", "How long the broker has left a request undone; 0 while it does them."),
+    Metric(
+        "gauge",
+        "broker_certificate_expiry_timestamp_seconds",
+        "When the certificate ends that the broker showed to this connection; +Inf without TLS.",
+    ),
     Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
     Metric("counter", "broker_full_waits_total", "Times a publish found its stream full and waited."),
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
@@ -214,7 +236,8 @@ TABLE: dict[Role, tuple[Metric, ...]] = {
     "server": SERVER,
     "every": EVERY,
 }
-METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
+# A metric may have two roles.
+METRICS = tuple(dict.fromkeys(metric for metrics in TABLE.values() for metric in metrics))
 MIRRORED = {
     "reconnects": "broker_reconnects_total",
     "full_waits": "broker_full_waits_total",
@@ -238,6 +261,10 @@ class BrokerLink(Protocol):
 
     @property
     def stalled_s(self) -> float: ...
+
+    @property
+    def certificate_expiry(self) -> float:
+        """Unix time at which the broker's certificate ends; infinity without TLS."""
 
 
 class Metrics:
@@ -281,6 +308,7 @@ class Metrics:
         """Copy the connection's own counters into the metrics of the same meaning."""
         self.set("broker_connected", float(link.connected))
         self.set("broker_stalled_seconds", link.stalled_s)
+        self.set("broker_certificate_expiry_timestamp_seconds", link.certificate_expiry)
         for field, name in MIRRORED.items():
             # The client allows a counter to be increased only, so the difference is added.
             self.count(name, getattr(link.counters, field) - self.value(name))

@@ -13,11 +13,13 @@ import contextlib
 import errno
 import faulthandler
 import fcntl
+import math
 import os
 import resource
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ WATCH_TICKS = 20
 LOCKED_LIMITS = 4
 """Stall limits after which faulthandler ends the process with code 1. It needs no Python, and is for C code that keeps
 Python's lock, such as a regular expression; unlike the watch it takes a pause of that length for a stall."""
+LAST_READING_S = 150.0
+"""Longest time for which the end of a role waits for Prometheus: two readings, a minute apart, and a late one."""
 CLOSE_S = 30.0
 """Longest time from the end of a role's work to the end of its event loop, which waits for its threads."""
 REPORT_S = 5.0
@@ -60,6 +64,11 @@ class Service:
     """Longest time from SIGTERM or SIGINT to the end of the process, whatever hangs. None sets no limit."""
     stall_limit_s: float = 120.0
     """An event loop that has not run for this long is stalled, and the process ends."""
+    _read: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_at: float = -math.inf
+    """When the metrics were last read, by the clock of `time.monotonic`."""
+    _read_every_s: float = math.inf
+    """Time between the last two readings of the metrics."""
     routes: Sequence[web.AbstractRouteDef] = ()
     """Further routes of the port."""
     refresh: Callable[[], None] = lambda: None
@@ -125,6 +134,9 @@ class Service:
             self.refresh()
             if link is not None:
                 self.metrics.mirror_broker(link)
+            now = time.monotonic()
+            self._read_every_s, self._read_at = now - self._read_at, now
+            self._read.set()
             body, content_type = self.metrics.exposition(request.headers.get("Accept", ""))
             return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -132,6 +144,18 @@ class Service:
         application.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
         application.add_routes(self.routes)
         return application
+
+    async def last_reading(self) -> None:
+        """Wait until the metrics are read once more, if somebody reads them regularly: for two intervals at most.
+
+        Values that were set at the end of a role would otherwise end with it, and no alert could know of them.
+        """
+        wait_s = self._read_at + 2 * self._read_every_s - time.monotonic()
+        if 0 < wait_s < LAST_READING_S:
+            self._read.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await until_stopped(self._read.wait(), self.stopping)
 
 
 def _door(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:

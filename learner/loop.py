@@ -98,6 +98,7 @@ class LearnerLoop:
         again.
         """
         state = self._state
+        self.metrics.set("run_finished", 0)
         # A checkpoint becomes durable in this group while the next step trains. If that fails, the run ends.
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._recovery.resume(), self.stopping)
@@ -124,6 +125,7 @@ class LearnerLoop:
         # The last word of the run: actors and `train` end at it, so the checkpoint and the evaluations have to be in.
         if state.complete and not self.stopping.is_set():
             await until_stopped(self._announcer.announce_end(), self.stopping)
+            self.metrics.set("run_finished", float(not self.stopping.is_set()))
         log.info("learner_ended", step=state.step, of=self.config.total_steps)
 
     async def _free_log(self, background: asyncio.TaskGroup) -> None:

@@ -40,5 +40,6 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
                 if not config.broker.shared_files:  # the first groups are being sampled meanwhile
                     warm_up_in_thread()
                 await loop.run()
+                await service.last_reading()
 
     await on_ranks(config, model_dir, learn)

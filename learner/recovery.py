@@ -6,6 +6,7 @@ nothing until then.
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,6 +138,12 @@ class Recovery:
         self.metrics.set("learner_lineage", lineage)
         self.metrics.set("learner_step_timestamp_seconds", now)
         self.metrics.set("max_staleness_versions", self.state.rules.max_staleness)
+        self._report_disk(now)
+
+    def _report_disk(self, saved_at: float) -> None:
+        usage = shutil.disk_usage(self.state.config.run_dir)
+        self.metrics.set("checkpoint_timestamp_seconds", saved_at)
+        self.metrics.set("disk_free_ratio", usage.free / usage.total)
 
     # ---- checkpoints
 
@@ -196,6 +203,7 @@ class Recovery:
         # In a thread, because fsync blocks: the event loop has to answer the broker and the health checks meanwhile.
         await asyncio.to_thread(self.checkpoints.seal, step, state)
         times = {"begin_s": begin_s, "write_s": write_s, "seal_s": time.monotonic() - started - write_s}
+        self._report_disk(time.time())
         log.info("checkpoint_written", step=step, **{name: round(taken, 2) for name, taken in times.items()})
         # Never before the checkpoint is durable: it decides which entries a resumed learner needs.
         await until_stopped(self.log_space.free(), self.stopping)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import random
+import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -108,6 +109,13 @@ class NatsTransport:
     @property
     def stalled_s(self) -> float:
         return self._connection.stalled_s
+
+    @property
+    def certificate_expiry(self) -> float:
+        # A connection keeps the certificate that it was opened with, though the server may have a newer one by now.
+        writer = getattr(self._connection.client._transport, "_io_writer", None)  # a websocket has none
+        shown = writer.get_extra_info("peercert") if writer is not None else None
+        return float(ssl.cert_time_to_seconds(shown["notAfter"])) if shown else math.inf
 
     async def publish(
         self, subject: str, data: bytes, *, message_id: str | None = None, headers: dict[str, str] | None = None

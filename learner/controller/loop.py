@@ -57,6 +57,7 @@ class Controller:
 
     async def run(self) -> None:
         """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
+        self.metrics.set("run_finished", 0)
         # Before the first ticket: actors read what the environments are made with before they play one.
         await self._state.put(Key.RUN, self.config.settings)
         if isinstance(recorded := await self._state.get(Key.HORIZON), HorizonState):
@@ -92,6 +93,7 @@ class Controller:
             if progress.step > purged_step or time.monotonic() - self._reported_at >= REPORT_S:
                 await self._report(progress, issued)
             purged_step = progress.step
+        self.metrics.set("run_finished", 1)
         log.info("run_finished")
 
     async def _audit_queue(self) -> None:

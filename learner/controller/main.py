@@ -15,3 +15,4 @@ async def run_controller(config: RunConfig, service: Service) -> None:
         async with service.open(config.metrics.host, config.metrics.port, transport):
             service.ready = True
             await until_stopped(controller.run(), service.stopping)
+            await service.last_reading()

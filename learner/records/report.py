@@ -128,6 +128,9 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], pending: PendingBatch
         metrics.count("environment_steps_total", outcome["environment_steps"], env=env)
     metrics.set("learner_step", line["step"])
     metrics.set("learner_step_timestamp_seconds", line["time"])
+    # A rate over a histogram has nothing to say between two steps that are minutes apart.
+    metrics.set("last_step_seconds", line["step_s"])
+    metrics.set("last_wait_seconds", line["wait_s"])
     for quantity in MIRRORED:
         if (value := line[quantity.name]) is not None:
             _record(metrics, quantity, value)

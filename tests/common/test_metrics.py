@@ -1,3 +1,4 @@
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class Link:
     counters: TransportCounters
     connected: bool = True
     stalled_s: float = 0.0
+    certificate_expiry: float = math.inf
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -99,10 +101,13 @@ def test_what_the_transport_counts_is_mirrored_once() -> None:
     for _ in range(2):
         metrics.mirror_broker(link)
     link.connected, link.counters.reconnects, link.stalled_s = False, 5, 12.5
+    assert sample(metrics, "broker_certificate_expiry_timestamp_seconds") == math.inf
+    link.certificate_expiry = 1.8e9
     metrics.mirror_broker(link)
     assert [sample(metrics, f"{name}_total") for name in ("broker_reconnects", "broker_denied")] == [5, 1]
     assert [sample(metrics, f"{name}_total") for name in ("broker_full_waits", "dead_letters")] == [3, 4]
     assert (sample(metrics, "broker_connected"), sample(metrics, "broker_stalled_seconds")) == (0, 12.5)
+    assert sample(metrics, "broker_certificate_expiry_timestamp_seconds") == 1.8e9
 
 
 def test_an_observation_names_its_ticket_to_whoever_understands_exemplars() -> None:

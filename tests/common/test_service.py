@@ -55,6 +55,41 @@ def test_a_role_that_is_cut_off_from_its_broker_is_alive_and_not_ready() -> None
     asyncio.run(scenario())
 
 
+def test_the_end_of_a_role_waits_for_one_more_reading_of_whoever_reads_regularly() -> None:
+    async def scenario() -> None:
+        service = Service()
+        async with service.open("127.0.0.1", 0):
+            for readings in (0, 1):  # nobody, and one who looked in once
+                for _ in range(readings):
+                    await read(service.port, "/metrics")
+                async with asyncio.timeout(0.1):
+                    await service.last_reading()
+            await read(service.port, "/metrics")
+            service.metrics.set("run_finished", 1)
+            service._read_every_s = 60.0
+            end = asyncio.create_task(service.last_reading())
+            await asyncio.sleep(0.01)
+            assert not end.done()
+            assert "horizonrl_run_finished 1.0" in (await read(service.port, "/metrics"))[1]
+            await end
+            service._read_every_s = 0.1
+            async with asyncio.timeout(10):  # for the next one, which does not come
+                await service.last_reading()
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_is_stopped_waits_for_no_reading() -> None:
+    async def scenario() -> None:
+        service = Service()
+        service._read_at, service._read_every_s = time.monotonic(), 60.0
+        service.stopping.set()
+        async with asyncio.timeout(10):
+            await service.last_reading()
+
+    asyncio.run(scenario())
+
+
 def test_sigterm_sets_stopping_and_ends_readiness() -> None:
     async def scenario() -> None:
         service = Service()

@@ -41,6 +41,9 @@ CLONING = ("--rl.demos_per_step=3", "--rl.publish_every=2")
 def test_an_undisturbed_run_settles_every_ticket_once(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     world = survive(World(tmp_path, overrides=overrides))
     assert world.lives == {"learner": 1, "controller": 1, "actor": 1}
+    assert world.metrics.value("run_finished") == 1
+    assert world.metrics.value("checkpoint_timestamp_seconds") >= world.metrics.value("learner_step_timestamp_seconds")
+    assert 0 < world.metrics.value("disk_free_ratio") <= 1
 
 
 def test_the_growth_of_a_horizon_is_counted(tmp_path: Path) -> None:

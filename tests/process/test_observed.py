@@ -208,7 +208,7 @@ def test_no_label_grows_with_the_run(observed: Observed) -> None:
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
 def test_every_query_of_a_dashboard_returns_data(watched: Observed, dashboard: Any) -> None:
     queries = [
-        (f"{row} / {panel.title}", query.expression.replace("$run", "laptop").replace("$__rate_interval", "5m"))
+        (f"{row} / {panel.title}", query.expression.replace("$run", "laptop").replace("$window", "5m"))
         for row, panels in dashboard.rows.items()
         for panel in panels
         for query in panel.queries

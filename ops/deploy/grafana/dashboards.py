@@ -19,6 +19,7 @@ FLOW = Dashboard(
             Panel("Waiting for an actor", [last("tickets_waiting")], kind="stat"),
             Panel("Held by actors", [last("tickets_leased")], kind="stat"),
             Panel("Waiting for the learner", [last("groups_waiting")], kind="stat"),
+            Panel("Finished", [last("run_finished")], kind="stat"),
             Panel("Conservation violations", [last("conservation_violations")], kind="stat"),
             Panel("Roles connected", [last("broker_connected", fold="sum")], kind="stat"),
         ),
@@ -55,9 +56,16 @@ FLOW = Dashboard(
             Panel("Staleness in queue", quantiles("staleness_in_queue_versions")),
         ),
         "Broker": (
+            Panel("Connected", [last("broker_connected", "job", fold="min")]),
             Panel("Reconnections", [rate("broker_reconnects_total", "job")], "ops"),
             Panel("Waits for a full stream", [rate("broker_full_waits_total", "job")], "ops"),
             Panel("Requests left undone", [last("broker_stalled_seconds", "job")], "s"),
+            Panel(
+                "Certificate ends in",
+                [Query(f"{last('broker_certificate_expiry_timestamp_seconds').expression} - time()")],
+                "s",
+                "stat",
+            ),
             Panel(
                 "Refused and undecodable",
                 [
@@ -84,9 +92,14 @@ LEARNING = Dashboard(
                 "s",
                 "stat",
             ),
+            Panel("Learner busy", [Query('run:horizonrl_learner_busy:ratio{run="$run"}')], "percentunit", "stat"),
             Panel(
-                "Learner busy", [Query('run:horizonrl_learner_busy:ratio_rate5m{run="$run"}')], "percentunit", "stat"
+                "Since the last checkpoint",
+                [Query(f"time() - {last('checkpoint_timestamp_seconds').expression}")],
+                "s",
+                "stat",
             ),
+            Panel("Disk free", [last("disk_free_ratio", fold="min")], "percentunit", "stat"),
             Panel("Version evaluated", [last("eval_version")], kind="stat"),
             Panel("Tracker failures", [last("tracker_failures_total")], kind="stat"),
         ),
@@ -116,8 +129,8 @@ LEARNING = Dashboard(
             Panel("Gradient norm", [last("grad_norm")]),
         ),
         "How fast": (
-            Panel("Step", quantiles("step_seconds"), "s"),
-            Panel("Wait for a batch", quantiles("wait_seconds"), "s"),
+            Panel("Step", [last("last_step_seconds", legend="last"), *quantiles("step_seconds")], "s"),
+            Panel("Wait for a batch", [last("last_wait_seconds", legend="last"), *quantiles("wait_seconds")], "s"),
             Panel("Checkpoint", quantiles("checkpoint_seconds"), "s"),
             Panel(
                 "Tokens",

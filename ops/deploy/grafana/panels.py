@@ -16,6 +16,9 @@ SCHEMA_VERSION = 39
 COLUMNS = 24
 WIDTHS = {"timeseries": 8, "stat": 4}
 HEIGHTS = {"timeseries": 8, "stat": 4}
+WINDOWS = ("30m", "5m", "15m", "1h", "3h", "12h")
+"""How far back rates and quantiles may look, the first unless another is chosen. Grafana's own `$__rate_interval` is a
+minute at most zooms: with steps of eight minutes, counters that move once a step would show nothing but spikes."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -47,12 +50,12 @@ def last(name: str, *by: str, legend: str = "", fold: str = "max") -> Query:
 
 
 def rate(name: str, *by: str, legend: str = "") -> Query:
-    """Return a counter's increase per second."""
-    return Query(f"sum{_by(by)} (rate({_selector(name)}[$__rate_interval]))", legend or _legend(by))
+    """Return a counter's increase per second, over the window that the reader has chosen."""
+    return Query(f"sum{_by(by)} (rate({_selector(name)}[$window]))", legend or _legend(by))
 
 
 def quantile(share: float, name: str, *by: str, legend: str = "") -> Query:
-    buckets = f"sum{_by((*by, 'le'))} (rate({_selector(name, '_bucket')}[$__rate_interval]))"
+    buckets = f"sum{_by((*by, 'le'))} (rate({_selector(name, '_bucket')}[$window]))"
     expression = f"histogram_quantile({share:g}, {buckets})"
     return Query(expression, f"p{100 * share:g} {legend or _legend(by)}".strip(), DECLARED[name].exemplar)
 
@@ -81,7 +84,7 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "30s",
         "time": {"from": "now-3h", "to": "now"},
         "links": [{"type": "dashboards", "title": "HorizonRL", "tags": ["horizonrl"], "keepTime": True}],
-        "templating": {"list": [_datasource_variable(), _run_variable()]},
+        "templating": {"list": [_datasource_variable(), _run_variable(), _window_variable()]},
         "panels": _panels(dashboard.rows),
     }
 
@@ -141,6 +144,18 @@ def _run_variable() -> dict[str, Any]:
     query = f"label_values({PREFIX}broker_connected, run)"
     # refresh 2 asks again with each change of the time range, so that a run that has just begun is in the list.
     return {"name": "run", "label": "Run", "type": "query", "datasource": SOURCE, "query": query, "refresh": 2}
+
+
+def _window_variable() -> dict[str, Any]:
+    options = [{"text": window, "value": window, "selected": window == WINDOWS[0]} for window in WINDOWS]
+    return {
+        "name": "window",
+        "label": "Rates over",
+        "type": "custom",
+        "query": ", ".join(WINDOWS),
+        "options": options,
+        "current": options[0],
+    }
 
 
 def _selector(name: str, suffix: str = "") -> str:

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -109,6 +110,7 @@ def test_a_secured_server_that_listens_everywhere_is_reached_by_a_name_of_its_ce
         async with EmbeddedServer(nats, host="0.0.0.0", extra=keys.included(nats)) as started:
             own = NatsSection(nkey_seed=keys.seed("r", Role.CONTROLLER), ca_file=keys.authority)
             transport = await connect("r", BrokerSection(url=started.url, nats=own))
+            assert 0 < transport.certificate_expiry - time.time() < 1000 * 86400
             await transport.close()
 
     asyncio.run(scenario())

@@ -199,3 +199,5 @@ def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
     assert sums == [3, 1, 2], "of the group alone: an expert is of no version"
     assert metrics.value("staleness_versions_count") == 1
     assert metrics.value("learner_step_timestamp_seconds") == line["time"]
+    assert metrics.value("last_step_seconds") == line["step_s"]
+    assert metrics.value("last_wait_seconds") == line["wait_s"]
