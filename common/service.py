@@ -242,7 +242,7 @@ def _end_process(event: str, reason: str) -> None:
     os._exit(os.EX_SOFTWARE)
 
 
-async def until_stopped(work: Awaitable[None], stopping: asyncio.Event) -> None:
+async def until_stopped(work: Awaitable[object], stopping: asyncio.Event) -> None:
     """Run `work` until it returns or `stopping` is set; then cancel it and wait for it to end."""
     # The group raises what `work` raised, and waits until both tasks have really ended.
     async with asyncio.TaskGroup() as group:

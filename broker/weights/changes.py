@@ -8,8 +8,8 @@ table of values (rANS: range asymmetric numeral systems, arXiv:1311.2540).
 
 How to use it:
 
-- a learner with whole frames: `changes = encode_changes(old_image, new_image)`
-- a learner whose ranks hold slices: each rank calls `encode_section([Part(offset, dtype, old, new), ...])`, with
+- a learner: `changes = encode_changes(old_image, new_image)`, which encodes large images on all cores
+- a program whose processes hold slices: each calls `encode_section([Part(offset, dtype, old, new), ...])`, with
   offsets from `read_layout(image)`; one of them calls `join_sections(read_layout(image), sections)`
 - an actor: `apply_changes(image, changes)` on a private copy, in a thread (the loops release the GIL); or in two steps,
   `decoded = decode_changes(image, changes)`, which writes nothing, and `decoded.write(image)`. Several deltas are
@@ -24,7 +24,9 @@ Needs numba, which comes with vLLM, on the first call and not before: the contro
 """
 
 import contextlib
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from threading import Thread
 from types import ModuleType
@@ -46,6 +48,10 @@ __all__ = [
     "warm_up_in_thread",
 ]
 
+SECTION_BYTES = 1 << 29
+"""A section that has this much of the image is closed. The cores encode sections side by side, as the loops release the
+GIL; a section has tables of its own, about 5 kB."""
+
 
 def encode_changes(base: Buffer, new: Buffer) -> bytes:
     """Return what turns the image `base` into `new`. Raises WeightsRejected if their headers differ."""
@@ -55,10 +61,17 @@ def encode_changes(base: Buffer, new: Buffer) -> bytes:
             "the two images have different headers, so no changes lead between them: send a key frame"
         )
     olds, news = as_bytes(base), as_bytes(new)
-    places = [(place.dtype, place.offset, place.offset + place.size_bytes) for place in layout.tensors.values()]
-    return join_sections(
-        layout, [encode_section(Part(start, dtype, olds[start:end], news[start:end]) for dtype, start, end in places)]
-    )
+    sections: list[list[Part]] = [[]]
+    filled = 0
+    for place in layout.tensors.values():
+        if filled >= SECTION_BYTES:
+            sections.append([])
+            filled = 0
+        start, end = place.offset, place.offset + place.size_bytes
+        sections[-1].append(Part(start, place.dtype, olds[start:end], news[start:end]))
+        filled += place.size_bytes
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return join_sections(layout, list(pool.map(encode_section, sections)))
 
 
 def encode_section(parts: Iterable[Part]) -> bytes:

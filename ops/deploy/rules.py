@@ -6,7 +6,7 @@ written, and a test holds it against the rules.
 
 from pathlib import Path
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 DIRECTORY = Path(__file__).parent
 RULES = DIRECTORY / "prometheus/rules.yaml"
@@ -23,7 +23,8 @@ def manifest() -> str:
         "metadata": {"name": "horizonrl", "labels": labels},
         "spec": yaml.safe_load(RULES.read_text()),
     }
-    return HEAD + yaml.safe_dump(rule, sort_keys=False, width=120)
+    text: str = yaml.safe_dump(rule, sort_keys=False, width=120)
+    return HEAD + text
 
 
 if __name__ == "__main__":

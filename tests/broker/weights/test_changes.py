@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 
+from horizonrl.broker.weights import changes as changes_module
 from horizonrl.broker.weights import encoding, kernels, vectors
 from horizonrl.broker.weights.changes import (
     Part,
@@ -29,6 +30,7 @@ from horizonrl.broker.weights.changes import (
     warm_up,
     warm_up_in_thread,
 )
+from horizonrl.broker.weights.envelope import ENVELOPE
 from horizonrl.common.errors import WeightsRejected
 from tests.broker.weights import reference
 
@@ -204,6 +206,13 @@ def test_ranks_encode_their_slices_and_the_sections_are_joined_in_any_order(
 def test_a_tensor_of_more_words_than_a_part_may_have_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "MOST_WORDS", 1000)
     check(*pair(*trained(5_500, 1e-4)))
+
+
+def test_a_large_image_is_encoded_in_sections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes_module, "SECTION_BYTES", 10_000)
+    both = (each.reshape(5, 6_000) for each in trained(30_000, 1e-4))
+    data = check(*(image({f"t{n}": ("BF16", row.tobytes()) for n, row in enumerate(rows)}) for rows in both))
+    assert ENVELOPE.unpack_from(data)[4] == 5
 
 
 def test_images_with_different_headers_have_no_changes() -> None:
