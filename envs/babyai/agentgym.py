@@ -14,7 +14,7 @@ from itertools import product
 from minigrid.core.actions import Actions
 
 from horizonrl.envs.babyai.sight import SIZE, Cell, Sight, look
-from horizonrl.envs.babyai.view import HEADINGS, START, VIEWS_KEPT, Moves, Pose, Thing, View, parts
+from horizonrl.envs.babyai.view import HEADINGS, START, VIEWS_KEPT, Found, Moves, Pose, Thing, View, parts
 from horizonrl.envs.babyai.world import GridWorld, Outcome
 
 LEAST_REWARD = 0.5
@@ -133,17 +133,15 @@ class _Offer:
             self.actions[action] = way
 
 
-class _Ways:
+class _Ways(Found):
     """The paths that AgentGym's search finds: to stand in a cell, and to face one.
 
     If a pose is found again before it leaves the queue, the last predecessor wins. So a path may be longer than the
-    shortest one.
+    shortest one: what a pose came from is settled when the pose leaves the queue.
     """
 
     def __init__(self, view: AgentGymView) -> None:
-        self._came: dict[Pose, tuple[Pose, int]] = {}
-        self._poses_in: dict[Cell, Pose] = {}
-        self._poses_facing: dict[Cell, Pose] = {}
+        super().__init__()
         after_each = _successors(view.heading in (0, 1), view.heading in (1, 2))
         solid = {cell for cell, thing in view.blocked.items() if thing.kind != "door"}
         seen: set[Pose] = set()
@@ -158,22 +156,6 @@ class _Ways:
                 if after not in seen and cell not in solid:
                     self._came[after] = (pose, action)
                     queue.append(after)
-
-    def to(self, cell: Cell) -> Moves | None:
-        return self._way(self._poses_in.get(cell))
-
-    def facing(self, cell: Cell) -> Moves | None:
-        return self._way(self._poses_facing.get(cell))
-
-    def _way(self, pose: Pose | None) -> Moves | None:
-        if pose is None:
-            return None
-        moves = []
-        # What a pose came from is settled when the pose leaves the queue.
-        while pose != START:
-            pose, action = self._came[pose]
-            moves.append(action)
-        return tuple(reversed(moves))
 
 
 @cache  # of four combinations

@@ -115,28 +115,13 @@ class View:
         return "The action is not recognized. Please check valid actions."
 
 
-class Ways:
-    """The shortest paths from the agent to all cells, over cells that are free or hidden from view."""
+class Found:
+    """What a search over poses has found. The search fills it; then it tells the way into a cell, or to face one."""
 
-    def __init__(self, blocked: Mapping[Cell, Thing]) -> None:
+    def __init__(self) -> None:
         self._came: dict[Pose, tuple[Pose, int]] = {}
         self._poses_in: dict[Cell, Pose] = {}
         self._poses_facing: dict[Cell, Pose] = {}
-        queue = deque([START])
-        while queue:
-            ahead, right, heading = pose = queue.popleft()
-            step = HEADINGS[heading]
-            front = (ahead + step[0], right + step[1])
-            self._poses_in.setdefault((ahead, right), pose)
-            self._poses_facing.setdefault(front, pose)
-            for action, after in (
-                (Actions.forward, (*front, heading)),
-                (Actions.left, (ahead, right, (heading - 1) % 4)),
-                (Actions.right, (ahead, right, (heading + 1) % 4)),
-            ):
-                if after not in self._came and after != START and after[:2] not in blocked and _in_sight(after):
-                    self._came[after] = (pose, action)
-                    queue.append(after)
 
     def to(self, cell: Cell) -> Moves | None:
         return self._way(self._poses_in.get(cell))
@@ -152,6 +137,28 @@ class Ways:
             pose, action = self._came[pose]
             moves.append(action)
         return tuple(reversed(moves))
+
+
+class Ways(Found):
+    """The shortest paths from the agent to all cells, over cells that are free or hidden from view."""
+
+    def __init__(self, blocked: Mapping[Cell, Thing]) -> None:
+        super().__init__()
+        queue = deque([START])
+        while queue:
+            ahead, right, heading = pose = queue.popleft()
+            step = HEADINGS[heading]
+            front = (ahead + step[0], right + step[1])
+            self._poses_in.setdefault((ahead, right), pose)
+            self._poses_facing.setdefault(front, pose)
+            for action, after in (
+                (Actions.forward, (*front, heading)),
+                (Actions.left, (ahead, right, (heading - 1) % 4)),
+                (Actions.right, (ahead, right, (heading + 1) % 4)),
+            ):
+                if after not in self._came and after != START and after[:2] not in blocked and _in_sight(after):
+                    self._came[after] = (pose, action)
+                    queue.append(after)
 
 
 @lru_cache(maxsize=VIEWS_KEPT)
