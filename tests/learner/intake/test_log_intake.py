@@ -46,7 +46,8 @@ def test_parts_of_an_ended_ticket_do_not_hide_that_it_has_ended(
 def test_a_run_whose_last_evaluation_nobody_plays_ends_without_it(tmp_path: Path) -> None:
     world = World(tmp_path, overrides=(*EVALUATING, "--learner.step_timeout_s=2"), idle_from=7)
     asyncio.run(world.run())
-    assert [line["version"] for line in world.evals()][:3] == [0, 2, 4]
+    # Rounds overlap: that of a later version may be in before.
+    assert sorted(line["version"] for line in world.evals())[:3] == [0, 2, 4]
     assert 7 not in [line["version"] for line in world.evals()]
 
 
