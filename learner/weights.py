@@ -149,11 +149,14 @@ class WeightsPublisher:
 
     async def _sent_base(self, policy: PolicyVersion) -> tuple[SentFile, int]:
         """Have the frozen model in the stream; return where it is, and the bytes that were sent for it."""
-        digest = self._base.digest if self._base else await asyncio.to_thread(digest_file, self.base_file)
-        announced = await StateStore(self.transport).get(Key.POLICY)
-        if self._base is None and isinstance(announced, WeightsManifest) and announced.base is not None:
-            # Sent by the learner before this one, which may have had another model.
-            self._base = announced.base if announced.base.digest == digest else None
+        if self._base is None:
+            digest = await asyncio.to_thread(digest_file, self.base_file)
+            announced = await StateStore(self.transport).get(Key.POLICY)
+            if isinstance(announced, WeightsManifest) and announced.base is not None:
+                # Sent by the learner before this one, which may have had another model.
+                self._base = announced.base if announced.base.digest == digest else None
+        else:
+            digest = self._base.digest
         if self._base is not None:
             extent, base = await self.transport.extent(Stream.WEIGHTS), self._base
             held = extent.first_sequence <= base.first_sequence and base.last_sequence <= extent.last_sequence

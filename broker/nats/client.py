@@ -49,7 +49,11 @@ class AbortingClient(Client):
         self._abort()
         await super()._connect_to_server(*arguments)
 
+    @property
+    def writer(self) -> asyncio.StreamWriter | None:
+        """The open connection's own end; None before there is one, and for a websocket."""
+        return getattr(self._transport, "_io_writer", None)
+
     def _abort(self) -> None:
-        writer = getattr(self._transport, "_io_writer", None)  # a websocket has none
-        if writer is not None:
-            writer.transport.abort()
+        if self.writer is not None:
+            self.writer.transport.abort()

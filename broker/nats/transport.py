@@ -113,7 +113,7 @@ class NatsTransport:
     @property
     def certificate_expiry(self) -> float:
         # A connection keeps the certificate that it was opened with, though the server may have a newer one by now.
-        writer = getattr(self._connection.client._transport, "_io_writer", None)  # a websocket has none
+        writer = self._connection.client.writer
         shown = writer.get_extra_info("peercert") if writer is not None else None
         return float(ssl.cert_time_to_seconds(shown["notAfter"])) if shown else math.inf
 
