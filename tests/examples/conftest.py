@@ -1,12 +1,12 @@
 """A copy of an example in a temporary folder, whose recipe has a tiny model in place of SmolLM2."""
 
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.ops.bench.tiny_model import make_tiny_model
 from tests.examples.readme import EXAMPLES, Example, environment, with_small_model
 
@@ -22,7 +22,7 @@ def copied(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., Example]]
     made: list[Example] = []
 
     def copy(name: str, *, on_free_port: bool = False) -> Example:
-        example = Example(name, tmp_path, environment(tmp_path), port=free_port() if on_free_port else None)
+        example = Example(name, tmp_path, environment(tmp_path), port=free_ports(1)[0] if on_free_port else None)
         made.append(example)
         target = tmp_path / "examples" / name
         shutil.copytree(EXAMPLES / name, target)
@@ -36,10 +36,3 @@ def copied(tmp_path: Path, tiny_model: Path) -> Iterator[Callable[..., Example]]
     finally:
         for example in made:
             example.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.nats.test_connect import free_port
+from horizonrl.broker.nats.cluster import free_ports
 from tests.process.conftest import Workplace
 
 SETTINGS = ("--learner.backend=hash", "--actor.engine=scripted", "--metrics.port=0", "--learner.keep_log=true")
@@ -37,8 +37,8 @@ def server_pid(place: Path, number: int) -> int:
 @pytest.mark.process
 @pytest.mark.timeout(240)
 def test_a_run_survives_the_death_of_the_leader_of_its_log(workplace: Workplace) -> None:
-    # Three ports in a row, of which the first is free: one that is taken ends the broker with nats-server's own words.
-    first = free_port()
+    free = set(free_ports(4_000))
+    first = next(port for port in free if {port + 1, port + 2} <= free)
     url = ",".join(f"nats://127.0.0.1:{first + number}" for number in range(3))
     settings = (*SETTINGS, f"--broker.url={url}", f"--rl.steps={STEPS}")
     broker = workplace.start("broker", "--cluster", "3", *settings)

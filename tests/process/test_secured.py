@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.api import Role
+from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.ops.cli.main import main
-from tests.broker.nats.test_connect import free_port
 from tests.process.conftest import Workplace
 
 
@@ -16,7 +16,7 @@ from tests.process.conftest import Workplace
 @pytest.mark.process
 def test_a_secured_run_reaches_its_end(workplace: Workplace, tmp_path: Path) -> None:
     assert main(["broker", "keys", "--out", str(tmp_path / "keys"), "--run", "tiny", "--host", "nats.example"]) == 0
-    keys, url = KeyFolder(tmp_path / "keys"), f"tls://127.0.0.1:{free_port()}"
+    keys, url = KeyFolder(tmp_path / "keys"), f"tls://127.0.0.1:{free_ports(1)[0]}"
 
     def start(role: str) -> subprocess.Popen[bytes]:
         own = [f"--broker.nats.nkey_seed={keys.seed('tiny', Role(role))}", f"--broker.nats.ca_file={keys.authority}"]

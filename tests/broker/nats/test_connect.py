@@ -1,5 +1,4 @@
 import asyncio
-import socket
 import uuid
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from horizonrl.broker.api import Key, Role, Stream
+from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.broker.nats.connect import connect
 from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -15,15 +15,8 @@ from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerDenied, BrokerUnreachable, ConfigError
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_a_url_that_does_not_answer_is_named_with_the_cure() -> None:
-    url = f"nats://127.0.0.1:{free_port()}"
+    url = f"nats://127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(BrokerUnreachable, match=r"nats://127\.0\.0\.1.* within 0\.5 s.*`horizonrl broker"):
         asyncio.run(connect("r", BrokerSection(url=url, connect_timeout_s=0.5)))
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +16,7 @@ import pytest
 from horizonrl.broker.api import Role, Stream
 from horizonrl.broker.connect import connected
 from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.broker.nats.server import find_server
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.children import bound
@@ -28,12 +28,6 @@ pytestmark = pytest.mark.process
 
 SITE = Path(__file__).parents[3] / "ops" / "deploy" / "site"
 RUN = "sited"
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @asynccontextmanager
@@ -75,7 +69,7 @@ async def mirror(url: str) -> None:
 
 def test_weights_come_from_the_sites_mirror_and_all_else_goes_to_the_broker(tmp_path: Path) -> None:
     names = ("4222", "7422", "http", "site", "site http")
-    port = dict(zip(names, (free_port() for _ in names), strict=True))
+    port = dict(zip(names, free_ports(len(names)), strict=True))
     hub = {"4222": port["4222"], "7422": port["7422"], "http": port["http"]}
     there = {"4222": port["site"], "http": port["site http"]}
 
