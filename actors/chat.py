@@ -1,27 +1,37 @@
-"""Token-exact chat: observations become ids, and generated ids stay what they are (token exactness).
+"""Token-exact chat: messages become ids, and generated ids stay what they are (token exactness).
 
-Place in the flow: Observation → **ids** → Generation. The template is rendered around sentinels, once; what a
-conversation appends is then assembled from the template's own text and the observation. Text of the template may name
-special tokens; text of an observation never becomes one, whatever it contains: an environment cannot end a turn.
+Place in the flow: Observation → **ids** → Generation. The template renders the contents themselves, since it may strip
+them, escape them or leave out empty ones. Text of the template may name special tokens; a content never becomes one,
+whatever it contains: an environment, a tool or a model's own words cannot end a turn.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from horizonrl.actors.messages import ChatMessage, Disguise, Tools, as_template_reads
 from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import ToolCall
 
-SYSTEM, USER, ASSISTANT, NEXT = "⟦system⟧", "⟦user⟧", "⟦assistant⟧", "⟦next⟧"
-"""Stand for the messages' contents while the template is rendered; no tokenizer gives them a meaning."""
-PADDING = "  "
-"""Put around a sentinel to see whether the template strips that content."""
+USER, ANSWER, SYSTEM = "⟦user⟧", "⟦answer⟧", "⟦system⟧"
+"""Stand for contents where a conversation's shape is in question; no tokenizer gives them a meaning."""
+CALL = ToolCall("probe", '{"place": "⟦argument⟧"}')
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "⟦description⟧",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
+    },
+}
+SHAPES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
+"""What may follow a generation, by role, as it is proven at start."""
 
 
 class Chat(Protocol):
-    """What a rollout needs: a conversation as ids that grows by what was generated and by observations."""
+    """What a rollout needs: a conversation as ids that grows by what was generated and by what answers it."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]: ...
@@ -49,46 +59,32 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Any, /, **options: Any) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a message's content goes, and what the template strips from it."""
-
-    name: str
-    strip_left: bool
-    strip_right: bool
-
-    def fit(self, content: str) -> str:
-        content = content.lstrip() if self.strip_left else content
-        return content.rstrip() if self.strip_right else content
-
-
-Part = str | Place
-"""The template's own text, or the place of a content."""
-
-
 class ChatTemplate:
     """The chat template of a tokenizer, applied one turn at a time."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Render the template around sentinels. Raises ConfigError for a template that cannot be kept token-exact."""
+        """Raise ConfigError for a template that cannot be kept token-exact.
+
+        One that cannot hold a conversation with tools is fine until tools are given: `tools_problem` says why.
+        """
         if not tokenizer.chat_template:
             raise ConfigError("the tokenizer has no chat template: use an instruction-tuned model's directory")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special = {
             str(token): int(token_id) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
+        self._disguise = Disguise(self._special)
         # An alternation takes its first match, so a token that begins another one must come after it.
         longest_first = sorted(self._special, key=len, reverse=True)
         # An empty pattern would match everywhere; `(?!)` matches nowhere.
         self._special_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        # Two renderings, because a template may add a system message of its own where none is given.
-        self._open = self._render([("user", USER)])
-        self._open_with_system = self._render([("system", SYSTEM), ("user", USER)])
-        conversation = self._render([("user", USER), ("assistant", ASSISTANT), ("user", NEXT)])
-        # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
-        self._tail = conversation[1 + _place_of(ASSISTANT, conversation) :]
+        self._problem = lru_cache(self._problem_of)
         # Before the first ticket: a text that the tokenizer changes would be changed in every episode of the run.
+        if problem := self._problem(("user",)) or self._system_problem():
+            raise ConfigError(problem)
         self._check_round_trip()
+        self.tools_problem = self._tools_problem()
+        """Why this template cannot hold a conversation with tools; empty if it can."""
 
     @classmethod
     def load(cls, model_dir: Path) -> "ChatTemplate":
@@ -100,14 +96,37 @@ class ChatTemplate:
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
         """Return the rendering of the first prompt, up to and including the generation prompt."""
-        if system is None:
-            return self._encode(self._open, {USER: observation})
-        return self._encode(self._open_with_system, {SYSTEM: system, USER: observation})
+        first = () if system is None else (ChatMessage("system", system),)
+        return self.render((*first, ChatMessage("user", observation)))
 
     def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the observation, the next prompt."""
+        return self.extend(last_output_ids, (ChatMessage("user", observation),))
+
+    def render(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> tuple[int, ...]:
+        """Return a whole conversation, up to and including the generation prompt.
+
+        Raises ConfigError for tools that the template cannot show, and for a conversation that it refuses.
+        """
+        # A template that ignores tools would let the policy guess at them.
+        if tools and self.tools_problem:
+            raise ConfigError(self.tools_problem)
+        mark = self._disguise.mark_for((*messages, *tools))
+        return self._encode(self._written(messages, tools, mark), mark)
+
+    def extend(self, last_output_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Return the ids that follow a generation: its turn's end unless sampled, the messages, the next prompt.
+
+        The messages are results of tools, a user's message, or both in this order. Raises ConfigError for others, and
+        for a shape which the template does not simply append.
+        """
+        if problem := self._problem(tuple(message.role for message in messages)):
+            raise ConfigError(problem)
         # The last generation is an argument, not a text to encode: sampled ids are never edited (token exactness).
-        ids = self._encode(self._tail, {NEXT: observation})
+        mark = self._disguise.mark_for(messages)
+        text = self._written((ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark)
+        # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
+        ids = self._encode(text.partition(ANSWER)[2], mark)
         # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt.
         closed = self.end_of_turn is not None and tuple(last_output_ids[-1:]) == (self.end_of_turn,)
         return ids[1:] if closed else ids
@@ -116,85 +135,167 @@ class ChatTemplate:
         """Return the text that an environment reads: special tokens, such as the end of the turn, are left out."""
         return self._decode(output_ids, skip_special_tokens=True)
 
+    def spell(self, output_ids: Sequence[int]) -> str:
+        """Return the text of a generation with its special tokens, which a call may be written with, but its end."""
+        ids = list(output_ids)
+        while ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        return self._decode(ids, skip_special_tokens=False)
+
     def encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of a turn that was written rather than sampled, with the end-of-turn token."""
         # With the token that a policy samples to end a turn: otherwise a demonstration would not teach when to stop.
         return self._encode_plain(text) + self.stop_ids[:1]
 
+    def encode_reply(self, reply: ChatMessage) -> tuple[int, ...]:
+        """Return the ids of an assistant's message as the template writes it, calls and all, with the end of turn."""
+        mark = self._disguise.mark_for((reply,))
+        user, results = ChatMessage("user", USER), stand_ins(("tool",) * len(reply.calls) or ("user",))
+        prompt = self._written((user,), ())
+        text = self._written((user, reply, *results), (), mark)
+        tail = self._tail(tuple(message.role for message in results), (user,), ())
+        if not text.startswith(prompt) or not text.endswith(tail):
+            raise ConfigError("the chat template writes a reply in another way than it asks for one")
+        return self._encode(text[len(prompt) : len(text) - len(tail)], mark) + self.stop_ids[:1]
+
     @cached_property
     def end_of_turn(self) -> int | None:
         """The token with which the template closes an assistant's turn, if it closes it with one."""
-        first = self._tail[0]
-        match = self._special_text.match(first) if isinstance(first, str) else None
+        match = self._special_text.match(self._tail(("user",), (ChatMessage("user", USER),), ()))
         return self._special[match.group()] if match else None
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end a generation: the end of the turn first, then the tokenizer's end of text."""
-        ids = (self.end_of_turn, self._tokenizer.eos_token_id)
+        ids = (self.end_of_turn, self.tokenizer.eos_token_id)
         return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
-    def _render(self, messages: Sequence[tuple[str, str]]) -> list[Part]:
-        """Render messages whose contents are sentinels, and cut the text at these."""
-        # Templates strip contents without saying so. If the padding is gone, `Place.fit` strips observations alike.
-        conversation = [{"role": role, "content": PADDING + content + PADDING} for role, content in messages]
-        text = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-        parts: list[Part] = []
-        for _, sentinel in messages:
-            before, found, text = text.partition(sentinel)
-            if not found:
-                raise ConfigError(
-                    f"the chat template leaves out {sentinel[1:-1]} messages: it cannot hold a conversation"
-                )
-            kept_left, kept_right = before.endswith(PADDING), text.startswith(PADDING)
-            parts += [before.removesuffix(PADDING), Place(sentinel, not kept_left, not kept_right)]
-            text = text.removeprefix(PADDING)
-        return [*parts, text]
+    def _written(self, messages: Sequence[ChatMessage], tools: Tools, mark: str = "") -> str:
+        """Return the template's text. Special tokens that contents spell are broken by the mark."""
+        from jinja2 import TemplateError  # comes with the templates
 
-    def _encode(self, parts: Sequence[Part], contents: Mapping[str, str]) -> tuple[int, ...]:
-        """Encode the template's text with its special tokens, and contents as plain text.
+        conversation = self._disguise.hide(as_template_reads(messages), mark)
+        given = self._disguise.hide(list(tools), mark) or None
+        try:
+            text = self.tokenizer.apply_chat_template(
+                conversation, tools=given, add_generation_prompt=True, tokenize=False
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(message.role for message in messages[:8])
+            raise ConfigError(f"the chat template refuses a conversation of {roles}: {error}") from None
+        return str(text)
+
+    def _encode(self, text: str, mark: str) -> tuple[int, ...]:
+        """Encode the template's text with its special tokens, and everything else as plain text.
 
         Plain text between two special tokens is encoded in one go, as the tokenizer itself would do it: content and
         template may share a token ("\\n" and "\\n").
         """
         ids: list[int] = []
-        plain = ""
-        for part in parts:
-            if isinstance(part, Place):
-                plain += part.fit(contents[part.name])
+        start = 0
+        for special in self._special_text.finditer(text):
+            if mark and text[max(0, special.start() - 1) : special.start()] == mark:  # spelled by a content
                 continue
-            # Special tokens are looked for in the template's text alone, never in a content.
-            start = 0
-            for special in self._special_text.finditer(part):
-                ids += self._encode_plain(plain + part[start : special.start()])
-                ids.append(self._special[special.group()])
-                plain, start = "", special.end()
-            plain += part[start:]
-        return (*ids, *self._encode_plain(plain))
+            ids += self._encode_plain(text[start : special.start()].replace(mark, ""))
+            ids.append(self._special[special.group()])
+            start = special.end()
+        return (*ids, *self._encode_plain(text[start:].replace(mark, "")))
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
         # split_special_tokens keeps an observation with `<|im_end|>` in it from ending a turn. add_special_tokens would
         # put a beginning of text before every part; where one belongs, it is in the template's text.
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         # The clean-up removes spaces before punctuation: the environment would read a text that was not sampled.
         return str(
-            self._tokenizer.decode(
+            self.tokenizer.decode(
                 list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
         )
 
+    def _tail(self, shape: Sequence[str], before: Sequence[ChatMessage], tools: Tools) -> str:
+        """Return what the template writes after an assistant's content. Raises ConfigError if it is not appended."""
+        after = stand_ins(shape)
+        whole = self._written((*before, ChatMessage("assistant", ANSWER), *after), tools)
+        head, answered, tail = whole.partition(ANSWER)
+        missing = ["assistant"] * (not answered) + [m.role for m in after if m.content not in tail]
+        if missing:
+            raise ConfigError(f"the chat template leaves out {missing[0]} messages: it cannot hold a conversation")
+        prompt, last = self._written(before, tools), before[-1].content
+        if not head.startswith(prompt[: prompt.rfind(last) + len(last)]):
+            raise ConfigError(
+                f"the chat template changes what it wrote before when {' and '.join(shape)} messages follow"
+            )
+        return tail
+
+    def _problem_of(self, shape: tuple[str, ...]) -> str:
+        """Return why messages of these roles cannot follow a generation; empty if they can.
+
+        They can if what the template appends depends neither on the conversation so far, nor on its calls and tools.
+        """
+        if not re.fullmatch("(tool )*(user )?", "".join(f"{role} " for role in shape)) or not shape:
+            return f"{' and '.join(shape) or 'no'} messages cannot follow a reply: give tools' results, then a user's"
+        user, answer, called = (
+            ChatMessage("user", USER),
+            ChatMessage("assistant", "⟦earlier⟧"),
+            ChatMessage("tool", "⟦result⟧"),
+        )
+        with_calls = ChatMessage("assistant", "⟦earlier⟧", (CALL,))
+        histories: list[tuple[tuple[ChatMessage, ...], Tools]] = [((user,), ()), ((user, answer, user), ())]
+        if "tool" in shape:
+            histories += [((user,), (TOOL,)), ((user, with_calls, called), (TOOL,))]
+        try:
+            tails = {self._tail(shape, *history) for history in histories}
+            if len(tails) > 1:
+                return f"what the chat template appends for {' and '.join(shape)} messages depends on what came before"
+            if "tool" in shape and not self._written_with_calls(shape).endswith(tails.pop()):
+                return f"what the chat template appends for {' and '.join(shape)} messages depends on the calls"
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _written_with_calls(self, shape: Sequence[str]) -> str:
+        user, results = ChatMessage("user", USER), stand_ins(shape)
+        try:
+            calling = ChatMessage("assistant", ANSWER, (CALL,) * shape.count("tool"))
+            return self._written((user, calling, *results), (TOOL,))
+        except ConfigError:  # a template of one call a turn, whose policy may write two all the same
+            return self._written((user, ChatMessage("assistant", ANSWER, (CALL,)), *results), (TOOL,))
+
+    def _system_problem(self) -> str:
+        messages = (ChatMessage("system", SYSTEM), ChatMessage("user", USER))
+        try:
+            lost = SYSTEM not in self._written(messages, ())
+        except ConfigError:  # it says so itself when one is given
+            return ""
+        return "the chat template leaves out system messages: it cannot hold a conversation" if lost else ""
+
+    def _tools_problem(self) -> str:
+        user, calling = ChatMessage("user", USER), ChatMessage("assistant", ANSWER, (CALL,))
+        try:
+            text = self._written((user, calling, ChatMessage("tool", "⟦result⟧")), (TOOL,))
+            if "⟦description⟧" not in text:
+                return "the chat template shows no tools: take a model whose template does, or another action format"
+            if "⟦argument⟧" not in text:
+                return "the chat template leaves out the calls of tools: it cannot hold a conversation with them"
+            if self._tail(("user",), (user,), (TOOL,)) != self._tail(("user",), (user,), ()):
+                return "what the chat template appends for a user's message depends on the tools"
+        except ConfigError as error:
+            return str(error)
+        return next(filter(None, map(self._problem, SHAPES)), "")
+
     def _check_round_trip(self) -> None:
         """Raise ConfigError if encoding by parts does not reproduce the template's text."""
-        written = self._decode(self.open("Be brief.", "Hello, world."), skip_special_tokens=False)
-        conversation = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, world."}]
-        meant = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        conversation = (ChatMessage("user", "Hello, world."),)
+        meant = self._written(conversation, ())
+        written = self._decode(self.render(conversation), skip_special_tokens=False)
         if written != meant:
             raise ConfigError(f"this tokenizer does not keep its chat template's text: {meant!r} became {written!r}")
 
 
-def _place_of(name: str, parts: Sequence[Part]) -> int:
-    return next(index for index, part in enumerate(parts) if isinstance(part, Place) and part.name == name)
+def stand_ins(shape: Sequence[str]) -> tuple[ChatMessage, ...]:
+    """Return messages of these roles, each with a content of its own."""
+    return tuple(ChatMessage("tool" if role == "tool" else "user", f"⟦{place}⟧") for place, role in enumerate(shape))

@@ -7,7 +7,9 @@ from pathlib import Path
 from horizonrl.actors.agreement import agreed
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.engines.registry import start_policy
+from horizonrl.actors.gateway.server import gateway_for
 from horizonrl.actors.loop import ActorLoop, ActorSettings
+from horizonrl.actors.native import parser_if_needed
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Role
@@ -30,8 +32,14 @@ async def run_actor(
     shared_dir = config.run_dir / WEIGHTS if config.broker.shared_files else None
     try:
         # Makes every environment once: a wrong option ends the actor here, before it leases a ticket.
+        parser = await parser_if_needed(chat, {env.id: env.options for env in config.envs})
         versions = ", ".join([await registry.versioned_id(env.id, env.options) for env in config.envs])
-        async with connected(config.run.name, config.broker, Role.ACTOR) as transport:
+        async with (
+            gateway_for(
+                [env.id for env in config.envs], policy, chat, service.metrics, config.actor.gateway_host
+            ) as gateway,
+            connected(config.run.name, config.broker, Role.ACTOR) as transport,
+        ):
             loop = ActorLoop(
                 settings=ActorSettings(
                     slots=config.actor.slots,
@@ -42,7 +50,15 @@ async def run_actor(
                 ),
                 transport=transport,
                 rollouts={
-                    env.id: Rollout(policy, chat, config.rollout.system_prompt, env.step_timeout_s)
+                    env.id: Rollout(
+                        policy=policy,
+                        chat=chat,
+                        system_prompt=config.rollout.system_prompt,
+                        step_timeout_s=env.step_timeout_s,
+                        context=config.rollout.context,
+                        parser=parser,
+                        gateway=gateway,
+                    )
                     for env in config.envs
                 },
                 make_environment=lambda env_id: registry.make(env_id, environments[env_id].options),

@@ -1,23 +1,43 @@
 """The rollout: one episode of one environment with one agent. It knows nothing of NATS, metrics or config.
 
-Place in the flow: Ticket → **Episode** → Group. Token exactness: the ids of an episode only ever grow, by
-the ids that were sampled and by the template's own rendering of each observation. Nothing is ever tokenised again.
+Place in the flow: Ticket → **Episode** → Group. Token exactness: the ids of a branch only ever grow, by
+the ids that were sampled and by the template's own rendering of each observation. What is trained is never tokenised
+again. An episode has one branch unless its context fills up and `context.py` shortens it.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import xxhash
 
 from horizonrl.actors.chat import Chat
+from horizonrl.actors.context import SUMMARY_REQUEST, Exchange, Opening, summary, window
+from horizonrl.actors.gateway.server import Gateway
+from horizonrl.actors.native import Speech, speech_of
 from horizonrl.actors.policy import Generation, Policy
+from horizonrl.actors.programs import play_program
+from horizonrl.actors.tool_calls import ToolParser
 from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout, EpisodeUnfit, PolicyFailure
 from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger
-from horizonrl.common.types import Episode, Kind, PolicyVersion, StopReason, Ticket, Turn, VersionSpan
-from horizonrl.envs.api import Environment, Expert, Step, expert_of
-from horizonrl.envs.bounds import readable
+from horizonrl.common.state import ContextRule
+from horizonrl.common.types import (
+    MAX_BRANCHES,
+    Branch,
+    Episode,
+    Kind,
+    PolicyVersion,
+    StopReason,
+    Ticket,
+    Turn,
+    VersionSpan,
+)
+from horizonrl.envs.api import Environment, Expert, NamesState, Program, Step, expert_of
+from horizonrl.envs.bounds import printable, readable
 
 log = get_logger()
 
@@ -55,14 +75,15 @@ class ExpertAgent:
     """Plays demonstrations. Nothing is sampled, so every logprob is 0: certain."""
 
     expert: Expert
-    encode: Callable[[str], tuple[int, ...]]
+    speech: Speech
     version: PolicyVersion
     max_turn_tokens: int
     timeout_s: float
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
         # An expert may plan, or ask a simulator: the other episodes do not wait for it, and it may hang like one.
-        output = self.encode(await within(self.timeout_s, asyncio.to_thread(self.expert.act, observation)))
+        advised = asyncio.to_thread(self.speech.advise, self.expert, observation)
+        output = self.speech.encode(await within(self.timeout_s, advised))
         # Rejected, not cut: imitation would take the cut for the end of the turn.
         if len(output) > self.max_turn_tokens:
             raise EpisodeUnfit(
@@ -77,23 +98,57 @@ class ExpertAgent:
 class Recording:
     """An episode in the making."""
 
+    speech: Speech = field(init=False)
     ids: list[int] = field(default_factory=list)
-    """Everything that the policy has read and written."""
+    """Everything that the policy has read and written in the present branch."""
+    task: str = ""
+    """The first observation, in the environment's own words."""
     prompt: str = ""
     prompt_ids: tuple[int, ...] = ()
     turns: list[Turn] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
+    """The turns that a window may keep: all of them, whichever branch they were played in."""
+    branches: list[Branch] = field(default_factory=list)
     success: bool = False
     generate_s: float = 0.0
     environment_s: float = 0.0
 
+    @property
+    def in_new_branch(self) -> bool:
+        """Whether nothing has been generated yet in the present branch."""
+        return not self.turns or self.turns[-1].branch < len(self.branches)
+
+    def record(self, generation: Generation, text: str, **answer: Any) -> None:
+        """Add a turn to the present branch."""
+        self.turns.append(
+            Turn(
+                output_ids=generation.ids,
+                logprobs=generation.logprobs,
+                spans=generation.spans,
+                text=text,
+                branch=len(self.branches),
+                **answer,
+            )
+        )
+
+    def end_branch(self) -> None:
+        """Leave the last observation as text only, since no turn has read its tokens, and only what was read counts."""
+        self.turns[-1:] = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
+
+    def go_on_from(self, opening: Opening) -> None:
+        """Begin another branch."""
+        self.end_branch()
+        self.branches.append(Branch(prompt_ids=opening.ids, prompt=opening.text))
+        self.ids = list(opening.ids)
+
     def finish(self, index: int, stop: StopReason, error: str | None = None) -> Episode:
-        """Return the episode. The last observation is kept as text only, since no turn has read its tokens."""
-        # The context may end the episode after these ids were rendered, and only what was read is context.
-        last = [turn.model_copy(update={"observation_ids": ()}) for turn in self.turns[-1:]]
+        """Return the episode; a branch that was begun in vain is left out."""
+        self.end_branch()
         return Episode(
             index=index,
             prompt_ids=self.prompt_ids,
-            turns=(*self.turns[:-1], *last),
+            turns=tuple(self.turns),
+            branches=tuple(self.branches[: self.turns[-1].branch if self.turns else 0]),
             stop=stop,
             success=self.success,
             prompt=self.prompt,
@@ -109,6 +164,12 @@ class Rollout:
     chat: Chat
     system_prompt: str | None
     step_timeout_s: float
+    context: ContextRule = ContextRule.STOP
+    """What happens when the context is full before the horizon is."""
+    parser: ToolParser | None = None
+    """Reads the calls of replies, for environments that offer tools."""
+    gateway: Gateway | None = None
+    """Serves the policy to programs."""
 
     async def episode(self, environment: Environment, ticket: Ticket, index: int) -> Episode:
         """Play one episode to its stop reason. A failure that is not the agent's is a broken episode, not an error.
@@ -139,39 +200,37 @@ class Rollout:
         # 1. Reset, and render the first prompt.
         await turn()  # the episodes of a group begin together
         first = await self._timed(environment.reset(ticket.task.task_id), recording)
-        observation, recording.prompt = first.text, announced(first.text, ticket, turns_taken=0)
-        recording.prompt_ids = self.chat.open(self.system_prompt, recording.prompt)
+        observation = recording.task = first.text
+        recording.prompt = announced(first.text, ticket, turns_taken=0)
+        recording.speech = speech = speech_of(environment, self.chat, self.parser)
+        recording.prompt_ids = speech.open(self.system_prompt, recording.prompt)
         recording.ids += recording.prompt_ids
-        agent = self._agent(environment, ticket)
+        agent = self._agent(environment, speech, ticket)
         while True:
-            # 2. Is there room for one more turn?
+            # 2. Is there room for one more turn, or can some be made?
             # A whole turn must fit: a turn that the context cut would look as if the agent had stopped there.
+            if self._shortens(recording, ticket):
+                await self._shorten(agent, observation, ticket, index, recording)
             if not self._has_room(recording, ticket):
                 return StopReason.CONTEXT
             # 3. Generate.
+            state = state_digest(environment)
             generation = await self._generate(agent, observation, ticket, index, recording)
             # 4. Let the environment answer, and record the turn.
             # The environment reads text; the episode keeps the sampled ids, which decoding might not give back.
             text = self.chat.decode(generation.ids)
             await turn()  # replies come in bursts, since the engine answers its whole batch at once
-            step = await self._timed(environment.step(readable(text)), recording)
+            step = await self._timed(speech.step(generation.ids, text), recording)
             turns_taken = len(recording.turns) + 1
             stop = stop_reason(step, turns_taken, ticket.horizon_turns)
             observation = step.observation
             read = announced(observation, ticket, turns_taken) if stop is None else observation
             # After the last turn nobody reads the observation, so it gets no ids.
-            answer_ids = self.chat.delta(generation.ids, read) if stop is None else ()
-            recording.turns.append(
-                Turn(
-                    output_ids=generation.ids,
-                    logprobs=generation.logprobs,
-                    spans=generation.spans,
-                    observation_ids=answer_ids,
-                    reward=step.reward,
-                    text=text,
-                    observation=read,
-                )
+            answer_ids = speech.delta(generation.ids, read) if stop is None else ()
+            recording.record(
+                generation, text, observation_ids=answer_ids, reward=step.reward, observation=read, state=state
             )
+            recording.exchanges.append(Exchange(generation.ids, answer_ids, text, read))
             # Of the last step alone: an environment decides about success when it ends the episode.
             recording.success = step.success
             # 5. Stop, or go on with the observation appended.
@@ -196,12 +255,54 @@ class Rollout:
             f"the {what} has {tokens} tokens: with max_turn_tokens {turn_tokens} it exceeds max_context_tokens {limit}"
         )
 
-    def _agent(self, environment: Environment, ticket: Ticket) -> Agent:
+    def _shortens(self, recording: Recording, ticket: Ticket) -> bool:
+        """Return whether the conversation is to be shortened before the next turn."""
+        # A demonstration is trained whole. A branch without a turn would be followed by one just as long.
+        if self.context is ContextRule.STOP or ticket.kind is Kind.DEMO or recording.in_new_branch:
+            return False
+        if len(recording.branches) >= MAX_BRANCHES - 1:
+            return False
+        needed = ticket.sampling.max_turn_tokens
+        if self.context is ContextRule.SUMMARISE:
+            # The summary takes one of the horizon's turns, and is worth it only with another one to follow.
+            if ticket.horizon_turns - len(recording.turns) < 2:
+                return False
+            # Room is kept for it, after one more turn of full length: later there would be none to ask for it.
+            needed += len(self.chat.delta((), SUMMARY_REQUEST)) + ticket.sampling.max_turn_tokens
+        return len(recording.ids) + needed > self.policy.max_context_tokens
+
+    async def _shorten(self, agent: Agent, observation: str, ticket: Ticket, index: int, recording: Recording) -> None:
+        """Go on in a shorter branch, if one can be made; `observation` is the one that the next turn answers."""
+        render = partial(recording.speech.open, self.system_prompt)
+        room = self.policy.max_context_tokens - ticket.sampling.max_turn_tokens
+        if self.context is ContextRule.WINDOW:
+            opening = window(render, recording.task, recording.exchanges, room)
+            if opening is not None:
+                recording.go_on_from(opening)
+            return
+        # The request takes the place of the last observation, for which there may be no room.
+        last = recording.turns[-1]
+        request_ids = self.chat.delta(last.output_ids, SUMMARY_REQUEST)
+        ids = recording.ids[: len(recording.ids) - len(last.observation_ids)] + list(request_ids)
+        # Nor is it asked for if no branch could begin with it: the episode then plays on while it can.
+        least = summary(render, recording.task, len(recording.turns), "", announced(observation, ticket, 0))
+        if len(ids) > room or len(least.ids) + ticket.sampling.max_turn_tokens > room:
+            return
+        recording.turns[-1] = last.model_copy(update={"observation_ids": request_ids, "observation": SUMMARY_REQUEST})
+        recording.ids = ids
+        generation = await self._generate(agent, SUMMARY_REQUEST, ticket, index, recording)
+        text = self.chat.decode(generation.ids)
+        recording.record(generation, text)
+        turns = len(recording.turns)
+        read = announced(observation, ticket, turns)
+        recording.go_on_from(summary(render, recording.task, turns - 1, readable(text), read))
+
+    def _agent(self, environment: Environment, speech: Speech, ticket: Ticket) -> Agent:
         sampling = ticket.sampling
         if ticket.kind is Kind.DEMO:
             # An environment without an expert raises here; the ticket goes back, and ends as void after `max_deliver`.
-            expert, encode = expert_of(environment), self.chat.encode_turn
-            return ExpertAgent(expert, encode, ticket.issued_at_version, sampling.max_turn_tokens, self.step_timeout_s)
+            expert = expert_of(environment)
+            return ExpertAgent(expert, speech, ticket.issued_at_version, sampling.max_turn_tokens, self.step_timeout_s)
         return PolicyAgent(self.policy, self.chat.stop_ids, sampling.max_turn_tokens, sampling.temperature)
 
     async def _generate(
@@ -225,6 +326,13 @@ class Rollout:
             recording.environment_s += time.monotonic() - started
 
 
+def state_digest(environment: Environment) -> str:
+    """Return the digest of the state that the next turn is taken in; empty if the environment names none."""
+    if not isinstance(environment, NamesState):
+        return ""
+    return xxhash.xxh3_64_hexdigest(environment.state().encode())
+
+
 async def within(timeout_s: float, call: Awaitable[T]) -> T:
     """Await what an environment or its expert does. Raises EnvironmentTimeout."""
     try:
@@ -235,13 +343,15 @@ async def within(timeout_s: float, call: Awaitable[T]) -> T:
         raise EnvironmentTimeout(f"no answer within {timeout_s} s") from None
 
 
-async def play(make: Callable[[], Environment], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
+async def play(make: Callable[[], Environment | Program], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
     """Make an environment, play one episode in it, and close it. Raises EngineDead and nothing else."""
     try:
         environment = make()
     except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
         return broken(index, f"{type(error).__name__}: {error}")
     try:
+        if isinstance(environment, Program):
+            return await play_program(environment, rollout.gateway, ticket, index)
         return await rollout.episode(environment, ticket, index)
     except EngineDead:
         raise
@@ -257,12 +367,7 @@ def broken(index: int, error: str) -> Episode:
     return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=printable(error))
 
 
-def printable(error: str) -> str:
-    """Return an error's text as a record takes it: short, and with a `?` for each half of a character."""
-    return error.encode("utf-8", "replace").decode()[:1024]
-
-
-async def _close(environment: Environment, env_id: str) -> None:
+async def _close(environment: Environment | Program, env_id: str) -> None:
     try:
         # An environment that never closes must not hold up the other episodes of its group.
         async with asyncio.timeout(CLOSE_S):

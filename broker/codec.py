@@ -1,7 +1,8 @@
 """The records on the wire: MessagePack maps with packed arrays (PROTOCOL.md, "Records").
 
-A record is the map {"schema": 2, "type": "group", "body": {field: value}}. The arrays of a turn would dominate its
-size, so they travel as binary: token ids as little-endian int32, log-probabilities as little-endian float32.
+A record is the map {"schema": 2, "type": "group", "body": {field: value}}. A group with branches has schema 3, because
+a reader that ignored them would train the rest. The arrays of a turn would dominate its size, so they travel as binary:
+token ids as little-endian int32, log-probabilities as little-endian float32.
 Decoding any bytes yields a valid record or raises a RecordError.
 """
 
@@ -14,17 +15,22 @@ import msgpack
 from pydantic import ValidationError
 
 from horizonrl.broker import schema1
+from horizonrl.common.arrays import MAX_TOKENS, CheckedIds, CheckedLogprobs
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
 from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
-from horizonrl.common.types import MAX_TOKENS, CheckedIds, CheckedLogprobs, Group, Record, Ticket, Void
+from horizonrl.common.types import Episode, Group, Record, Ticket, Turn, Void
 
 SCHEMA_VERSION = 2
+BRANCHED_SCHEMA = 3
+"""The schema of a group that has an episode of several branches, or a turn that is not trained."""
 MAX_RECORD_BYTES = 64 << 20
 MAX_COLLECTION = 4_096
 """Most elements of an array or a map on the wire: above every bound in `common/types.py`, far below what would exhaust
 the memory."""
 MAX_CONTAINERS = 1 << 20
 """Most arrays and maps of a record: an empty one takes 1 byte on the wire and 70 bytes in memory."""
+
+SCHEMAS = (1, SCHEMA_VERSION, BRANCHED_SCHEMA)
 
 TYPES: dict[type[Record], str] = {
     Ticket: "ticket",
@@ -38,6 +44,12 @@ TYPES: dict[type[Record], str] = {
 PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprobs": "f"}
 """The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
 
+_ADDED: dict[type[Record], tuple[str, ...]] = {Turn: ("branch", "trained", "state"), Episode: ("branches",)}
+LEFT_OUT: dict[type[Record], dict[str, object]] = {
+    model: {name: model.model_fields[name].default for name in names} for model, names in _ADDED.items()
+}
+"""The fields since schema 2 and their defaults, at which they do not travel: a linear group has the bytes of then."""
+
 CHECKED: dict[str, type[CheckedIds] | type[CheckedLogprobs]] = {"i": CheckedIds, "f": CheckedLogprobs}
 """By the same code, how validation knows an array whose elements are within their bounds."""
 
@@ -48,7 +60,7 @@ C = TypeVar("C")
 def encode(record: Record) -> bytes:
     """Return the record's bytes. Raises RecordTooLarge, and MalformedRecord for a number that does not fit its type."""
     try:
-        data: bytes = _pack(TYPES[type(record)], SCHEMA_VERSION, record)
+        data: bytes = _pack(TYPES[type(record)], _schema_of(record), record)
     except (OverflowError, struct.error) as error:
         raise MalformedRecord(f"a {TYPES[type(record)]} holds a number that the wire cannot: {error}") from None
     if len(data) > MAX_RECORD_BYTES:
@@ -61,16 +73,17 @@ def decode(data: bytes, record_type: type[R]) -> R:
 
     Raises RecordTooLarge before anything is read, UnknownSchema for another schema version, else MalformedRecord.
     """
-    name = TYPES[record_type]
+    name, known = TYPES[record_type], SCHEMAS[: 3 if record_type is Group else 2]
     if len(data) > MAX_RECORD_BYTES:
         raise RecordTooLarge(f"a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are read")
     envelope = _unpack(data)
     # `type`, because isinstance takes True for the integer 1.
     if not isinstance(envelope, dict) or type(envelope.get("schema")) is not int:
         raise MalformedRecord(f"not a {name}: no map with a schema version")
-    if envelope["schema"] not in (1, SCHEMA_VERSION):
+    if envelope["schema"] not in known:
         raise UnknownSchema(
-            f"schema {envelope['schema']}: this program reads 1 and {SCHEMA_VERSION}; upgrade the older side"
+            f"schema {envelope['schema']} of a {name}: this program reads {', '.join(map(str, known))}; "
+            "upgrade the older side"
         )
     if envelope.get("type") != name:
         raise MalformedRecord(f"not a {name}: type is {envelope.get('type')!r:.80}")
@@ -79,14 +92,23 @@ def decode(data: bytes, record_type: type[R]) -> R:
         # Before validation: its bounds and defaults are then those of today.
         body = schema1.upgraded(name, body)
     try:
-        return record_type.model_validate(body)
+        record = record_type.model_validate(body)
     except ValidationError as error:
         raise MalformedRecord(f"not a valid {name}: {_explain(error)}") from None
+    # Another reader of schema 2 ignores branches: what it trains must not depend on who reads.
+    if _schema_of(record) == BRANCHED_SCHEMA != envelope["schema"]:
+        raise MalformedRecord(f"a {name} with branches, or an untrained turn, has schema {BRANCHED_SCHEMA}")
+    return record
 
 
 def encode_schema1(ticket: Ticket) -> bytes:
     """Return a ticket's bytes in schema 1: the signatures in a log of that schema were computed from them."""
     return _pack("ticket", 1, schema1.downgraded("ticket", _fields(ticket)))
+
+
+def _schema_of(record: Record) -> int:
+    branched = isinstance(record, Group) and not all(episode.linear for episode in record.episodes)
+    return BRANCHED_SCHEMA if branched else SCHEMA_VERSION
 
 
 def _pack(name: str, schema: int, body: object) -> bytes:
@@ -100,6 +122,9 @@ def _fields(record: object) -> dict[str, Any]:
         raise MalformedRecord(f"a {type(record).__name__} cannot travel: only records can")
     # A record is a map of its fields in the order of its class. Signatures depend on this order.
     fields = dict(vars(record))
+    for name, default in LEFT_OUT.get(type(record), {}).items():
+        if fields[name] == default:
+            del fields[name]
     for name, code in _packed_fields(type(record)):
         fields[name] = struct.pack(f"<{len(fields[name])}{code}", *fields[name])
     return fields

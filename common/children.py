@@ -85,3 +85,7 @@ def _revive(parent: int) -> _Spawned:
 
 
 METHODS = {"fork": _Forked, "spawn": _Spawned}
+
+if __name__ == "__main__":  # PARENT COMMAND...: become a program that ends with PARENT
+    bind(int(sys.argv[1]), signal.SIGKILL)
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -144,6 +144,8 @@ class Fenced(RunFailed):
 
 class NothingToLearn(RunFailed):
     exit_code = 2
+    opening = "hardly any group can be trained on"
+    """How its message begins: a study tells a run that had nothing left to learn from one that broke."""
 
 
 class LogFull(RunFailed):

@@ -12,6 +12,11 @@ import structlog
 QUIET = ("nats", "vllm", "DeepSpeed", "deepspeed", "asyncio", "aiohttp.access", "transformers", "urllib3", "torch")
 
 
+def _says_something(record: logging.LogRecord) -> bool:
+    """Return False for asyncio's remark on how nats-py ends a connection with TLS: each start of a role has one."""
+    return not record.getMessage().startswith("returning true from eof_received() has no effect")
+
+
 def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
     """Send every log of this process to `stream`, with `run` and `role` on each line."""
     shared: list[Any] = [
@@ -44,6 +49,7 @@ def configure_logs(*, run: str, role: str, stream: TextIO = sys.stderr) -> None:
     # Libraries speak from warnings on, so that the log has one line per event of the run.
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("asyncio").addFilter(_says_something)
     structlog.contextvars.bind_contextvars(run=run, role=role)
 
 

@@ -35,6 +35,16 @@ SERVED_REFUSALS = (
     "environment_failed",
     "environment_timeout",
 )
+GATEWAY_CALLS = (
+    "answered",
+    "replayed",
+    "undelivered",
+    "refused",
+    "horizon_reached",
+    "too_many_branches",
+    "context_length_exceeded",
+    "engine_failed",
+)
 OTHER = "other"
 """Replaces a label value that is not declared, so that a forged ticket cannot make a new series."""
 
@@ -67,6 +77,12 @@ CONTROLLER = (
     Metric("gauge", "tickets_leased", "Tickets that actors hold."),
     Metric("gauge", "groups_waiting", "Messages of the group log that the learner has not read."),
     Metric("gauge", "horizon_turns", "Horizon of the tickets now issued.", ("env",)),
+    Metric(
+        "gauge",
+        "curriculum_share",
+        "Share of an environment's train tickets that a category of tasks gets; set by an adaptive curriculum.",
+        labels=("env", "category"),
+    ),
     Metric("gauge", "conservation_violations", "Tickets settled beyond those issued; anything but 0 is a defect."),
 )
 ACTOR = (
@@ -101,6 +117,8 @@ ACTOR = (
     Metric("histogram", "generate_seconds", "Mean time of an episode's generations.", buckets=CALL_S, exemplar=True),
     Metric("counter", "sampled_tokens_total", "Tokens that this actor sampled.", ("env",)),
     Metric("gauge", "episodes_running", "Episodes in flight."),
+    Metric("counter", "gateway_calls_total", "Model calls of programs.", labels=("reason",), reasons=GATEWAY_CALLS),
+    Metric("counter", "gateway_parameters_ignored_total", "Parameters of programs' calls that had no effect."),
     Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", buckets=CALL_S),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
     Metric(
@@ -330,6 +348,7 @@ class Metrics:
         """Return the values that a label may take, None for any."""
         known: Mapping[str, Collection[str] | None] = {
             "env": self._env_ids,
+            "category": None,  # at most MAX_CATEGORIES of them: the learner refuses more
             "kind": tuple(Kind),
             "call": SERVED_CALLS,
             "form": WEIGHTS_FORMS,

@@ -89,6 +89,11 @@ COSTS = (
         metric="counter",
     ),
     Quantity(
+        name="processed_tokens",
+        unit="tokens",
+        meaning="Tokens of all episodes that were consumed: prompts, generations and observations.",
+    ),
+    Quantity(
         name="tokens_trained", unit="tokens", meaning="Generated tokens that the step trained on.", metric="counter"
     ),
     Quantity(
@@ -199,6 +204,7 @@ TRAINING = (
         curve="Clip share",
     ),
     Quantity(name="value_error", unit="return", meaning="Root mean square error of the critic."),
+    Quantity(name="updates", unit="updates", meaning="Optimizer updates made; `loss.kl_max` may leave some out."),
 )
 
 # How long it took

@@ -5,29 +5,43 @@ controller (`horizon`, `run`).
 """
 
 from bisect import bisect_right
+from enum import StrEnum
 from operator import itemgetter
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue
 
+from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.types import (
-    MAX_ENVIRONMENTS,
     MAX_LONG_TEXT,
     MAX_SPANS,
-    MAX_TOKENS,
     Count,
     Digest,
     DropReason,
-    Few,
     HorizonTurns,
     Kind,
     Name,
     Phase,
     PolicyVersion,
-    Ranges,
     Record,
     ShortText,
 )
+
+MAX_ENTRIES = 16
+"""Most entries of a map that has one per kind or per reason."""
+MAX_ENVIRONMENTS = 1_024
+
+Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
+
+
+def _few(given: object) -> object:
+    if isinstance(given, dict) and len(given) > MAX_ENTRIES:
+        raise ValueError(f"{len(given)} entries, at most {MAX_ENTRIES}")
+    return given
+
+
+Few = BeforeValidator(_few)
+"""The `fail_fast` of maps: pydantic would describe each of very many wrong entries, at a kilobyte each."""
 
 
 class Outcomes(Record):
@@ -55,6 +69,27 @@ class HorizonGrowth(Record):
     """What was measured."""
 
 
+MAX_CATEGORIES = 256
+"""Most task categories of a run whose curriculum is adaptive: each progress record has a line for each."""
+
+
+class CategoryYield(Record):
+    """How many of a category's groups had different returns, and so something to teach. Old groups fade."""
+
+    env_id: Name
+    category: Annotated[str, Field(max_length=128)]
+    varied: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Groups with different returns, each weighed by its age."""
+    seen: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """All groups, weighed alike."""
+
+    @property
+    def share(self) -> float:
+        """The share that had different returns; 1 for a category that has not been seen."""
+        # One made-up success, so that a category is tried before it is judged, and no single group decides.
+        return (self.varied + 1.0) / (self.seen + 1.0)
+
+
 class Progress(Record):
     """How far the run is, as the learner publishes it (key `progress`)."""
 
@@ -76,6 +111,8 @@ class Progress(Record):
     MAX_SPANS ranges of a kind, nothing is said of the numbers beyond the last one (`tells`)."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
+    yields: Annotated[tuple[CategoryYield, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()
+    """What the categories of train tasks have yielded so far; empty unless the curriculum is adaptive."""
     finished: bool = False
     """Whether the learner has taken its last step; a run that is given more steps goes on."""
 
@@ -176,6 +213,17 @@ class EnvironmentSettings(Record):
     """A reset or step that takes longer breaks the episode."""
 
 
+class ContextRule(StrEnum):
+    """What an actor does when the context is full before the horizon is."""
+
+    STOP = "stop"
+    """End the episode: truncated."""
+    WINDOW = "window"
+    """Go on with the task and the newest turns."""
+    SUMMARISE = "summarise"
+    """Ask the policy for a summary, and go on with the task and that."""
+
+
 class RunSettings(Record):
     """What an actor must know of the run's recipe (key `run`). The controller sets it before its first ticket."""
 
@@ -187,4 +235,6 @@ class RunSettings(Record):
     """Longest sequence of an episode; the learner settles a longer one as malformed."""
     system_prompt: Annotated[str, Field(max_length=MAX_LONG_TEXT)] | None = None
     """The chat's system message; None leaves the template's default."""
+    context: ContextRule = ContextRule.STOP
+    """What happens when the context is full before the horizon is."""
     environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]

@@ -28,6 +28,34 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> tuple[float, float]:
     return low, 1.0 if successes == trials else min(1.0, middle + half)
 
 
+def newcombe(after: tuple[int, int], before: tuple[int, int]) -> tuple[float, float]:
+    """Return the 95 % interval of the difference of two independent proportions, each as successes and trials.
+
+    The square-and-add interval of two Wilson intervals: R. G. Newcombe, "Interval estimation for the difference between
+    independent proportions", Statistics in Medicine 17 (1998), method 10. Without trials on a side it is (-1, 1).
+    """
+    if not after[1] or not before[1]:
+        return -1.0, 1.0
+    (one, (low_one, high_one)), (two, (low_two, high_two)) = (
+        (successes / trials, wilson(successes, trials)) for successes, trials in (after, before)
+    )
+    low = one - two - math.hypot(one - low_one, high_two - two)
+    return max(-1.0, low), min(1.0, one - two + math.hypot(high_one - one, two - low_two))
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of differences in -1..1, one for each task that both sides played.
+
+    A pair for either side is added, so that few tasks which all agree are no proof: after A. Agresti, Y. Min, "Simple
+    improved confidence intervals for comparing matched proportions", Statistics in Medicine 24 (2005).
+    """
+    count = len(differences) + 2
+    middle = sum(differences) / count
+    variance = (sum(each * each for each in differences) + 2) / count - middle * middle
+    half = Z_95 * math.sqrt(variance / count)
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
 def pass_at_k(samples: int, successes: int, k: int) -> float:
     """Return the unbiased estimate of solving a task with one of k tries, from `successes` of `samples` tries.
 

@@ -6,35 +6,23 @@ people to read; nothing is ever trained from text (token exactness).
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
-from operator import itemgetter
 from typing import Annotated, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    model_validator,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from horizonrl.common.arrays import MAX_TOKENS, Logprobs, TokenIds
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
-MAX_TOKENS = 1 << 20
-"""Most tokens of one array: far above any context in use, far below what could exhaust memory."""
+MAX_BRANCHES = 256
+"""Most token sequences of an episode, the first one included."""
 MAX_SPANS = 1_024
 """Most versions that sample one turn."""
 SIGNATURE_HALF = 32
 """Hexadecimal digits of half a signature: 128 bits."""
-MAX_ENTRIES = 16
-"""Most entries of a map that has one per kind or per reason."""
-MAX_ENVIRONMENTS = 1_024
 MAX_LONG_TEXT = 1 << 18
 """Characters that are kept of a text for people."""
 MAX_SHORT_TEXT = 1_024
@@ -57,59 +45,9 @@ LongText = Annotated[str, AfterValidator(partial(_cut, most=MAX_LONG_TEXT))]
 Digest = Annotated[str, Field(max_length=128)]
 # JavaScript's integers are exact below 2^53, and an actor may be written in it (plain protocol).
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-# Token ids travel as int32.
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-
-
-class CheckedIds(tuple[tuple[int, ...]]):
-    """Holds token ids that its maker has compared with the bounds of TokenIds, all at once (`broker/codec.py`)."""
-
-
-class CheckedLogprobs(tuple[tuple[float, ...]]):
-    """Holds log-probabilities that its maker has compared with the bounds of Logprobs."""
-
-
-class _OrChecked:
-    """Takes what an object of this class holds as it is: validating element by element takes half of a group's time."""
-
-    def __init__(self, checked: type[CheckedIds] | type[CheckedLogprobs]) -> None:
-        self._checked = checked
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        elements = handler(source)
-        held = core_schema.no_info_after_validator_function(
-            itemgetter(0), core_schema.is_instance_schema(self._checked)
-        )
-        return core_schema.union_schema([held, elements], mode="left_to_right")
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return handler(schema["choices"][1])
-
-
-# `fail_fast` on every array: pydantic would describe each wrong element of a forged one.
-# `strict`: only binary becomes a tuple when a record is decoded (`broker/codec.py`); a MessagePack array is a list.
-TokenIds = Annotated[
-    tuple[TokenId, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedIds)
-]
-# A NaN or an infinity would reach the loss, and then every weight.
-Logprob = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
-Logprobs = Annotated[
-    tuple[Logprob, ...], Field(max_length=MAX_TOKENS, fail_fast=True, strict=True), _OrChecked(CheckedLogprobs)
-]
 Reward = Annotated[float, Field(ge=-1e9, le=1e9)]
 """Bounds far above any reward in use. Advantages of larger ones would be infinite, and the weights with them."""
 HorizonTurns = Annotated[int, Field(ge=1, le=MAX_TURNS)]
-Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
-
-
-def _few(given: object) -> object:
-    if isinstance(given, dict) and len(given) > MAX_ENTRIES:
-        raise ValueError(f"{len(given)} entries, at most {MAX_ENTRIES}")
-    return given
-
-
-Few = BeforeValidator(_few)
-"""The `fail_fast` of maps: pydantic would describe each of very many wrong entries, at a kilobyte each."""
 
 
 class Record(BaseModel):
@@ -242,12 +180,30 @@ class Ticket(Record):
         return f"{self.ticket_id}.{self.signature[:SIGNATURE_HALF]}" if self.signature else self.ticket_id
 
 
+class Branch(Record):
+    """A token sequence of an episode that does not continue an earlier one.
+
+    A sub-agent's conversation is one, or what follows a compaction of the context, or an edited history. Text that an
+    earlier branch sampled stands here as context, and is never trained a second time.
+    """
+
+    prompt_ids: TokenIds
+    """What the branch begins with, rendered whole, up to and including the generation prompt."""
+    prompt: LongText = ""
+
+    @model_validator(mode="after")
+    def _rendered(self) -> Self:
+        if not self.prompt_ids:
+            raise ValueError("a branch begins with a prompt")
+        return self
+
+
 class Turn(Record):
     """One generation and the observation that answers it.
 
     `output_ids` [T] are the sampled ids, end-of-turn token included where one was sampled; `logprobs` [T] are the
     behaviour policy's; `spans` partition the T tokens by the version that sampled them. `observation_ids` are the
-    ids appended after the generation, up to and including the next generation prompt; empty on the last turn.
+    ids appended after the generation, up to and including the next generation prompt; empty on a branch's last turn.
     """
 
     output_ids: TokenIds
@@ -258,6 +214,12 @@ class Turn(Record):
     text: LongText = ""
     """The generation, decoded for people."""
     observation: LongText = ""
+    branch: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] = 0
+    """The token sequence that it continues: 0 begins with the episode's `prompt_ids`, K > 0 with branch K's."""
+    trained: bool = True
+    """False: the generation is context of what follows in its branch, but carries no loss."""
+    state: Digest = ""
+    """A digest of the environment's state in which the turn was taken; empty if the environment names none."""
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
@@ -272,6 +234,15 @@ class Turn(Record):
         return self
 
 
+def sampled_in(turns: Iterable[Turn]) -> Counter[PolicyVersion]:
+    """Return how many tokens of the turns each version sampled."""
+    tokens: Counter[PolicyVersion] = Counter()
+    for turn in turns:
+        for span in turn.spans:
+            tokens[PolicyVersion(version=span.version, lineage=span.lineage)] += span.tokens
+    return tokens
+
+
 class Episode(Record):
     """The turns from reset to a stop reason."""
 
@@ -280,6 +251,7 @@ class Episode(Record):
     prompt_ids: TokenIds
     """The rendered first prompt, up to and including the generation prompt."""
     turns: Annotated[tuple[Turn, ...], Field(max_length=MAX_TURNS, fail_fast=True)]
+    """In order of time, over all branches: the k-th one is the episode's k-th, whichever branch it continues."""
     stop: StopReason
     success: bool = False
     """The environment's own verdict, apart from the reward."""
@@ -288,6 +260,8 @@ class Episode(Record):
     """What broke, for a broken episode."""
     generate_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     environment_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    branches: Annotated[tuple[Branch, ...], Field(max_length=MAX_BRANCHES - 1, fail_fast=True)] = ()
+    """Branches 1, 2, ...; branch 0 begins with `prompt_ids`."""
 
     @model_validator(mode="after")
     def _attributed(self) -> Self:
@@ -296,7 +270,35 @@ class Episode(Record):
         # A valid episode without a turn has nothing to train, but would count in the baseline.
         if not self.stop.broken and not (self.prompt_ids and self.turns):
             raise ValueError(f"an episode that stopped with {self.stop.value} must hold a prompt and a turn")
+        if not self.stop.broken and not any(turn.trained for turn in self.turns):
+            raise ValueError(f"an episode that stopped with {self.stop.value} must hold a turn that is trained")
         return self
+
+    @model_validator(mode="after")
+    def _branched(self) -> Self:
+        # The last turn of each branch: a dict keeps the last value of a key.
+        last = {turn.branch: turn for turn in self.turns}
+        if max(last, default=0) > len(self.branches):
+            raise ValueError(f"a turn of branch {max(last)}, and the last branch is {len(self.branches)}")
+        if self.branches:
+            if len(last) <= len(self.branches):
+                raise ValueError(f"branch {min({*range(len(last) + 1)} - last.keys())} has no turn")
+            # In a linear episode they are left out instead, as ever: its schema allows them.
+            if unread := [branch for branch, turn in last.items() if turn.observation_ids]:
+                raise ValueError(f"the last turn of branch {unread[0]} has observation ids, which nobody has read")
+        return self
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a single token sequence of which every turn is trained."""
+        return not self.branches and all(turn.trained for turn in self.turns)
+
+    def by_branch(self) -> list[tuple[tuple[int, ...], list[tuple[int, Turn]]]]:
+        """Return the prompt ids of each branch and its turns, each with its place in the episode."""
+        turns: list[list[tuple[int, Turn]]] = [[] for _ in range(len(self.branches) + 1)]
+        for place, turn in enumerate(self.turns):
+            turns[turn.branch].append((place, turn))
+        return list(zip((self.prompt_ids, *(branch.prompt_ids for branch in self.branches)), turns, strict=True))
 
     @property
     def episode_return(self) -> float:
@@ -308,11 +310,7 @@ class Episode(Record):
 
     def sampled(self) -> Counter[PolicyVersion]:
         """Return how many tokens each version sampled."""
-        tokens: Counter[PolicyVersion] = Counter()
-        for turn in self.turns:
-            for span in turn.spans:
-                tokens[PolicyVersion(version=span.version, lineage=span.lineage)] += span.tokens
-        return tokens
+        return sampled_in(self.turns)
 
     @property
     def valid(self) -> bool:

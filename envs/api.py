@@ -5,13 +5,32 @@ fails raises EnvironmentFailure. It never reports its own failure as a reward of
 that its actions were bad (docs/invariants.md, "Broken is not zero").
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from horizonrl.common.errors import EnvironmentFailure
 
 Split = Literal["train", "test"]
+Tools = tuple[Mapping[str, Any], ...]
+"""In OpenAI's form: {"type": "function", "function": {"name", "description", "parameters": a JSON schema}}."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """An agent's call of a tool."""
+
+    name: str
+    arguments: str
+    """JSON text, as it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an agent answers: a text, and the tools that it calls, in order."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +67,14 @@ class Expert(Protocol):
     """Plays a task without a model. Experts produce demonstrations and prove that a task can be solved."""
 
     def act(self, observation: str) -> str:
+        """Return the reply that an agent should give to the observation."""
+
+
+@runtime_checkable
+class CallsTools(Protocol):
+    """An expert that can act by calling tools, in an environment that offers them."""
+
+    def reply(self, observation: str) -> Reply:
         """Return the reply that an agent should give to the observation."""
 
 
@@ -95,6 +122,80 @@ class Demonstrates(Protocol):
         """Return an expert for the current task. Raises EnvironmentFailure before `reset`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one episode's program finds the policy, as OpenAI's clients take it."""
+
+    base_url: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a program's run is worth."""
+
+    reward: float
+    success: bool
+    truncated: bool = False
+    """The environment's own limit ended the run."""
+
+
+@runtime_checkable
+class Program(Protocol):
+    """An environment that drives itself: it calls the policy at an endpoint, as often and in whatever order it likes.
+
+    It has `env_id`, `version`, `tasks` and `close` as an Environment has them, and these two methods for `reset` and
+    `step`. The horizon counts its calls of the policy.
+    """
+
+    async def drive(self, task_id: str, endpoint: Endpoint) -> None:
+        """Play the task until the program ends by itself. Cancelling it ends the program.
+
+        Raises EnvironmentFailure for a program that crashed, EnvironmentTimeout for one that took too long.
+        """
+
+    async def grade(self, finished: bool) -> Outcome:
+        """Return what the run is worth; `finished` says that the program ended by itself.
+
+        Raises EnvironmentFailure if nobody can tell. Only the grader decides: a crash is never a reward of 0.
+        """
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class OffersTools(Protocol):
+    """An environment whose agent can act by calling tools, in the syntax of the model's own chat template.
+
+    `step` then answers a reply that calls none.
+    """
+
+    native: bool
+    """Whether it is played that way. Its options decide, once and for all."""
+
+    def tools(self) -> Tools:
+        """Return the tools of the present episode."""
+
+    async def call(self, call: ToolCall) -> Step:
+        """Answer one call; the observation is the tool's result.
+
+        Every call is a legal input, as every text is for `step`: if it names no tool, or its arguments do not fit, the
+        result says so.
+        """
+
+
+@runtime_checkable
+class NamesState(Protocol):
+    """An environment that tells whether two episodes of a task are at the same point (`advantage.state_weight`)."""
+
+    def state(self) -> str:
+        """Return a text that two episodes of a task share if the same actions have the same results from here on.
+
+        How many turns are left is no part of it: GiGPO compares a state that is visited again with its first visit.
+        Of any length, since only its digest travels. Called between `reset` and the end, before each turn.
+        """
+
+
 class Prepares(Protocol):
     """An environment that can do ahead of need what its resets would wait for, such as drawing levels.
 
@@ -117,3 +218,8 @@ def expert_of(environment: Environment) -> Expert:
             f"{environment.env_id} has no expert: use transcripts as demonstrations, or train without imitation"
         )
     return environment.expert()
+
+
+def tool_user(environment: Environment) -> OffersTools | None:
+    """Return the environment if its agent acts by calling tools."""
+    return environment if isinstance(environment, OffersTools) and environment.native else None

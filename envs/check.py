@@ -6,33 +6,23 @@ and the text that caused the failure.
 """
 
 import asyncio
-import inspect
-import sys
-import time
-import traceback
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, Step, expert_of
-from horizonrl.envs.bounds import readable
-from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.envs.api import Environment, Reply, tool_user
+from horizonrl.envs.odd_texts import odd_calls, odd_texts
+from horizonrl.envs.subject import Subject, Violation, shown
 
 MAX_OBSERVATION_CHARS = 1 << 18
 """The longest observation that an episode's record holds. An environment's `max_observation_chars` takes precedence."""
 TASKS_TRIED = 20
 CHECK_S = 120.0
 """Time limit of one check."""
-BABBLED = 30
-"""Number of texts sent to an environment that has no expert."""
-MAX_SHOWN = 160
-"""Characters shown of a text that caused a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,110 +48,6 @@ class CheckReport:
         return all(check.passed for check in self.checks)
 
 
-class Violation(Exception):
-    """The environment breaks its contract. The message says how; `method` names the method to look at."""
-
-    def __init__(self, message: str, method: str = "step") -> None:
-        super().__init__(message)
-        self.method = method
-
-
-@dataclass(slots=True)
-class Subject:
-    """The environment under test."""
-
-    env_id: str
-    options: Mapping[str, Any]
-    task_ids: Sequence[str]
-    last_call: str = ""
-    """The most recent call, reported with a failure."""
-    longest_chars: int = 0
-    """Length of the longest observation in any check so far."""
-    longest_call: str = ""
-    """The call that returned the longest observation."""
-    step_times_s: list[float] = field(default_factory=list)
-    made: list[Environment] = field(default_factory=list)
-
-    @property
-    def has_expert(self) -> bool:
-        return registry.has_expert(self.env_id)
-
-    def make(self) -> Environment:
-        self.made.append(registry.make(self.env_id, self.options))
-        return self.made[-1]
-
-    async def close(self) -> None:
-        """Close every instance that a check has made. An instance left open would stay on its server."""
-        made, self.made = self.made, []
-        for environment in made:
-            with suppress(Exception):  # the check has already reported what is wrong with the environment
-                await environment.close()
-
-    async def reset(self, environment: Environment, task_id: str) -> str:
-        self.last_call = f"reset({task_id!r})"
-        text = (await environment.reset(task_id)).text
-        self._measure(text)
-        return text
-
-    async def step(self, environment: Environment, text: str) -> Step:
-        self.last_call = f"step({shown(text)})"
-        began = time.perf_counter()
-        # Cut as rollouts and servers cut: nobody ever sends an environment more.
-        step = await environment.step(readable(text))
-        self.step_times_s.append(time.perf_counter() - began)
-        self._measure(step.observation)
-        return step
-
-    def _measure(self, observation: str) -> None:
-        if len(observation) > self.longest_chars:
-            self.longest_chars, self.longest_call = len(observation), self.last_call
-
-    async def play(self, environment: Environment, task_id: str) -> tuple[str, list[Step]]:
-        """Let the expert play a task to its end; return the first observation and the steps.
-
-        Without an expert, BABBLED texts are sent one after another. They may or may not end the episode.
-        """
-        first = observation = await self.reset(environment, task_id)
-        act = expert_of(environment).act if self.has_expert else self._babble(first)
-        steps: list[Step] = []
-        while len(steps) < MAX_TURNS:
-            text = act(observation)
-            if text is None:
-                return first, steps
-            steps.append(await self.step(environment, text))
-            if steps[-1].terminated or steps[-1].truncated:
-                return first, steps
-            observation = steps[-1].observation
-        raise Violation(f"the expert has not finished task {task_id!r} after {MAX_TURNS} turns", "expert")
-
-    def _babble(self, first: str) -> Callable[[str], str | None]:
-        texts = iter(odd_texts(first)[:BABBLED])
-        return lambda _: next(texts, None)
-
-    def place_of(self, method: str) -> str:
-        """Return `file:line, Class.method` of a method of the environment."""
-        environment = registry.load(self.env_id)
-        function = inspect.unwrap(getattr(environment, method, environment))
-        try:
-            return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
-        except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
-            return f"{environment.__module__}, {method}"
-
-    def raised_at(self, error: Exception) -> str:
-        """Return `file:line, function` of the innermost frame in the environment's own module or package."""
-        module = sys.modules[registry.load(self.env_id).__module__]
-        file = str(module.__file__)
-        own = str(Path(file).parent) if module.__package__ else file
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-        found = ([frame for frame in frames if frame.filename.startswith(own)] or frames)[-1:]
-        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in found)
-
-
-def shown(text: str) -> str:
-    """Return the repr of a text, cut after MAX_SHOWN characters."""
-    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"
-
-
 Trial = Callable[[Subject], Awaitable[str]]
 """One check. It returns what it measured, or raises Violation or whatever the environment raised."""
 
@@ -173,6 +59,7 @@ async def check(
 
     Raises ConfigError or MissingDependency if the environment cannot be created at all.
     """
+    registry.require_steps(env_id)
     environment = registry.make(env_id, options)
     await environment.close()
     listed = registry.tasks(env_id, options)
@@ -229,6 +116,9 @@ async def _expert_solves(subject: Subject) -> str:
         return "skipped: without an expert, nothing here shows that the tasks can be solved"
     environment, turns = subject.make(), []
     for task_id in subject.task_ids:
+        await subject.reset(environment, task_id)
+        if subject.expert(environment) is None:
+            continue
         _, steps = await subject.play(environment, task_id)
         # A success without a reward is a task from which RL learns nothing.
         if not (steps[-1].success and sum(step.reward for step in steps) > 0):
@@ -238,8 +128,14 @@ async def _expert_solves(subject: Subject) -> str:
             )
         turns.append(len(steps))
     await environment.close()
+    if not turns:
+        raise Violation(
+            f"expert() raised EnvironmentFailure after the reset of each of {len(subject.task_ids)} tasks", "expert"
+        )
     mean_ms = 1e3 * sum(subject.step_times_s) / len(subject.step_times_s)
-    return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms per step"
+    without = len(subject.task_ids) - len(turns)
+    left = f"; {without} have no expert" if without else ""
+    return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms per step{left}"
 
 
 async def _episodes_repeat(subject: Subject) -> str:
@@ -289,23 +185,26 @@ async def _no_text_breaks_it(subject: Subject) -> str:
     environment = subject.make()
     for task_id in subject.task_ids[:3]:
         observation = await subject.reset(environment, task_id)
-        sensible = expert_of(environment).act(observation) if subject.has_expert else observation
-        texts = odd_texts(sensible)
-        for text in texts:
-            step = await subject.step(environment, text)
+        sensible = subject.advised(environment, observation)
+        texts = odd_texts(sensible.text)
+        replies = [Reply(text) for text in texts]
+        if (user := tool_user(environment)) is not None:
+            replies += [Reply("", (call,)) for call in odd_calls(user.tools(), sensible.calls)]
+        for reply in replies:
+            step = await subject.answer(environment, reply)
             if step.terminated or step.truncated:
                 await subject.reset(environment, task_id)
     await environment.close()
-    return f"{len(texts)} odd texts"
+    return f"{len(replies)} odd replies"
 
 
 async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     environment, task_id = subject.make(), subject.task_ids[0]
     first = await subject.reset(environment, task_id)
-    text = expert_of(environment).act(first) if subject.has_expert else first
-    subject.last_call = f"step({shown(text)}), cancelled"
-    step = asyncio.ensure_future(environment.step(text))
+    expert = subject.expert(environment)
+    step = asyncio.ensure_future(subject.answer(environment, subject.advised(environment, first)))
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
+    subject.last_call += ", cancelled"
     # What a rollout does at `step_timeout_s`, and a drained actor at any time.
     step.cancel()
     await asyncio.gather(step, return_exceptions=True)
@@ -313,9 +212,9 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
         raise Violation("the reset after a cancelled step began a different episode", "reset")
     _, steps = await subject.play(environment, task_id)
     await environment.close()
-    if subject.has_expert and not steps[-1].success:
+    if expert and not steps[-1].success:
         raise Violation("the expert could not solve the task after a cancelled step and a reset")
-    return f"cancelled, reset, {'solved' if subject.has_expert else 'played'}"
+    return f"cancelled, reset, {'solved' if expert else 'played'}"
 
 
 async def _close_is_idempotent(subject: Subject) -> str:
@@ -335,12 +234,33 @@ async def _observations_are_bounded(subject: Subject) -> str:
     return f"the longest observation had {subject.longest_chars} characters; the limit is {limit}"
 
 
+async def _tools_are_described(subject: Subject) -> str:
+    environment = subject.make()
+    user = tool_user(environment)
+    if user is None:
+        return "skipped: it is played in words"
+    await subject.reset(environment, subject.task_ids[0])
+    tools = user.tools()
+    await environment.close()
+    for tool in tools:
+        match tool:
+            case {"type": "function", "function": {"name": str(), "parameters": {"type": "object"}}}:
+                json.dumps(tool)  # the chat template writes it
+            case _:
+                raise Violation(f"a tool has not the form that chat templates read: {shown(str(tool))}", "tools")
+    names = [tool["function"]["name"] for tool in tools]
+    if not names or len(set(names)) < len(names):
+        raise Violation(f"the tools have no different names: {names}", "tools")
+    return f"{len(names)} tools"
+
+
 TRIALS: Mapping[str, Trial] = {
     "tasks are listed in a stable order with unique ids": _tasks_are_listed,
     "an unknown task is a ConfigError": _unknown_task_is_refused,
     "the expert solves the tasks": _expert_solves,
     "a task is the same episode in every instance": _episodes_repeat,
     "an episode ends once": _an_episode_ends_once,
+    "its tools are described": _tools_are_described,
     "no text raises": _no_text_breaks_it,
     "a cancelled step leaves it usable": _a_cancelled_step_leaves_it_usable,
     "close is idempotent": _close_is_idempotent,

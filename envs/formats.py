@@ -4,9 +4,11 @@ react     "Thought: ..." then "Action: ...": the action is the first line after 
 plain     the action alone: the first line that is not empty
 function  a JSON object {"thought": ..., "function_name": ..., "arguments": {...}}
 code      a fenced Python block with one call: its syntax tree is read, never run
+native    a call of a tool in the syntax of the model's own chat template, which the actor reads (actors/native.py)
 
-An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. In the formats `function` and
-`code`, a reply calls one of the environment's `Command`s; reading it fills the command's words with the arguments.
+An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. In the formats `function`,
+`code` and `native`, a reply calls one of the environment's `Command`s; reading it fills the command's words with the
+arguments.
 """
 
 import ast
@@ -18,7 +20,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-ActionFormat = Literal["react", "plain", "function", "code"]
+from horizonrl.envs.api import Reply, ToolCall, Tools
+
+WrittenFormat = Literal["react", "plain", "function", "code"]
+"""The formats of environments that offer no tools (api.OffersTools)."""
+ActionFormat = WrittenFormat | Literal["native"]
 
 _ACTION = re.compile(r"action\s*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"thought\s*:", re.IGNORECASE)
@@ -79,6 +85,19 @@ def read_action(text: str, action_format: ActionFormat, commands: Sequence[Comma
             return bounded(_read_function(text, commands))
         case "code":
             return bounded(_read_code(text, commands))
+        case "native":
+            return Unreadable("There is no call of a tool in the reply. Call one of the tools.")
+
+
+def read_call(call: ToolCall, commands: Sequence[Command]) -> str | Unreadable:
+    """Return the action that a call of a tool names, with the limits of `read_action`."""
+    try:
+        arguments = json.loads(call.arguments or "{}") if len(call.arguments) < _MAX_CALL_CHARS else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        return Unreadable(f"The arguments of a call are a JSON object of at most {_MAX_CALL_CHARS} characters.")
+    return bounded(_fill(call.name, arguments, commands))
 
 
 def bounded(action: str | Unreadable) -> str | Unreadable:
@@ -91,9 +110,12 @@ def bounded(action: str | Unreadable) -> str | Unreadable:
 def write_action(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> str:
     """Return a reply that takes the action: the inverse of `read_action`. The format `plain` omits the thought.
 
-    Raises ValueError if the format is a call and no command has these words.
+    Raises ValueError if the format is a call and no command has these words. The thought of a `native` reply is its
+    text; `write_reply` has the call too.
     """
     match action_format:
+        case "native":
+            return thought
         case "plain":
             return action
         case "react":
@@ -108,12 +130,42 @@ def write_action(action: str, thought: str, action_format: ActionFormat, command
             return f"```python\n# {' '.join(thought.split())}\n{name}({call})\n```"
 
 
+def write_reply(action: str, thought: str, action_format: ActionFormat, commands: Sequence[Command] = ()) -> Reply:
+    """Return a reply that takes the action, as `write_action` does, with the call if the format is `native`."""
+    text = write_action(action, thought, action_format, commands)
+    if action_format != "native":
+        return Reply(text)
+    name, arguments = _call_of(action, commands)
+    return Reply(text, (ToolCall(name, json.dumps(arguments, ensure_ascii=False)),))
+
+
+def tools_of(commands: Sequence[Command]) -> Tools:
+    """Return the commands as tools. Every argument is a text."""
+    return tuple(
+        {
+            "type": "function",
+            "function": {
+                "name": command.name,
+                "description": command.meaning,
+                "parameters": {
+                    "type": "object",
+                    "properties": {argument: {"type": "string"} for argument in command.arguments},
+                    "required": list(command.arguments),
+                },
+            },
+        }
+        for command in commands
+    )
+
+
 def explain(action_format: ActionFormat, commands: Sequence[Command]) -> str:
     """Return the instructions on how to reply: the format and, if it is a call, the functions."""
     functions = "\n".join(map(str, commands))
     match action_format:
         case "plain":
             return "Reply with the command alone."
+        case "native":
+            return "Act by calling one tool at a time."
         case "react":
             return 'Reply with a line "Thought: " and what you think, then a line "Action: " and one command.'
         case "function":

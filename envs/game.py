@@ -14,9 +14,18 @@ from random import Random
 from typing import ClassVar, Generic, Literal, Protocol, TypeVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import clip, whole
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
+from horizonrl.envs.formats import (
+    ActionFormat,
+    Command,
+    Unreadable,
+    explain,
+    read_action,
+    read_call,
+    tools_of,
+    write_reply,
+)
 
 Style = Literal["full", "compact", "agentgym"]
 """`agentgym` reproduces the texts of AgentGym's server. It omits the rules, because AgentGym's clients add them."""
@@ -50,9 +59,13 @@ class GameExpert:
         self._game, self._format, self._commands = game, action_format, commands
 
     def act(self, observation: str) -> str:
+        """Return the text of the reply that takes the advised move."""
+        return self.reply(observation).text
+
+    def reply(self, observation: str) -> Reply:
         """Return the reply that takes the advised move."""
         move = self._game.advise()
-        return write_action(move.action, move.thought, self._format, self._commands)
+        return write_reply(move.action, move.thought, self._format, self._commands)
 
 
 class GameEnvironment(ABC, Generic[G]):
@@ -64,6 +77,7 @@ class GameEnvironment(ABC, Generic[G]):
 
     def __init__(self, format: ActionFormat, style: Style, max_observation_chars: int) -> None:
         self._format: ActionFormat = format
+        self.native = format == "native"
         self._style: Style = style
         self._max_chars = max_observation_chars
         self._prepared = False
@@ -90,10 +104,20 @@ class GameEnvironment(ABC, Generic[G]):
 
     async def step(self, text: str) -> Step:
         """Follow the one action that the text names."""
+        return self._follow(self.read(text))
+
+    def tools(self) -> Tools:
+        """Return the commands as tools."""
+        return tools_of(self.commands)
+
+    async def call(self, call: ToolCall) -> Step:
+        """Follow the action that a call names."""
+        return self._follow(self.called(call))
+
+    def _follow(self, action: str | Unreadable) -> Step:
         game = self._begun()
         if self._over:
             raise EnvironmentFailure("the episode is over: reset before the next step")
-        action = self.read(text)
         step = unmoved(action.reason) if isinstance(action, Unreadable) else game.follow(action)
         self._over = step.terminated or step.truncated
         return replace(step, observation=clip(step.observation, self._max_chars))
@@ -101,6 +125,10 @@ class GameEnvironment(ABC, Generic[G]):
     def read(self, text: str) -> str | Unreadable:
         """Return the action that a reply names."""
         return read_action(text, self._format, self.commands)
+
+    def called(self, call: ToolCall) -> str | Unreadable:
+        """Return the action that a call names."""
+        return read_call(call, self.commands)
 
     def expert(self) -> GameExpert:
         """Return an expert that continues from the present state of the episode."""
@@ -117,6 +145,8 @@ class GameEnvironment(ABC, Generic[G]):
 
     def manual(self) -> str:
         """Return the commands and how to reply, for the first observation."""
+        if self.native:  # the chat template shows the tools
+            return explain(self._format, self.commands)
         if self._style == "compact":
             reply = {"plain": "", "react": "\nReply in two lines:\nThought: why\nAction: command"}
             short = f"Commands: {' | '.join(spelled(command) for command in self.commands)}"

@@ -96,6 +96,11 @@ class Walk:
         # The limit is the environment's own: truncated and never terminated (broken is not zero).
         return Step(hint + self.look(), reward=0.0, terminated=False, truncated=self._steps == STEPS)
 
+    @property
+    def state(self) -> str:
+        """Where the agent stands: the walls of a task never move."""
+        return f"{self._here}"
+
     def look(self) -> str:
         """Return what the agent sees."""
         walls = ", ".join(side for side in SIDES if side not in self._maze.ways[self._here])
@@ -168,6 +173,10 @@ class MazeWalk(GameEnvironment[Walk]):
     def tasks(cls, *, mazes: Mazes = "made") -> Sequence[TaskSpec]:
         """Return the 240 mazes, in alternating sizes, or the 25 starts."""
         return split_tasks(_sizes(), TEST) if mazes == "made" else split_tasks(dict.fromkeys(_starts(), "lmrl"), 5)
+
+    def state(self) -> str:
+        """Return where the agent stands."""
+        return self._begun().state
 
     def begin(self, task_id: str) -> tuple[str, Walk]:
         """Return where the agent stands."""

@@ -1,8 +1,11 @@
 """Replies that no agent should write, but some will. `envs check` and the fuzz tests send them to every environment."""
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
+
+from horizonrl.envs.api import ToolCall, Tools
 
 _QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
 _DIGITS = re.compile(r"\d+")
@@ -29,6 +32,19 @@ def odd_texts(sensible: str) -> list[str]:
     fixed = ["", " ", "\n\n", "\0", "Action:", "Action: Action:", "9" * 5_000, "٣ get ٣ \U0001f642", "{}[]()\\" * 50]
     changed = [sensible * 2, f"{sensible}\n{sensible}", sensible.upper(), sensible * 5_000]
     return [*fixed, *changed, *noise, *cuts, *shuffled, *_with_other_literals(sensible)]
+
+
+def odd_calls(tools: Tools, sensible: Sequence[ToolCall]) -> list[ToolCall]:
+    """Return calls of no tool, without arguments, with too many, and with odd ones. Always the same calls."""
+    names = [tool["function"]["name"] for tool in tools]
+    properties = {tool["function"]["name"]: tool["function"]["parameters"].get("properties", {}) for tool in tools}
+    odd = ["", "[]", "{", "null", "[" * 3_000, '{"no such argument": 1}', json.dumps({"x": "y" * 30_000})]
+    calls = [ToolCall(name, arguments) for name in (*names, "", "no such tool", "\ud800\0") for arguments in odd]
+    values: tuple[object, ...] = ("", "\ud800\0", "9" * 5_000, 10**400, -1, None, True, [], {"a": [{}]}, 1e308, '"\\\n')
+    for name in names:
+        calls += [ToolCall(name, json.dumps(dict.fromkeys(properties[name], value))) for value in values]
+    damaged = [ToolCall(call.name, call.arguments[:-1]) for call in sensible]
+    return [*calls, *damaged, *sensible]
 
 
 def hostile_texts(chars: int) -> Iterator[str]:

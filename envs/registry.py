@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 from horizonrl.common.imports import uncollected
-from horizonrl.envs.api import Environment, Split, TaskSpec
+from horizonrl.envs.api import Environment, Split, TaskSpec, tool_user
 
 GROUP = "horizonrl.envs"
 
@@ -119,9 +119,35 @@ def demonstrations_only(env_id: str) -> bool:
     return bool(getattr(load(env_id), "demonstrations_only", False))
 
 
+def drives_itself(env_id: str) -> bool:
+    """Return whether the environment is a program that calls the policy (api.Program)."""
+    return callable(getattr(load(env_id), "drive", None))
+
+
+def require_steps(env_id: str) -> None:
+    """Raise ConfigError for an environment that drives itself: nobody else can step it."""
+    if drives_itself(env_id):
+        raise ConfigError(
+            f"environment {env_id!r} drives itself, so there are no steps to check or to serve: play it with "
+            "`horizonrl eval`, or in a run (docs/bring-your-own-agent.md)"
+        )
+
+
 def has_expert(env_id: str) -> bool:
     """Return whether the environment can demonstrate its tasks."""
     return callable(getattr(load(env_id), "expert", None))
+
+
+async def offers_tools(env_id: str, options: Mapping[str, Any] | None = None) -> bool:
+    """Return whether agents play the environment by calling tools, under these options."""
+    environment = make(env_id, options)
+    await environment.close()
+    return tool_user(environment) is not None
+
+
+def names_state(env_id: str) -> bool:
+    """Return whether the environment names its states, so that turns can be compared within them."""
+    return callable(getattr(load(env_id), "state", None))
 
 
 def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:

@@ -34,6 +34,9 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
         vocabulary=local.vocabulary,
         max_context_tokens=config.model.max_context_tokens,
         advantage=config.advantage,
+        reward=config.reward,
+        loss_weights={env.id: env.loss_weight for env in config.envs},
+        demo_weight=config.rl.demo_weight,
         demos_in_rl=config.rl.demos_per_step > 0,
     )
     engine = EngineThread(Leader(local) if local.ranks > 1 else local, thread, config.learner.step_timeout_s)
@@ -52,7 +55,10 @@ def _engine_settings(config: RunConfig, model_dir: Path) -> EngineSettings:
         micro_batch_tokens=config.learner.micro_batch_tokens,
         max_grad_norm=config.learner.max_grad_norm,
         weight_decay=config.learner.weight_decay,
+        betas=config.learner.betas,
+        epsilon=config.learner.epsilon,
         gradient_checkpointing=config.learner.gradient_checkpointing,
+        head_dtype=config.learner.head_dtype,
         seed=config.run.seed,
         temperature=config.rollout.temperature,
         collective_timeout_s=config.learner.step_timeout_s,

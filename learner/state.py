@@ -11,8 +11,9 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind, Phase, PolicyVersion
-from horizonrl.learner.controller.curriculum import EvalTask
+from horizonrl.learner.controller.curriculum import EvalTask, sources_of
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
+from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
@@ -30,6 +31,7 @@ class Commit:
     cursor: int
     accounts: dict[str, Any]
     horizons: dict[str, Any] = field(default_factory=dict)
+    yields: Sequence[Mapping[str, Any]] = ()
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
@@ -44,6 +46,8 @@ class LearnerState:
         self.lineage = 0
         self.collector = Collector(rules, TicketAccounts())
         self.horizons = Histories(adaptive_rules(config))
+        self.sources = sources_of(config.envs) if config.curriculum.kind == "adaptive" else ()
+        self.yields = Yields(self.sources)
         self.rounds = Rounds(eval_tasks)
         self.last_commit = Commit(
             step=0, cursor=0, accounts=self.collector.accounts.dump(), horizons=self.horizons.dump()
@@ -57,6 +61,8 @@ class LearnerState:
         accounts = TicketAccounts.restore(self.last_commit.accounts)
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
         self.horizons = Histories.restore(adaptive_rules(self.config), self.last_commit.horizons)
+        self.yields = Yields(self.sources)
+        self.yields.restore(self.last_commit.yields)
         self.rounds = Rounds(self.eval_tasks, self.last_commit.rounds)
 
     def move_cursor(self, cursor: int) -> None:
@@ -110,11 +116,13 @@ class LearnerState:
             # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
             # one commit (ADR 12).
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
+            self.yields.observe(pending.consumed, self.rules.has_signal)
         self.last_commit = Commit(
             step=step,
             cursor=self.collector.cursor,
             accounts=self.collector.accounts.dump(),
             horizons=self.horizons.dump(),
+            yields=self.yields.dump(),
             rounds=self.rounds.dump(),
             mark=self.collector.mark,
         )
@@ -141,5 +149,6 @@ class LearnerState:
             lowest_unsettled=accounts.lowest_unsettled(),
             ended_ranges=self.collector.ended_ranges(),
             growths=self.horizons.growths(),
+            yields=self.yields.all(),
             finished=finished,
         )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from horizonrl.common.types import (
+    Branch,
     Episode,
     Group,
     Kind,
@@ -30,7 +31,13 @@ def make_ticket(
 
 
 def make_turn(
-    tokens: Sequence[int] = (5, 6), version: int = 0, reward: float = 0.0, answer: Sequence[int] = ()
+    tokens: Sequence[int] = (5, 6),
+    version: int = 0,
+    reward: float = 0.0,
+    answer: Sequence[int] = (),
+    *,
+    branch: int = 0,
+    trained: bool = True,
 ) -> Turn:
     return Turn(
         output_ids=tuple(tokens),
@@ -38,10 +45,14 @@ def make_turn(
         spans=(VersionSpan(version=version, lineage=0, tokens=len(tokens)),),
         observation_ids=tuple(answer),
         reward=reward,
+        branch=branch,
+        trained=trained,
     )
 
 
-def make_episode(index: int, *turns: Turn, stop: StopReason = StopReason.TERMINATED) -> Episode:
+def make_episode(
+    index: int, *turns: Turn, stop: StopReason = StopReason.TERMINATED, branches: Sequence[Branch] = ()
+) -> Episode:
     return Episode(
         index=index,
         prompt_ids=() if stop.broken and not turns else (1, 2, 3),
@@ -49,7 +60,26 @@ def make_episode(index: int, *turns: Turn, stop: StopReason = StopReason.TERMINA
         stop=stop,
         success=sum(turn.reward for turn in turns) > 0,
         error="it broke" if stop.broken else None,
+        branches=tuple(branches),
     )
+
+
+def branched_episode(index: int, reward: float = 1.0, version: int = 0) -> Episode:
+    """Return an episode of three branches: the main conversation, a sub-agent in between, and an edited history."""
+    turns = (
+        make_turn((5, 6), version, answer=(7,)),
+        make_turn((8,), version, answer=(9,), branch=1),
+        make_turn((10, 11, index), version, branch=1),
+        make_turn((12,), version),
+        make_turn((13, 14), version, reward, branch=2),
+    )
+    branches = (Branch(prompt_ids=(20, 21), prompt="sub"), Branch(prompt_ids=(1, 2, 3, 5, 6, 22), prompt="edited"))
+    return make_episode(index, *turns, branches=branches)
+
+
+def half_trained_episode(index: int, reward: float = 1.0) -> Episode:
+    """Return a single sequence whose first turn carries no loss."""
+    return make_episode(index, make_turn((5, 6), answer=(7,), trained=False), make_turn((8,), reward=reward))
 
 
 def make_group(

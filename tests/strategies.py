@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from horizonrl.common.state import (
+    ContextRule,
     EnvironmentSettings,
     HorizonGrowth,
     HorizonState,
@@ -13,6 +14,7 @@ from horizonrl.common.state import (
     WeightsManifest,
 )
 from horizonrl.common.types import (
+    Branch,
     DropReason,
     Episode,
     Group,
@@ -77,20 +79,49 @@ def turns(draw: st.DrawFn) -> Turn:
     )
 
 
+branches = st.builds(Branch, prompt_ids=st.lists(token_ids, min_size=1, max_size=4).map(tuple), prompt=texts)
+
+
+@st.composite
+def branched(draw: st.DrawFn, played: list[Turn], *, whole: bool) -> tuple[tuple[Turn, ...], tuple[Branch, ...]]:
+    """Spread turns over branches, each of which gets one at least; with `whole`, one turn at least is trained."""
+    places: list[int] = []
+    for _ in played:
+        places.append(draw(st.integers(0, max(places, default=-1) + 1)))
+    last = {branch: place for place, branch in enumerate(places)}
+    kept = draw(st.integers(0, len(played) - 1)) if whole else None
+    turns = tuple(
+        turn.model_copy(
+            update={
+                "branch": branch,
+                "trained": place == kept or draw(st.booleans()),
+                **({"observation_ids": ()} if last[branch] == place else {}),
+            }
+        )
+        for place, (turn, branch) in enumerate(zip(played, places, strict=True))
+    )
+    return turns, tuple(draw(branches) for _ in range(max(places, default=0)))
+
+
 @st.composite
 def episodes(draw: st.DrawFn, index: int = 0) -> Episode:
     stop = draw(st.sampled_from(StopReason))
     whole = 0 if stop.broken else 1
+    played: tuple[Turn, ...] = tuple(draw(st.lists(turns(), min_size=whole, max_size=3)))
+    forks: tuple[Branch, ...] = ()
+    if draw(st.booleans()):
+        played, forks = draw(branched(list(played), whole=bool(whole)))
     return Episode(
         index=index,
         prompt_ids=tuple(draw(st.lists(token_ids, min_size=whole, max_size=4))),
-        turns=tuple(draw(st.lists(turns(), min_size=whole, max_size=3))),
+        turns=played,
         stop=stop,
         success=draw(st.booleans()),
         prompt=draw(texts),
         error=draw(st.text("abc é→", min_size=1, max_size=20)) if stop.broken else None,
         generate_s=draw(st.floats(0, 1e6)),
         environment_s=draw(st.floats(0, 1e6)),
+        branches=forks,
     )
 
 
@@ -170,6 +201,7 @@ run_settings = st.builds(
     max_deliver=st.integers(1, 1000),
     max_context_tokens=st.integers(1, 1 << 20),
     system_prompt=st.none() | texts,
+    context=st.sampled_from(ContextRule),
     environments=st.lists(environments, max_size=3).map(tuple),
 )
 records: SearchStrategy[Record] = st.one_of(

@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint
 from horizonrl.actors.policy import Generation
+from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.common.types import MAX_LONG_TEXT, MAX_TOKENS, PolicyVersion, VersionSpan
+from horizonrl.common.types import MAX_LONG_TEXT, PolicyVersion, VersionSpan
 
 COUNTED = 0
 """An id that only counts a token; the places of messages begin at 1."""

@@ -17,8 +17,9 @@ from pydantic import BaseModel, Field, SecretStr
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint, EndpointSettings
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.common.arrays import MAX_TOKENS, TokenId
 from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
-from horizonrl.common.types import MAX_TOKENS, PolicyVersion, TokenId, VersionSpan
+from horizonrl.common.types import PolicyVersion, VersionSpan
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}

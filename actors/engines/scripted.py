@@ -21,11 +21,13 @@ STOP_SHARE = 1 / 16
 
 
 async def start(settings: InferenceSettings) -> Policy:
-    """Return a policy of random tokens, in a process that then never imports torch.
+    """Return a policy of random tokens, in a process that then never imports torch, unless it already has.
 
     transformers imports torch where it finds it, which takes 8 seconds; its tokenizers work without.
     """
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what an import takes for "not installed"
+    # None is what an import takes for "not installed". A process that has just made its model has torch already, and
+    # transformers knows that it does.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     return ScriptedPolicy(
         vocabulary=json.loads((settings.model_dir / "config.json").read_text())["vocab_size"],
         max_context_tokens=settings.max_context_tokens,

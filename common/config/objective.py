@@ -13,7 +13,7 @@ from horizonrl.common.config.section import AboveZero, Band, NotNegative, Positi
 
 class AdvantageSection(Section):
     kind: Literal[
-        "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return", "dpo"
+        "grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return", "dpo"
     ] = "grpo"
     """Advantage estimator (docs/algorithms.md). return is the return itself; with loss reinforce and no correction it
     clones episodes weighted by reward (AgentEvol)."""
@@ -27,6 +27,9 @@ class AdvantageSection(Section):
     """Unit of a step in gae: a turn or a token."""
     ratio_cap: AboveZero = 1.0
     """Upper bound of vtrace's weights ρ and c."""
+    state_weight: NotNegative = 0.0
+    """ω of GiGPO: weight of a second comparison, of the rewards from a turn on among all turns that the group took in
+    the same state of its environment. 0 turns it off. It needs environments that name their state."""
     dpo_beta: AboveZero = 0.5
     """β of dpo: how strongly leaving the reference is penalised."""
     truncated: Literal["keep", "mask"] = "keep"
@@ -36,11 +39,46 @@ class AdvantageSection(Section):
     @property
     def group_relative(self) -> bool:
         """Whether episodes are compared with their siblings, so that a group of equal returns teaches nothing."""
-        return self.kind in ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "dpo")
+        return self.kind in ("grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp_baseline", "dpo")
 
     @property
     def needs_critic(self) -> bool:
         return self.kind in ("gae", "vtrace")
+
+    @property
+    def linear_only(self) -> bool:
+        """Whether only an episode of a single token sequence has this advantage; groups with others are malformed."""
+        # A critic's next value, and DPO's likelihood, are those of one sequence whose every turn is trained.
+        return self.needs_critic or self.kind == "dpo"
+
+
+class RewardSection(Section):
+    """What becomes of an environment's rewards before they are compared. Reports show them as they came."""
+
+    turn_cost: NotNegative = 0.0
+    """What each turn of an episode costs. It is subtracted from the turn's reward."""
+    overlong_band: tuple[Positive, Positive] | None = None
+    """Generated tokens of an episode from which on a punishment grows linearly, and at which it is `overlong_cost`,
+    such as [384, 512] (soft overlong punishment, DAPO). None punishes no length."""
+    overlong_cost: AboveZero = 1.0
+    """The full punishment of an overlong episode, subtracted from the reward of its last turn."""
+    normalisation: Literal["environment"] | None = None
+    """Whether returns are divided by their standard deviation over the batch's episodes of the same environment, after
+    cost and punishment. Kinds of advantage that compare no siblings also subtract the mean, at the last turn."""
+
+    @property
+    def shapes(self) -> bool:
+        """Whether cost or punishment changes a reward."""
+        return self.turn_cost > 0 or self.overlong_band is not None
+
+    @model_validator(mode="after")
+    def _has_a_band(self) -> Self:
+        if self.overlong_band is not None and self.overlong_band[0] >= self.overlong_band[1]:
+            raise ValueError(
+                f"overlong_band is {list(self.overlong_band)}: give the length at which the punishment begins, and a "
+                "larger one at which it is full"
+            )
+        return self
 
 
 class LossSection(Section):
@@ -78,6 +116,12 @@ class LossSection(Section):
     batch."""
     epochs: Positive = 1
     """Number of passes over a batch."""
+    shuffle: bool = False
+    """Whether each pass over a batch cuts it into minibatches in an order of its own, drawn from `run.seed` and the
+    version. False keeps the order of the log."""
+    kl_max: AboveZero | None = None
+    """KL(behaviour || learner), in nats per token, above which an update is the last one of its batch. It counts from
+    the policy that sampled, so it includes the groups' age. None makes all updates."""
 
     @property
     def updates(self) -> int:
@@ -161,11 +205,15 @@ class ReferenceSection(Section):
 class CriticSection(Section):
     lr: AboveZero = 1e-3
     """Learning rate of the value head. It reads the policy's hidden states and leaves them as they are."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """RL steps at the start in which the critic alone learns: the policy's learning rate is 0, and its own warm-up
+    begins after them."""
 
 
 class Objective(Section):
     """What a step optimises."""
 
+    reward: RewardSection = RewardSection()
     advantage: AdvantageSection = AdvantageSection()
     loss: LossSection = LossSection()
     correction: CorrectionSection = CorrectionSection()
@@ -225,12 +273,13 @@ class Objective(Section):
             )
         if advantage.credit == "turn" and advantage.kind not in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return"):
             raise ValueError(
-                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo and dpo use "
-                "whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or kind "
-                "to grpo, dr_grpo or reinforce_pp_baseline"
+                f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo, maxrl and dpo "
+                "use whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or "
+                "kind to grpo, dr_grpo or reinforce_pp_baseline"
             )
         # A discount needs a distance in turns or tokens. The return of a whole episode has none.
         ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")
+        ahead = ahead or advantage.state_weight > 0
         if advantage.discount < 1 and not ahead:
             raise ValueError(
                 f"advantage.discount is {advantage.discount} but {advantage.kind} credits whole episodes: set "
@@ -246,6 +295,42 @@ class Objective(Section):
         # DPO's implicit reward is β times the log-ratio to the reference: a second KL would count it twice.
         if advantage.kind == "dpo" and self.reference.kl > 0:
             raise ValueError("reference.kl is set but dpo already has its KL in dpo_beta: set reference.kl to 0")
+        self._refuse_contradictions()
+        self._refuse_what_does_nothing()
+
+    def _refuse_contradictions(self) -> None:
+        advantage, reward = self.advantage, self.reward
+        if advantage.kind == "maxrl" and reward.shapes:
+            raise ValueError(
+                "advantage.kind maxrl divides by the mean return, which turn_cost and overlong_band may make negative: "
+                "set both off, or kind to grpo"
+            )
+        if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
+            raise ValueError(
+                f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "
+                f"or dr_grpo, and kind is {advantage.kind} with credit {advantage.credit}: set kind to one of them and "
+                "credit to episode, or state_weight to 0"
+            )
+        if self.critic.warmup_steps and not advantage.needs_critic:
+            raise ValueError(
+                f"critic.warmup_steps is {self.critic.warmup_steps} but advantage.kind {advantage.kind} has no critic: "
+                "set it to 0, or kind to gae or vtrace"
+            )
+
+    def _refuse_what_does_nothing(self) -> None:
+        kind, loss = self.advantage.kind, self.loss
+        if self.reward.normalisation is not None and kind in ("grpo", "maxrl", "dpo"):
+            raise ValueError(
+                f"reward.normalisation is environment but {kind} does not depend on the scale of a return: set it to "
+                "none, or advantage.kind to another one"
+            )
+        if loss.shuffle and loss.minibatches == 1:
+            raise ValueError("loss.shuffle is on but loss.minibatches is 1, so there is no order: set minibatches")
+        if loss.kl_max is not None and loss.updates == 1:
+            raise ValueError(
+                f"loss.kl_max is {loss.kl_max} but a batch makes a single update, which is always made: set "
+                "minibatches or epochs above 1, or kl_max to none"
+            )
 
 
 WEIGHED = ("reinforce", "decoupled_ppo")

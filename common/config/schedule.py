@@ -5,9 +5,12 @@ These are methods, not keys: a bound with a formula has no second place where it
 
 from typing import TYPE_CHECKING
 
+from horizonrl.common.config.rates import decay, warm_up
+from horizonrl.common.state import ContextRule
 from horizonrl.common.types import Phase
 
 if TYPE_CHECKING:
+    from horizonrl.common.config.objective import CriticSection
     from horizonrl.common.config.training import (
         EnvSection,
         EvalSection,
@@ -34,6 +37,7 @@ class RunSchedule:
         horizon: HorizonSection
         imitation: ImitationSection
         rl: RlSection
+        critic: CriticSection
         eval: EvalSection
         learner: LearnerSection
 
@@ -49,8 +53,9 @@ class RunSchedule:
     def longest_episode_tokens(self) -> int:
         """The most tokens that an episode can generate."""
         # Of all stages: Dr. GRPO divides by it (arXiv 2503.20783), and its divisor must not grow with the horizon.
-        turns = max(max(self.horizons(env.id)) for env in self.envs)
-        return min(turns * self.rollout.max_turn_tokens, self.model.max_context_tokens)
+        most = max(max(self.horizons(env.id)) for env in self.envs) * self.rollout.max_turn_tokens
+        # A context that is shortened bounds a branch of the episode, and not the episode.
+        return min(most, self.model.max_context_tokens) if self.rollout.context is ContextRule.STOP else most
 
     def phase(self, step: int) -> tuple[Phase, int]:
         """Return the phase that optimizer step number `step` (from 0) belongs to, and its number in the phase."""
@@ -73,11 +78,22 @@ class RunSchedule:
         return 0 if rl_round < 0 else min(self.imitation.steps + rl_round * self.eval.every, self.total_steps)
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of optimizer step number `step` (from 0), with each phase's linear warm-up."""
+        """Return the learning rate of optimizer step number `step` (from 0): warm-up and decay of its phase."""
         phase, phase_step = self.phase(step)
-        peak = self.imitation.lr if phase is Phase.IMITATION else self.rl.lr
-        # Counted from 1, so that the first step has a learning rate above 0.
-        return peak * min(1.0, (phase_step + 1) / max(1, self.learner.warmup_steps))
+        rates = self.imitation if phase is Phase.IMITATION else self.rl
+        warmup_steps = self.warmup_steps(phase)
+        steps = rates.steps
+        if phase is Phase.RL:
+            if phase_step < self.critic.warmup_steps:
+                return 0.0
+            phase_step, steps = phase_step - self.critic.warmup_steps, steps - self.critic.warmup_steps
+        fallen = decay(rates.lr_schedule, phase_step, steps, warmup_steps, rates.lr_end_share)
+        return rates.lr * warm_up(phase_step, warmup_steps) * fallen
+
+    def warmup_steps(self, phase: Phase) -> int:
+        """Return the steps of a phase's warm-up."""
+        own = (self.imitation if phase is Phase.IMITATION else self.rl).warmup_steps
+        return self.learner.warmup_steps if own is None else own
 
     def groups_per_step(self, phase: Phase) -> int:
         return self.imitation.groups_per_step if phase is Phase.IMITATION else self.rl.groups_per_step

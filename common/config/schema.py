@@ -22,10 +22,13 @@ from horizonrl.common.config.objective import (
     LossSection,
     Objective,
     ReferenceSection,
+    RewardSection,
 )
+from horizonrl.common.config.rates import refuse_senseless
 from horizonrl.common.config.schedule import RunSchedule
 from horizonrl.common.config.section import Positive, Seconds, Section
 from horizonrl.common.config.training import (
+    CurriculumSection,
     EnvSection,
     EvalSection,
     HorizonSection,
@@ -36,8 +39,8 @@ from horizonrl.common.config.training import (
     RlSection,
     RolloutSection,
 )
-from horizonrl.common.state import EnvironmentSettings, RunSettings
-from horizonrl.common.types import Kind, Name
+from horizonrl.common.state import ContextRule, EnvironmentSettings, RunSettings
+from horizonrl.common.types import Kind, Name, Phase
 
 
 class RunSection(Section):
@@ -129,6 +132,9 @@ class ActorSection(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, as `[actor.vllm]` with vLLM's names (`max_num_batched_tokens = 8192`). Those
     that HorizonRL sets itself, and those that break token exactness, are rejected with the reason."""
+    gateway_host: str = "127.0.0.1"
+    """Address on which an actor serves its policy to the programs that it plays (environment `program`). 0.0.0.0 lets
+    containers and other machines reach it; each episode's key is then sent over that network."""
     drain_s: Seconds = 20.0
     """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back, which
     takes up to 10 s. On a spot node, both have to fit into the notice that a pod gets."""
@@ -172,8 +178,10 @@ class RunConfig(RunSchedule, BaseSettings):
     envs: Annotated[tuple[EnvSection, ...], Field(min_length=1)] = (EnvSection(),)
     rollout: RolloutSection = RolloutSection()
     horizon: HorizonSection = HorizonSection()
+    curriculum: CurriculumSection = CurriculumSection()
     imitation: ImitationSection = ImitationSection()
     rl: RlSection = RlSection()
+    reward: RewardSection = RewardSection()
     advantage: AdvantageSection = AdvantageSection()
     loss: LossSection = LossSection()
     correction: CorrectionSection = CorrectionSection()
@@ -237,8 +245,30 @@ class RunConfig(RunSchedule, BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _rates_fall_within_their_phase(self) -> Self:
+        for name, phase, rates in (("imitation", Phase.IMITATION, self.imitation), ("rl", Phase.RL, self.rl)):
+            warmup_steps = self.warmup_steps(phase)
+            refuse_senseless(name, rates.lr_schedule, rates.steps, warmup_steps, rates.lr_end_share)
+        return self
+
+    @model_validator(mode="after")
     def _optimises_something_sound(self) -> Self:
         self.objective.refuse_unsound()
+        if self.advantage.linear_only and self.rollout.context is not ContextRule.STOP:
+            raise ValueError(
+                f"rollout.context is {self.rollout.context.value} but advantage.kind {self.advantage.kind} follows one "
+                "token sequence, and a shortened conversation is another: set rollout.context to stop, or "
+                "advantage.kind to one that compares or returns whole episodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_what_is_there(self) -> Self:
+        if self.rl.demo_weight != 1 and not self.rl.demos_per_step:
+            raise ValueError(
+                f"rl.demo_weight is {self.rl.demo_weight} but rl.demos_per_step is 0: RL clones no demonstrations; "
+                "set demos_per_step, or leave demo_weight out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -289,6 +319,7 @@ class RunConfig(RunSchedule, BaseSettings):
         """The sections that say what an RL step optimises."""
         # Without validation, which the sections have behind them: `refuse_unsound` checks the combination.
         return Objective.model_construct(
+            reward=self.reward,
             advantage=self.advantage,
             loss=self.loss,
             correction=self.correction,
@@ -304,6 +335,7 @@ class RunConfig(RunSchedule, BaseSettings):
             max_deliver=self.broker.max_deliver,
             max_context_tokens=self.model.max_context_tokens,
             system_prompt=self.rollout.system_prompt,
+            context=self.rollout.context,
             environments=tuple(
                 # As JSON: a recipe may hold dates, which have no form on the wire.
                 EnvironmentSettings(

@@ -6,8 +6,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from horizonrl.common.config.deepspeed import refuse_unsafe
-from horizonrl.common.config.section import Positive, Seconds, Section, Share
+from horizonrl.common.config.rates import RateSchedule
+from horizonrl.common.config.section import AboveZero, Positive, Seconds, Section, Share
+from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
+
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelSection(Section):
@@ -24,6 +28,8 @@ class EnvSection(Section):
     """Environment id, as `horizonrl envs list` shows it."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Relative share of the tickets. It is exact to a thousandth of all tickets, and at least one in a thousand."""
+    loss_weight: AboveZero = 1.0
+    """Factor of the loss of this environment's episodes and demonstrations. The others keep theirs."""
     split: Literal["train", "test", "all"] = "train"
     """Split of the tasks to train on. An evaluation always uses `test`."""
     categories: tuple[str, ...] = ()
@@ -47,13 +53,18 @@ class RolloutSection(Section):
     """Longest reply, in tokens."""
     system_prompt: str | None = None
     """System message of the chat. None keeps the default of the chat template."""
+    context: ContextRule = ContextRule.STOP
+    """What happens when the context is full before the horizon is. stop ends the episode as truncated. window goes on
+    with the task and the newest turns. summarise asks the policy for a summary, which takes one of the horizon's turns
+    and is trained like any other, and goes on with the task and the summary (docs/algorithms.md)."""
 
 
 class HorizonSection(Section):
-    kind: Literal["fixed", "staged", "linear", "adaptive"] = "staged"
+    kind: Literal["fixed", "staged", "linear", "adaptive", "shuffled", "reversed"] = "staged"
     """How the horizon grows. fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from
     the first to the last. adaptive: the next one when the present one cuts many episodes while success has levelled
-    off; it never shrinks."""
+    off; it never shrinks. shuffled and reversed are controls for experiments: the horizons of staged in the same
+    shares, drawn for each ticket, and from the last to the first."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     """Most turns of an episode, stage by stage."""
     steps_per_stage: Positive = 100
@@ -80,7 +91,21 @@ class ImitationSection(Section):
     groups_per_step: Positive = 8
     """Demonstrations per optimizer step. A demonstration ticket is a group of one episode."""
     lr: Annotated[float, Field(gt=0)] = 3e-5
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW, after the warm-up (`learner.warmup_steps`)."""
+    lr_schedule: RateSchedule = "constant"
+    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, in a line, or along half
+    a cosine. A run that is given more steps falls to its new end."""
+    lr_end_share: Share = 0.0
+    """Share of `lr` that linear and cosine fall to."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps over which this phase's learning rate grows linearly to its value. None uses `learner.warmup_steps`."""
+
+
+class CurriculumSection(Section):
+    kind: Literal["uniform", "adaptive"] = "uniform"
+    """How train tasks are drawn within an environment. uniform: each task once before any comes twice. adaptive: more
+    from the categories whose recent groups had different returns, which are those that can be learned from
+    (docs/concepts.md). Demonstrations and evaluations are always drawn uniformly."""
 
 
 class RlSection(Section):
@@ -91,10 +116,19 @@ class RlSection(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Largest number of versions that a group may be behind when it is consumed. 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW, after the warm-up (`learner.warmup_steps`)."""
+    lr_schedule: RateSchedule = "constant"
+    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, in a line, or along half
+    a cosine. A run that is given more steps falls to its new end."""
+    lr_end_share: Share = 0.0
+    """Share of `lr` that linear and cosine fall to."""
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    """Steps over which this phase's learning rate grows linearly to its value. None uses `learner.warmup_steps`."""
     demos_per_step: Annotated[int, Field(ge=0)] = 0
     """Demonstrations that are cloned in addition to a step's groups, on average. 0 leaves demonstrations to
     imitation."""
+    demo_weight: AboveZero = 1.0
+    """Factor of the loss of these demonstrations, next to that of the groups."""
     publish_every: Positive = 1
     """Versions between two that actors receive. Above 1, training proceeds in rounds whose episodes all come from one
     version (AgentEvol); `max_staleness` must allow for them."""
@@ -144,11 +178,18 @@ class LearnerSection(Section):
     """Largest gradient norm. Larger gradients are scaled down to it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of AdamW."""
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
+    epsilon: AboveZero = 1e-8
+    """ε of AdamW, added to the root of the second moment."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate grows linearly to its value, at the start of imitation and again at the start
     of RL."""
     gradient_checkpointing: bool = False
     """Whether to compute each layer twice to save memory."""
+    head_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision in which the learner multiplies by the head. bfloat16 rounds a logit as the actors do (decision 7).
+    float32 is for actors whose engine has a float32 head too."""
     checkpoint_every: Positive = 5
     """Steps between two checkpoints. The end of a phase and SIGTERM always write one."""
     keep_checkpoints: Positive = 2
@@ -218,6 +259,11 @@ class LearnerSection(Section):
             raise ValueError(
                 f"learner.deepspeed has keys but learner.backend is {self.backend}: leave them out, or set backend to "
                 "deepspeed"
+            )
+        if self.head_dtype == "float32" and self.zero_stage == 3:
+            raise ValueError(
+                "learner.head_dtype is float32 but learner.zero_stage is 3, at which the head's weight is only whole "
+                "inside its own product: set zero_stage to 2 or less, or head_dtype to bfloat16"
             )
         # DeepSpeed partitions nothing at stage 0, gradients from stage 2, parameters at stage 3.
         zero = self.deepspeed.get("zero_optimization", {})

@@ -18,7 +18,7 @@ from horizonrl.envs.babyai.levels import MINIGRID, Levels, draw_ahead, is_drawn,
 from horizonrl.envs.babyai.prompt import Style, first_observation, observation
 from horizonrl.envs.babyai.world import COMMANDS, GridWorld
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read_action
 from horizonrl.envs.in_thread import in_thread
 
 
@@ -39,7 +39,7 @@ class BabyAI:
     def __init__(
         self,
         *,
-        format: ActionFormat = "react",
+        format: WrittenFormat = "react",
         levels: Levels = "agentgym",
         style: Style = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
@@ -90,6 +90,10 @@ class BabyAI:
             success=outcome.terminated and outcome.reward > 0,
             info={"steps": world.steps},
         )
+
+    def state(self) -> str:
+        """Return the grid, where the agent stands in it, and what it carries."""
+        return self._begun().state
 
     def expert(self) -> BabyAIExpert:
         """Return an expert that continues from the present state of the episode."""

@@ -57,6 +57,13 @@ class GridWorld:
         """The number of minigrid's moves so far; the limit is `level.max_steps`."""
         return int(self.level.step_count)
 
+    @property
+    def state(self) -> str:
+        """The grid, where the agent stands and looks, and what it carries."""
+        level = self.level
+        carried = level.carrying.encode() if level.carrying else ()
+        return f"{level.grid.encode().tobytes().hex()} {level.agent_pos} {level.agent_dir} {carried}"
+
     def follow(self, written: str) -> tuple[Outcome, str]:
         """Take the named action, or answer why it cannot be taken."""
         action = plain(written)

@@ -13,7 +13,7 @@ from pydantic import validate_call
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
+from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, explain, read_action
 from horizonrl.envs.miniwob.expert import PageExpert
 from horizonrl.envs.miniwob.pages import find_chromium, find_pages, load_tasks, page_of
 from horizonrl.envs.webnav.actions import COMMANDS as WEB_COMMANDS
@@ -51,7 +51,7 @@ class MiniWob:
     def __init__(
         self,
         *,
-        format: ActionFormat = "react",
+        format: WrittenFormat = "react",
         style: Literal["full", "compact"] = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:

@@ -11,7 +11,7 @@ from pydantic import validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, write_action
+from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, read_action, write_action
 from horizonrl.envs.sciworld.jvm import SCIENCEWORLD, Seen, Simulation, prepare, require_java
 from horizonrl.envs.sciworld.prompt import COMMANDS, VALID_ACTIONS, Style, first_observation
 from horizonrl.envs.sciworld.tasks import SciWorldTask, list_tasks, numbered
@@ -66,7 +66,7 @@ class SciWorld:
     def __init__(
         self,
         *,
-        format: ActionFormat = "react",
+        format: WrittenFormat = "react",
         style: Style = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.lag import LoopLag
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import Service, until_stopped
@@ -86,6 +87,7 @@ async def serve(serving: Serving, say: Callable[[str], None] = lambda _: None) -
 
 async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Served":
     """Return an environment with the ways into it. Raises ConfigError for invalid options."""
+    registry.require_steps(env_id)
     options = serving.environments[env_id]
     own, door = await _way(env_id, options, serving, closes=True), door_of(env_id, options)
     agentgym = await _way(env_id, door.options, serving, closes=door.dialect.closes) if door else None
@@ -93,7 +95,8 @@ async def _serve_one(env_id: str, serving: Serving, metrics: Metrics) -> "_Serve
 
 
 async def _way(env_id: str, options: Mapping[str, Any], serving: Serving, closes: bool) -> Way:
-    await registry.make(env_id, options).close()  # invalid options are rejected at startup, not at the first call
+    if await registry.offers_tools(env_id, options):  # which rejects invalid options, not the first call
+        raise ConfigError(f"{env_id} would be played by calling tools, which are not served: use another `format`")
     host = WorkerHost(env_id, options, serving.workers) if serving.workers else LocalHost(env_id, options)
     tasks = registry.tasks(env_id, options)
     return Way(host, options, tasks, task_named(env_id, tasks), closes)

@@ -45,6 +45,11 @@ class Crafting:
         """What the agent carries, in the order in which it got the items."""
         return self._inventory
 
+    @property
+    def state(self) -> str:
+        """What the agent holds, in the order of names: nothing else of the world ever changes."""
+        return " ".join(f"{item}={count}" for item, count in sorted(self._inventory.items()) if count)
+
     def follow(self, command: str) -> str:
         """Follow a command and return what the agent sees."""
         if len(command) > MAX_COMMAND_CHARS:

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Expert, Observation, Step, TaskSpec
+from horizonrl.envs.api import Expert, Observation, Step, TaskSpec, ToolCall, Tools
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, read_action
+from horizonrl.envs.formats import ActionFormat, Unreadable, read_action, read_call, tools_of
 from horizonrl.envs.textcraft.agentgym import AgentGymCrafting
 from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.expert import TextCraftExpert
@@ -44,6 +44,7 @@ class TextCraft:
     ) -> None:
         self._distractors = distractors
         self._format: ActionFormat = format
+        self.native = format == "native"
         self._style: Style = style
         self._max_chars = max_observation_chars
         self._book = load_book()
@@ -66,16 +67,31 @@ class TextCraft:
 
     async def step(self, text: str) -> Step:
         """Follow the one command that the text names."""
+        return self._follow(read_action(text, self._format, COMMANDS))
+
+    def tools(self) -> Tools:
+        """Return the commands as tools."""
+        return tools_of(COMMANDS)
+
+    async def call(self, call: ToolCall) -> Step:
+        """Follow the command that a call names."""
+        return self._follow(read_call(call, COMMANDS))
+
+    def _follow(self, action: str | Unreadable) -> Step:
         world = self._begun()
         if world.crafted:
             raise EnvironmentFailure(f"the episode of {world.goal!r} is over: reset before the next step")
-        match read_action(text, self._format, COMMANDS):
+        match action:
             case Unreadable(reason):
                 observation = reason
             case str(command):
                 observation = world.follow(command)
         done = world.crafted
         return Step(clip(observation, self._max_chars), reward=float(done), terminated=done, success=done)
+
+    def state(self) -> str:
+        """Return what the agent holds."""
+        return self._begun().state
 
     def expert(self) -> Expert:
         """Return an expert that continues from the present state of the episode."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from horizonrl.envs.formats import ActionFormat, write_action
+from horizonrl.envs.api import Reply
+from horizonrl.envs.formats import ActionFormat, write_reply
 from horizonrl.envs.textcraft.crafting import COMMANDS, Crafting
 from horizonrl.envs.textcraft.recipes import Recipe, RecipeBook
 
@@ -38,13 +39,17 @@ class TextCraftExpert:
         self._format = action_format
 
     def act(self, observation: str) -> str:
+        """Return the text of the reply that takes the first action of a shortest plan from here."""
+        return self.reply(observation).text
+
+    def reply(self, observation: str) -> Reply:
         """Return the reply that takes the first action of a shortest plan from here."""
         plan = shortest_plan(self._world.book, self._world.goal, self._world.inventory)
         for item, count in plan.gets.items():
-            return write_action(f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS)
+            return write_reply(f"get {count} {item}", f"I need {count} {item}.", self._format, COMMANDS)
         recipe, command = plan.crafts[0]
         thought = "I have all I need." if recipe.item == self._world.goal else f"I need {recipe.item} first."
-        return write_action(command, thought, self._format, COMMANDS)
+        return write_reply(command, thought, self._format, COMMANDS)
 
 
 @cache

@@ -21,6 +21,10 @@ Where a recipe says planks or wool, name the kind that you use, such as oak plan
 _COMPACT = """\
 Commands: get N item | craft N item using M item, M item | inventory
 Get what no recipe makes."""
+_NATIVE = """\
+You craft items in Minecraft with tools. A recipe is followed once, with exactly its ingredients and amounts; write the
+ingredients as it does, such as "2 oak planks, 1 stick".
+Where a recipe says planks or wool, name the kind that you use, such as oak planks."""
 _COMPACT_REPLY = {"plain": "", "react": "Reply in two lines:\nThought: why\nAction: command"}
 
 
@@ -44,8 +48,9 @@ def first_observation(book: RecipeBook, goal: str, distractors: int, form: tuple
         reply = _COMPACT_REPLY.get(action_format, reply)
     wish = f"Goal: craft {needed[-1].count} {goal}"
     if style == "compact":
-        return "\n".join(filter(None, (_COMPACT, *_tags(book, needed), reply, listed, wish)))
-    return f"{_FULL}\n{reply}\n\nCrafting commands:\n{listed}\n\n{wish}"
+        rules = "" if action_format == "native" else _COMPACT
+        return "\n".join(filter(None, (rules, *_tags(book, needed), reply, listed, wish)))
+    return f"{_NATIVE if action_format == 'native' else _FULL}\n{reply}\n\nCrafting commands:\n{listed}\n\n{wish}"
 
 
 def _tags(book: RecipeBook, recipes: tuple[Recipe, ...]) -> list[str]:

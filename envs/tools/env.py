@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 from pydantic import validate_call
 
-from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.api import Step, TaskSpec, ToolCall
 from horizonrl.envs.bounds import Chars, clip
-from horizonrl.envs.formats import ActionFormat, written
+from horizonrl.envs.formats import ActionFormat, Unreadable, bounded, written
 from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
 from horizonrl.envs.tools.domains import ACADEMIA, MOVIE, SHEET, TODO, WEATHER
 from horizonrl.envs.tools.toolbox import Call, Domain, Problem, Store, ToolError
@@ -132,6 +132,13 @@ class ToolEnvironment(GameEnvironment[Errand]):
     def tasks(cls) -> Sequence[TaskSpec]:
         """Return the environment's problems, in alternating categories."""
         return tuple(_tasks(cls.env_id, cls.domain).values())
+
+    def called(self, call: ToolCall) -> str | Unreadable:
+        """Return the tool's name and its arguments, in which quotes stay what they are."""
+        action = super().called(call)
+        if isinstance(action, Unreadable):
+            return action
+        return bounded(f"{call.name} {json.dumps(json.loads(call.arguments or '{}'), ensure_ascii=False)}")
 
     def begin(self, task_id: str) -> tuple[str, Errand]:
         """Return the goal."""

@@ -13,7 +13,7 @@ from pydantic import validate_call
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars, clip, whole
-from horizonrl.envs.formats import ActionFormat, Unreadable, explain, read_action
+from horizonrl.envs.formats import ActionFormat, Unreadable, WrittenFormat, explain, read_action
 from horizonrl.envs.in_thread import in_thread
 from horizonrl.envs.webnav.actions import COMMANDS, read_command
 from horizonrl.envs.webnav.browser import HOME, Browser, Refused
@@ -63,7 +63,7 @@ class WebNav:
     def __init__(
         self,
         *,
-        format: ActionFormat = "react",
+        format: WrittenFormat = "react",
         style: Style | Literal["agentgym"] = "full",
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
     ) -> None:

@@ -1,26 +1,31 @@
 """Turn rewards into advantages: how much better than expected the outcome of each generated token was.
 
 Place in the flow: Batch → **advantages** → loss. Pure functions of NumPy arrays in float64; no torch. Axes: N the
-generated tokens of one trace, K its turns, G the episodes of a group, M all that is compared within a group (its
-episodes, or all their turns). To add a kind, name it in `_estimated`, or in `COMPARISONS` if it compares siblings.
+trained tokens of one trace or one episode, K the episode's turns, J those of them that are trained, G the episodes of a
+group, M all that is compared within a group (its episodes, or all their turns). To add a kind, name it in `_estimated`,
+or in `COMPARISONS` if it compares siblings.
+
+An episode may have several traces, one for each branch. It is estimated as a whole: its return is the sum over all its
+turns, whatever their branch; it stands in its group's comparison once; and the advantage reaches the trained tokens of
+every branch (docs/algorithms.md, "Episodes of several branches").
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import AdvantageSection, Objective
-from horizonrl.learner.intake.batch import Trace
+from horizonrl.learner.algorithm.credit import by_state, to_go
+from horizonrl.learner.algorithm.reward import STD_FLOOR
+from horizonrl.learner.intake.batch import Trace, by_episode
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-STD_FLOOR = 1e-6
-"""Added to a standard deviation, so that equal values give zeros instead of NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,16 @@ def rloo(returns_M: Floats) -> Floats:
     return dr_grpo(returns_M) * (returns_M.size / (returns_M.size - 1))
 
 
+def maxrl(returns_M: Floats) -> Floats:
+    """Return (R − mean) / mean; zeros where the mean is not above 0 (MaxRL, arXiv 2602.02710).
+
+    For rewards of 0 and 1 this is the gradient of log p instead of p, p the chance of success: rare successes weigh
+    more. It means nothing for negative returns.
+    """
+    mean = returns_M.mean()
+    return dr_grpo(returns_M) / mean if mean > STD_FLOOR else np.zeros_like(returns_M)
+
+
 def uncompared(returns_M: Floats) -> Floats:
     """Return R."""
     return returns_M
@@ -74,20 +89,13 @@ COMPARISONS: Mapping[str, Callable[[Floats], Floats]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "maxrl": maxrl,
     "reinforce_pp_baseline": dr_grpo,
     "return": uncompared,
 }
 
 
 # ---- along one episode
-
-
-def to_go(rewards_S: Floats, discount: float) -> Floats:
-    """Return Σ_{j≥s} γ^{j−s} r_j of every step s."""
-    returns_S, ahead = np.empty_like(rewards_S), 0.0
-    for s in reversed(range(len(rewards_S))):
-        returns_S[s] = ahead = rewards_S[s] + discount * ahead
-    return returns_S
 
 
 def gae(rewards_S: Floats, values_S: Floats, discount: float, decay: float) -> Floats:
@@ -117,25 +125,45 @@ def vtrace(rewards_K: Floats, values_K: Floats, ratios_K: Floats, settings: Adva
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredTrace:
-    """One episode of a batch, seen by its N generated tokens and its K turns."""
+class ScoredEpisode:
+    """One episode of a batch, seen by its N trained tokens, in order of time over all branches, and its K turns."""
 
-    index: int
-    """Its place in the batch."""
+    indices: tuple[int, ...]
+    """The places of its traces in the batch."""
+    order_N: Ints
+    """The token at each place in time, as its place in the traces one after the other."""
     rewards_N: Floats
     """The reward of a turn at its last token."""
     penalties_N: Floats
     """−β (log μ − log π_ref) if the KL to the reference is subtracted from the reward (k1), else 0."""
     turns_N: Ints
     """The turn of each token, counted from 0."""
-    first_K: Ints
-    """The first token of each turn."""
+    first_J: Ints
+    """The first token of each trained turn."""
+    untrained_K: Floats | None
+    """The rewards of the turns without loss, and 0 for the others; None if each turn of the episode is trained."""
     mu_N: Floats
     scores: Scores
+    states_K: tuple[str, ...]
+    """The state in which each turn was taken; empty for a turn without one."""
+
+    @property
+    def turns(self) -> int:
+        return len(self.first_J) if self.untrained_K is None else len(self.untrained_K)
 
     def by_turn(self, values_N: Floats) -> Floats:
-        """Return the sum over each turn."""
-        return np.asarray(np.add.reduceat(values_N, self.first_K))
+        """Return the sum over each turn [K]."""
+        sums_J = np.add.reduceat(values_N, self.first_J)
+        if self.untrained_K is None:
+            return np.asarray(sums_J)
+        sums_K = np.zeros(self.turns)
+        sums_K[self.turns_N[self.first_J]] = sums_J
+        return sums_K
+
+    def rewards_by_turn(self, *, penalised: bool = True) -> Floats:
+        """Return the reward of each turn [K], with its KL penalties."""
+        earned_K = self.by_turn(self.rewards_N + self.penalties_N if penalised else self.rewards_N)
+        return earned_K if self.untrained_K is None else earned_K + self.untrained_K
 
 
 def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective) -> list[Estimate]:
@@ -143,14 +171,16 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
 
     Demonstrations are cloned: they take part in no comparison, and their advantages are 0.
     """
-    groups: defaultdict[int, list[ScoredTrace]] = defaultdict(list)
-    for index, trace in enumerate(traces):
-        if not trace.demo:
-            groups[trace.group].append(_played(index, trace, scores[index] if scores else None, objective))
+    groups: defaultdict[int, list[ScoredEpisode]] = defaultdict(list)
+    for indices in by_episode(traces):
+        first = traces[indices[0]]
+        if not first.demo:
+            own = [scores[index] for index in indices] if scores else None
+            groups[first.group].append(_played(indices, [traces[index] for index in indices], own, objective))
     made: dict[int, Estimate] = {}
     for episodes in groups.values():
-        indices = [episode.index for episode in episodes]
-        made |= zip(indices, _estimated(episodes, objective.advantage), strict=True)
+        for episode, estimate in zip(episodes, _estimated(episodes, objective.advantage), strict=True):
+            made |= _by_trace(episode, estimate, [traces[index].trained_tokens for index in episode.indices])
     if objective.advantage.kind in WHITENED:
         # Masked episodes carry no loss: were they counted, the tokens that are trained would not have mean 0.
         masks = objective.advantage.truncated == "mask"
@@ -164,6 +194,8 @@ def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -
     values = [value for rewards in returns for value in _credits(np.asarray(rewards), settings)]
     if settings.kind == "return":
         return max(map(abs, values), default=0.0) > STD_FLOOR
+    if settings.kind == "maxrl" and sum(values) <= STD_FLOOR * len(values):
+        return False
     # Equal returns need not be equal in their last bits: they are sums of the same rewards in another order.
     return not settings.group_relative or max(values) - min(values) > STD_FLOOR
 
@@ -172,34 +204,67 @@ WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")
 """Kinds whose advantages are scaled to mean 0 and variance 1 over the trained tokens of the batch."""
 
 
-def _played(index: int, trace: Trace, scores: Scores | None, objective: Objective) -> ScoredTrace:
-    mask_L = trace.mask_L
-    turns_N, mu_N = trace.turns_L[mask_L], trace.logprobs_L[mask_L].astype(np.float64)
+def _played(
+    indices: Sequence[int], traces: Sequence[Trace], scores: Sequence[Scores] | None, objective: Objective
+) -> ScoredEpisode:
+    """Join an episode's traces. The tokens of a turn stay together, because a turn stands in one branch."""
+    masks = [trace.mask_L for trace in traces]
+    places_N = np.concatenate([trace.turns_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)])
+    order_N = np.argsort(places_N, kind="stable")
+
+    def joined(columns: Sequence[NDArray[Any]]) -> Floats:
+        return np.asarray(np.concatenate(columns).astype(np.float64)[order_N])
+
+    mu_N = joined([trace.logprobs_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)])
     # Turns are counted from 0, so a −1 in front makes the first token begin one.
-    begins_N = np.diff(turns_N, prepend=-1) != 0
+    begins_N = np.diff(places_N[order_N], prepend=-1) != 0
     zeros_N = np.zeros(len(mu_N))
-    scores = scores or Scores(zeros_N, zeros_N, zeros_N)
+    own = Scores(zeros_N, zeros_N, zeros_N)
+    if scores is not None:
+        columns = zip(*((each.logprobs_N, each.reference_N, each.values_N) for each in scores), strict=True)
+        own = Scores(*(joined(column) for column in columns))
+    turns_N, untrained_K = np.cumsum(begins_N) - 1, None
+    if traces[0].episode is not None:
+        turns_N, untrained_K = places_N[order_N].astype(np.int64), traces[0].rewards_K.astype(np.float64)
+        untrained_K[turns_N] = 0.0
     # μ and not π: the tokens are samples of μ, so that this estimates KL(μ ‖ π_ref).
-    penalties_N = -objective.reference.kl * (mu_N - scores.reference_N) if objective.penalised else zeros_N
-    return ScoredTrace(
-        index=index,
-        rewards_N=trace.rewards_L[mask_L].astype(np.float64),
+    penalties_N = -objective.reference.kl * (mu_N - own.reference_N) if objective.penalised else zeros_N
+    return ScoredEpisode(
+        indices=tuple(indices),
+        order_N=order_N,
+        rewards_N=joined([trace.rewards_L[mask_L] for trace, mask_L in zip(traces, masks, strict=True)]),
         penalties_N=penalties_N,
-        turns_N=np.cumsum(begins_N) - 1,
-        first_K=np.flatnonzero(begins_N),
+        turns_N=turns_N,
+        first_J=np.flatnonzero(begins_N),
+        untrained_K=untrained_K,
         mu_N=mu_N,
-        scores=scores,
+        scores=own,
+        states_K=traces[0].states or ("",) * (int(begins_N.sum()) if untrained_K is None else len(untrained_K)),
     )
 
 
-def _estimated(group: Sequence[ScoredTrace], settings: AdvantageSection) -> list[Estimate]:
+def _by_trace(episode: ScoredEpisode, estimate: Estimate, tokens: Sequence[int]) -> dict[int, Estimate]:
+    """Give each trace of an episode, by its index, what its own tokens are trained with."""
+    advantages_N, targets_N = np.empty(sum(tokens)), np.empty(sum(tokens))
+    advantages_N[episode.order_N], targets_N[episode.order_N] = estimate.advantages_N, estimate.targets_N
+    ends = pairwise(np.cumsum([0, *tokens]))
+    parts = [Estimate(advantages_N[start:end], targets_N[start:end]) for start, end in ends]
+    return dict(zip(episode.indices, parts, strict=True))
+
+
+def _estimated(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> list[Estimate]:
+    if settings.linear_only and any(episode.untrained_K is not None for episode in group):
+        raise ValueError(
+            f"advantage.kind {settings.kind} follows one token sequence, and an episode has several branches or turns "
+            "without loss: choose another kind, or keep such groups out of the batch"
+        )
     match settings.kind:
         case "gae":
             return [_gae(episode, settings) for episode in group]
         case "vtrace":
             return [_vtrace(episode, settings) for episode in group]
         case "reinforce_pp":
-            return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, settings.discount)) for e in group]
+            return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, e.rewards_by_turn(), settings)) for e in group]
         case "dpo":
             return _dpo(group, settings.dpo_beta)
         case kind:
@@ -207,22 +272,28 @@ def _estimated(group: Sequence[ScoredTrace], settings: AdvantageSection) -> list
 
 
 def _compared(
-    group: Sequence[ScoredTrace], compare: Callable[[Floats], Floats], settings: AdvantageSection
+    group: Sequence[ScoredEpisode], compare: Callable[[Floats], Floats], settings: AdvantageSection
 ) -> list[Estimate]:
     """Compare the returns of a group's episodes with one another; with credit by turn, all returns from a turn on.
 
     A penalty for the KL counts as reward. Only reinforce_pp_baseline keeps it out of the comparison, per token.
     """
     penalty_apart = settings.kind == "reinforce_pp_baseline"
-    rewards = [e.by_turn(e.rewards_N if penalty_apart else e.rewards_N + e.penalties_N) for e in group]
+    rewards = [episode.rewards_by_turn(penalised=not penalty_apart) for episode in group]
     credits = [_credits(rewards_K, settings) for rewards_K in rewards]
     # With credit by turn the comparison is over all turns of the group, so a longer episode counts more in the mean.
     compared_M, ends = compare(np.concatenate(credits)), np.cumsum([0, *map(len, credits)])
+    beside = by_state(rewards, [episode.states_K for episode in group], compare, settings.discount)
     made = []
-    for episode, (start, end) in zip(group, pairwise(ends), strict=True):
-        own_K = np.broadcast_to(compared_M[start:end], episode.first_K.shape)  # one credit per episode, or one per turn
-        ahead_N = _ahead(episode, episode.penalties_N, settings.discount) if penalty_apart else 0.0
-        made.append(_untargeted(own_K[episode.turns_N] + ahead_N))
+    for episode, beside_K, (start, end) in zip(group, beside, pairwise(ends), strict=True):
+        own_K = np.broadcast_to(compared_M[start:end], episode.turns)  # one credit per episode, or one per turn
+        if settings.state_weight:
+            own_K = own_K + settings.state_weight * beside_K
+        own_N = own_K[episode.turns_N]
+        if penalty_apart:
+            penalties = episode.penalties_N
+            own_N = own_N + _ahead(episode, penalties, episode.by_turn(penalties), settings)
+        made.append(_untargeted(own_N))
     return made
 
 
@@ -231,44 +302,45 @@ def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:
     return to_go(rewards_K, settings.discount) if settings.credit == "turn" else rewards_K.sum(keepdims=True)
 
 
-def _ahead(episode: ScoredTrace, values_N: Floats, discount: float) -> Floats:
+def _ahead(episode: ScoredEpisode, values_N: Floats, values_K: Floats, settings: AdvantageSection) -> Floats:
     """Return the sum of each token's own and later values, discounted by turn (REINFORCE++, arXiv 2501.03262)."""
     # γ is per turn: later tokens of the same turn count in full, and only the turns that follow are discounted.
-    later_K = np.append(to_go(episode.by_turn(values_N), discount)[1:], 0.0) * discount
-    last_K = np.append(episode.first_K[1:], len(values_N)) - 1
+    later_K = np.append(to_go(values_K, settings.discount)[1:], 0.0) * settings.discount
+    ends_J = np.append(episode.first_J[1:], len(values_N))
     suffixes_N = to_go(values_N, 1.0)
-    after_K = np.append(suffixes_N, 0.0)[last_K + 1]
-    return np.asarray(suffixes_N - after_K[episode.turns_N] + later_K[episode.turns_N])
+    # At each token, what comes after its own turn.
+    after_N = np.repeat(np.append(suffixes_N, 0.0)[ends_J], np.diff(ends_J, prepend=0))
+    return np.asarray(suffixes_N - after_N + later_K[episode.turns_N])
 
 
-def _gae(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
+def _gae(episode: ScoredEpisode, settings: AdvantageSection) -> Estimate:
     rewards_N, values_N = episode.rewards_N + episode.penalties_N, episode.scores.values_N
     if settings.level == "token":
         advantages_N = gae(rewards_N, values_N, settings.discount, settings.trace_decay)
         return Estimate(advantages_N, advantages_N + values_N)
     # The value before a turn's first token is the one that has read everything but the turn itself.
-    values_K = values_N[episode.first_K]
+    values_K = values_N[episode.first_J]
     advantages_K = gae(episode.by_turn(rewards_N), values_K, settings.discount, settings.trace_decay)
     return _by_turn(episode, advantages_K, advantages_K + values_K)
 
 
-def _vtrace(episode: ScoredTrace, settings: AdvantageSection) -> Estimate:
+def _vtrace(episode: ScoredEpisode, settings: AdvantageSection) -> Estimate:
     """V-trace over turns, a turn's weight being the geometric mean of its tokens' π/μ."""
-    tokens_K = np.diff(np.append(episode.first_K, len(episode.mu_N)))
+    tokens_K = np.diff(np.append(episode.first_J, len(episode.mu_N)))
     # The mean and not the product: over a long turn a product says little (1.1^100 is 13,780).
     ratios_K = np.exp(np.clip(episode.by_turn(episode.scores.logprobs_N - episode.mu_N) / tokens_K, -20.0, 20.0))
     rewards_K = episode.by_turn(episode.rewards_N + episode.penalties_N)
-    return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_K], ratios_K, settings))
+    return _by_turn(episode, *vtrace(rewards_K, episode.scores.values_N[episode.first_J], ratios_K, settings))
 
 
-def _by_turn(episode: ScoredTrace, advantages_K: Floats, targets_K: Floats) -> Estimate:
+def _by_turn(episode: ScoredEpisode, advantages_K: Floats, targets_K: Floats) -> Estimate:
     """Spread a turn's advantage over its tokens; its target goes to its first, where the critic values the turn."""
     targets_N = np.full(len(episode.mu_N), np.nan)
-    targets_N[episode.first_K] = targets_K
+    targets_N[episode.first_J] = targets_K
     return Estimate(advantages_K[episode.turns_N], targets_N)
 
 
-def _dpo(group: Sequence[ScoredTrace], beta: float) -> list[Estimate]:
+def _dpo(group: Sequence[ScoredEpisode], beta: float) -> list[Estimate]:
     """Return ± β σ(−m) of each pair's tokens: with loss −A log π that is the gradient of DPO's −log σ(m).
 
     m = β (log π/π_ref of the better − log π/π_ref of the worse episode), arXiv 2305.18290, eq. 7. The best episode is

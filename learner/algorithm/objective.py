@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -31,9 +32,10 @@ from horizonrl.learner.algorithm.loss import (
     policy_clipped,
     policy_loss,
 )
+from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.model import ScorerOutput
 from horizonrl.learner.engine.packing import MicroBatch
-from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.learner.intake.batch import Batch, Trace, by_episode
 
 LOG_PRODUCT_BOUND = 300.0
 """Largest |log Π r|: the squares of many such products still have a finite sum in float64."""
@@ -54,16 +56,14 @@ class TrainingSample:
 
 
 def build_updates(
-    batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int
+    batch: Batch, scores: Sequence[Scores] | None, objective: Objective, longest_episode_tokens: int, seed: int = 0
 ) -> list[list[TrainingSample]]:
     """Return the updates of a batch: for each, the samples of whole groups, in the order of the log."""
     # Over the whole batch: neither baselines nor whitening may depend on how it is split into updates.
     made = estimates(batch.traces, scores, objective)
     groups = list(dict.fromkeys(trace.group for trace in batch.traces))
-    # Whole groups, and no more parts than there are groups: `array_split` would fill up with empty ones.
-    minibatches = [set(part) for part in np.array_split(groups, min(objective.loss.minibatches, len(groups)))]
     updates = []
-    for minibatch in minibatches * objective.loss.epochs:
+    for minibatch in _minibatches(groups, objective.loss, f"{seed}/{batch.version}"):
         indices = [index for index, trace in enumerate(batch.traces) if trace.group in minibatch]
         taken = [batch.traces[index] for index in indices]
         # A demonstration is cloned whole, however it ended.
@@ -71,11 +71,30 @@ def build_updates(
         scales = token_scales(taken, masked, objective.loss, longest_episode_tokens)
         updates.append(
             [
-                TrainingSample(batch.traces[index], made[index], scores[index] if scores else None, scale)
+                TrainingSample(
+                    batch.traces[index],
+                    made[index],
+                    scores[index] if scores else None,
+                    scale * batch.traces[index].weight,
+                )
                 for index, scale in zip(indices, scales, strict=True)
             ]
         )
     return updates
+
+
+def _minibatches(groups: Sequence[int], settings: LossSection, key: str) -> list[set[int]]:
+    """Return the groups of each update, epoch by epoch: in the order of the log, or shuffled by a hash of `key`."""
+    # No more parts than there are groups: `array_split` would fill up with empty ones.
+    parts, minibatches = min(settings.minibatches, len(groups)), []
+    for epoch in range(settings.epochs):
+        # By hash, not by NumPy's generator, whose draws may change from one release to the next (replay).
+        order = groups
+        if settings.shuffle:
+            keys = {group: xxhash.xxh3_64_intdigest(f"{key}/{epoch}/{group}".encode()) for group in groups}
+            order = sorted(groups, key=keys.__getitem__)
+        minibatches += [set(part.tolist()) for part in np.array_split(order, parts)]
+    return minibatches
 
 
 def token_scales(
@@ -84,22 +103,30 @@ def token_scales(
     """Return the weight of each trace's tokens by `loss.normalisation`; 0 for a masked trace."""
     # A masked episode leaves the denominator too, unlike a token that `correction` masks.
     kept = [trace for trace, left_out in zip(traces, masked, strict=True) if not left_out]
-    tokens, by_group = Counter[int](), sum(trace.trained_tokens for trace in kept)
+    tokens, in_all = Counter[int](), sum(trace.trained_tokens for trace in kept)
     for trace in kept:
         tokens[trace.group] += trace.trained_tokens
+    # Episodes and not traces: how often an agent branches must not change what its episode weighs.
+    episodes = by_episode(traces)
+    own = [0] * len(traces)
+    for indices in episodes:
+        for index in indices:
+            own[index] = sum(traces[other].trained_tokens for other in indices)
+    # The traces of an episode are masked together: it was truncated, not one of its branches.
+    counted = sum(not masked[indices[0]] for indices in episodes)
 
-    def shares(trace: Trace) -> int:
+    def share(index: int) -> int:
         match settings.counted_by:
             case "token":
-                return by_group
+                return in_all
             case "sequence":
-                return len(kept) * trace.trained_tokens
+                return counted * own[index]
             case "prompt":
-                return len(tokens) * tokens[trace.group]
+                return len(tokens) * tokens[traces[index].group]
             case "constant":
-                return len(kept) * longest_episode_tokens
+                return counted * longest_episode_tokens
 
-    return [0.0 if left_out else 1.0 / shares(trace) for trace, left_out in zip(traces, masked, strict=True)]
+    return [0.0 if left_out else 1.0 / share(index) for index, left_out in enumerate(masked)]
 
 
 def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: Any) -> LossInputs:
@@ -235,3 +262,27 @@ def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
 def _sums(*columns: Tensor) -> list[float]:
     """Return the sum of each column in float64, with one transfer from the device."""
     return [float(total) for total in torch.stack([column.detach().double().sum() for column in columns]).tolist()]
+
+
+def step_stats(
+    stats: LossStats, updates: int, grad_norm: float, lr: float, compute_s: float, has_reference: bool
+) -> StepStats:
+    """Return what a batch measured, from the sums over its updates."""
+    return StepStats(
+        loss=stats.loss,
+        grad_norm=grad_norm,
+        lr=lr,
+        entropy=mean(stats.entropy, stats.tokens),
+        kl=mean(stats.kl, stats.compared),
+        logprob_gap=mean(stats.gap, stats.compared),
+        logprob_gap_fresh=mean(stats.gap_fresh, stats.fresh),
+        clip_share=mean(stats.clipped, stats.compared),
+        importance_mean=mean(stats.importance, stats.compared),
+        importance_max=mean(stats.importance_max, 1 if stats.compared else 0),
+        ess=stats.ess,
+        reference_kl=mean(stats.reference_kl, stats.compared) if has_reference else math.nan,
+        value_error=math.sqrt(mean(stats.value_squared, stats.valued)),
+        trained_tokens=int(stats.tokens),
+        compute_s=compute_s,
+        updates=updates,
+    )

@@ -4,26 +4,35 @@ Tickets come in blocks. Every block has each environment in proportion to its we
 environment, each epoch has a new order of the tasks, so that each task is seen once before any is seen twice. Both
 orders are computed from hashes: a draw costs the same for every number, needs no earlier draw, and is the same in every
 version of Python. An evaluation always has the same tasks.
+
+With an adaptive curriculum, a train ticket's task also follows from what the learner has announced of the categories
+(`yields.py`). The ticket stream remembers the ticket that was issued, as it does for adaptive horizons.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from math import gcd, lcm
+from sys import intern
 
 import xxhash
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.state import CategoryYield
 from horizonrl.common.types import Kind, Task
 from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
 
 MAX_BLOCK = 1_000
 """Approximate limit of a block, in tickets. Shares that need a longer block are rounded to a thousandth."""
+FLOOR = 0.1
+"""Least chance of a task under an adaptive curriculum, as a share of that of the most likely one."""
 ROUNDS = 8
 """Rounds of the permutation's network. With four, some orders of five tasks are eight times as frequent as others."""
 
@@ -36,6 +45,8 @@ class TaskSource:
     task_ids: tuple[str, ...]
     weight: float
     kinds: tuple[Kind, ...] = tuple(Kind)
+    categories: tuple[str, ...] = ()
+    """The category of each task; an adaptive curriculum needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +64,53 @@ class Curriculum:
         self._quotas = {
             kind: quotas([source.weight for source in drawn]) for kind, drawn in self._sources.items() if drawn
         }
+        self._by_category: dict[str, dict[str, list[str]]] = {}
 
-    def task(self, kind: Kind, number: int) -> Task:
-        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind."""
+    def task(self, kind: Kind, number: int, yields: Sequence[CategoryYield] = ()) -> Task:
+        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind.
+
+        `yields` are what the learner has announced for an adaptive curriculum; without them the draw is uniform.
+        """
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
         place, earlier = draw(self._quotas[kind], number, f"{self._seed}/{kind.value}")
         source = self._sources[kind][place]
-        epoch, index = divmod(earlier, len(source.task_ids))
-        drawn = permuted(index, len(source.task_ids), f"{self._seed}/{kind.value}/{source.env_id}/{epoch}")
-        return Task(env_id=source.env_id, task_id=source.task_ids[drawn])
+        key = f"{self._seed}/{kind.value}/{source.env_id}"
+        task_ids = self._chosen(source, f"{key}/{earlier}", yields) if yields else source.task_ids
+        epoch, index = divmod(earlier, len(task_ids))
+        return Task(env_id=source.env_id, task_id=task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")])
+
+    def _chosen(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
+        """Return the tasks of the category that a ticket draws from."""
+        shares = self.shares(source.env_id, yields)
+        place = bisect_right(list(accumulate(shares.values())), _hash(f"{key}/category") / (1 << 64))
+        # The last one, if rounding leaves a rest.
+        return self._members(source)[list(shares)[min(place, len(shares) - 1)]]
+
+    def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:
+        """Return the share of an environment's train tickets that each of its categories gets.
+
+        A category counts as its number of tasks, times what it yields as a share of what the best one does. No task's
+        chance is below FLOOR of another's, so that a category that has become possible to learn is found.
+        """
+        source = next(source for source in self._sources[Kind.TRAIN] if source.env_id == env_id)
+        known = {each.category: each.share for each in yields if each.env_id == env_id}
+        best = max(known.values(), default=1.0)
+        weights = {
+            category: len(tasks) * max(FLOOR, known.get(category, best) / best)
+            for category, tasks in self._members(source).items()
+        }
+        total = sum(weights.values())
+        return {category: weight / total for category, weight in weights.items()}
+
+    def _members(self, source: TaskSource) -> dict[str, list[str]]:
+        """Return an environment's tasks by category. It is made once, since there may be a million."""
+        if source.env_id not in self._by_category:
+            members: dict[str, list[str]] = {}
+            for task_id, category in zip(source.task_ids, source.categories, strict=True):
+                members.setdefault(category, []).append(task_id)
+            self._by_category[source.env_id] = members
+        return self._by_category[source.env_id]
 
 
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
@@ -121,10 +169,11 @@ def _hash(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> list[TaskSource]:
+def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, states: bool = False) -> list[TaskSource]:
     """Return each environment with its tasks, checked: it must be able to play the kinds of tickets that it is given.
 
-    `demonstrations` says whether the run needs any. Raises ConfigError for an environment that has no tasks or that
+    `demonstrations` says whether the run needs any, `states` whether its advantage compares turns within them. Raises
+    ConfigError for an environment that has no tasks or that
     cannot do what its kinds demand.
     """
     sources = []
@@ -139,8 +188,15 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False) -> l
                 f"{env.id} has no expert that could demonstrate its tasks: give it kinds = "
                 '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
             )
+        if states and Kind.TRAIN in env.kinds and not registry.names_state(env.id):
+            raise ConfigError(
+                f"{env.id} does not name its states, which advantage.state_weight compares turns in: set state_weight "
+                "to 0, or choose an environment with a method `state` (docs/environments/your-own.md)"
+            )
         specs = registry.select(env.id, env.split, env.categories, env.options)
-        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds))
+        # Interned: a million tasks share a few categories.
+        categories = tuple(intern(spec.category) for spec in specs)
+        sources.append(TaskSource(env.id, tuple(spec.task_id for spec in specs), env.weight, env.kinds, categories))
     return sources
 
 

@@ -1,8 +1,9 @@
 """Horizon schedules: functions of recorded state alone, so that a resumed run continues at the exact turn.
 
-`fixed`, `staged` and `linear` are functions of the RL step. `staged` is ScalingInter-RL (arXiv 2509.08755): horizons
-h1 < h2 < ..., the next one after every `steps_per_stage` training steps. `linear` grows turn by turn and reaches the
-last horizon at the same step as `staged`.
+`fixed`, `staged`, `linear` and `reversed` are functions of the RL step, `shuffled` one of the ticket's number. `staged`
+is ScalingInter-RL (arXiv 2509.08755): horizons h1 < h2 < ..., the next one after every `steps_per_stage` training
+steps. `linear` grows turn by turn and reaches the last horizon at the same step as `staged`. `reversed` and `shuffled`
+are controls: they separate what the order of the horizons does from what their mixture and their mean cost do.
 
 `adaptive` is a fold over what the learner consumed, step by step. A horizon grows when it truncates many episodes while
 success has levelled off. The fold is the learner's, because only the learner sees every step exactly once. Its
@@ -21,8 +22,9 @@ from typing import Any, Literal, NamedTuple
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.common.types import Group, HorizonTurns, Kind, Record, StopReason
+from horizonrl.learner.controller.curriculum import draw, quotas
 
-ScheduleKind = Literal["fixed", "staged", "linear"]
+ScheduleKind = Literal["fixed", "staged", "linear", "reversed"]
 
 
 def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: int, step: int) -> int:
@@ -31,8 +33,34 @@ def horizon_turns(kind: ScheduleKind, horizons: Sequence[int], steps_per_stage: 
         return horizons[-1]
     if kind == "staged":
         return horizons[min(step // steps_per_stage, len(horizons) - 1)]
+    if kind == "reversed":
+        return horizons[-1 - min(step // steps_per_stage, len(horizons) - 1)]
     last_step = max(1, steps_per_stage * (len(horizons) - 1))
     return horizons[0] + (horizons[-1] - horizons[0]) * min(step, last_step) // last_step
+
+
+def shuffled_turns(horizons: Sequence[int], steps_per_stage: int, rl_steps: int, number: int, key: str) -> int:
+    """Return the horizon of train ticket `number`: those of `staged`, each with its share of the RL steps.
+
+    The draw is that of environments in a mixed run: each block of tickets has every horizon in proportion.
+    """
+    last = len(horizons) - 1
+    shares = [min(steps_per_stage, max(0, rl_steps - stage * steps_per_stage)) for stage in range(last)]
+    shares.append(max(0, rl_steps - last * steps_per_stage))
+    drawn = [(turns, share) for turns, share in zip(horizons, shares, strict=True) if share]
+    place, _ = draw(quotas([share for _, share in drawn]), number, f"{key}/horizon")
+    return drawn[place][0]
+
+
+def scheduled_turns(config: RunConfig, env_id: str, step: int, number: int) -> int:
+    """Return the horizon of train ticket `number`, issued at RL step `step`, under any schedule but adaptive."""
+    schedule, horizons = config.horizon, config.horizons(env_id)
+    if schedule.kind == "shuffled":
+        key = f"{config.run.seed}/{env_id}"
+        return shuffled_turns(horizons, schedule.steps_per_stage, config.rl.steps, number, key)
+    if schedule.kind == "adaptive":
+        raise ValueError("an adaptive horizon follows from what was consumed, not from a step")
+    return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from horizonrl.common.state import HorizonState, Outcomes, Progress
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
-from horizonrl.learner.controller.horizon import horizon_turns
+from horizonrl.learner.controller.horizon import scheduled_turns
 
 log = get_logger()
 
@@ -227,9 +227,10 @@ class Controller:
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
-        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number)
+        yields = progress.yields if train else ()
+        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields)
         rollout, exam = self.config.rollout, self.config.eval
-        horizon = self.horizon(task.env_id, progress) if train else exam.horizon if evaluation else None
+        horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
         return Ticket(
             number=number,
             kind=kind,
@@ -248,14 +249,19 @@ class Controller:
     def _eval_task(self, number: int) -> Task:
         return self.eval_tasks[number % len(self.eval_tasks)].task
 
-    def horizon(self, env_id: str, progress: Progress) -> int:
-        """Return the horizon, in turns, of an environment's train tickets. An adaptive one never shrinks."""
+    def horizon(self, env_id: str, progress: Progress, number: int | None = None) -> int:
+        """Return the horizon, in turns, of train ticket `number`, or the longest that is issued now.
+
+        An adaptive one never shrinks.
+        """
         schedule, horizons = self.config.horizon, self.config.horizons(env_id)
         if schedule.kind == "adaptive":
             grown = [growth.to_turns for growth in progress.growths if growth.env_id == env_id]
             return max(horizons[0], self._recorded.horizons.get(env_id, 0), *grown)
         step = progress.phase_step if progress.phase is Phase.RL else 0
-        return horizon_turns(schedule.kind, horizons, schedule.steps_per_stage, step)
+        if number is None and schedule.kind == "shuffled":
+            return horizons[-1]
+        return scheduled_turns(self.config, env_id, step, number or 0)
 
     async def _record_horizons(self, progress: Progress) -> None:
         """Set the key before any ticket has a new horizon, so that no later controller issues a shorter one."""
@@ -278,6 +284,9 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
+        for env_id in {each.env_id for each in progress.yields}:
+            for category, share in self._curriculum.shares(env_id, progress.yields).items():
+                self.metrics.set("curriculum_share", share, env=env_id, category=category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)

@@ -27,7 +27,10 @@ class EngineSettings:
     micro_batch_tokens: int = 2048
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
     gradient_checkpointing: bool = False
+    head_dtype: str = "bfloat16"
     seed: int = 0
     temperature: float = 1.0
     """The rollout temperature: recorded logprobs are those of the distribution after temperature. Demonstrations are
@@ -40,6 +43,11 @@ class EngineSettings:
     """More of DeepSpeed's configuration; `common/config/deepspeed.py` says which keys it may have."""
     longest_episode_tokens: int = 1024
     """Most tokens that an episode can generate; `loss.normalisation = constant` divides by it."""
+
+    @property
+    def adamw(self) -> dict[str, Any]:
+        """The arguments of torch's AdamW, apart from the rate, which every step sets."""
+        return {"betas": self.betas, "eps": self.epsilon, "weight_decay": self.weight_decay}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class StepStats:
     """Root mean square of the critic's error; NaN without a critic."""
     trained_tokens: int
     compute_s: float
+    updates: int = 1
+    """Optimizer updates that were made. `loss.kl_max` may leave some out."""
 
 
 class Engine(Protocol):

@@ -41,7 +41,7 @@ class DeepSpeedBackend:
         self.scorer = build_scorer(settings)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
+        self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
         config = _deepspeed_config(settings)
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             self._engine: Any = self._deepspeed.initialize(model=self.scorer, optimizer=self._adamw, config=config)[0]

@@ -42,9 +42,11 @@ class ScorerOutput(NamedTuple):
 class TokenScorer(nn.Module):
     """Wraps a Hugging Face causal LM. Every use goes through `forward`, where the hooks of ZeRO stage 3 see it."""
 
-    def __init__(self, lm: nn.Module, critic: bool = False) -> None:
+    def __init__(self, lm: nn.Module, critic: bool = False, head_dtype: str | None = None) -> None:
+        """`head_dtype` is the precision of the logits; None is that of the model's head."""
         super().__init__()
         self.lm = lm
+        self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self.critic = _critic(lm) if critic else None
         self._logit_scale = _logit_scale(cast(Any, lm).config)
         self.packs: bool = self._probed()
@@ -93,7 +95,7 @@ class TokenScorer(nn.Module):
     def _chunks(self, hidden_ND: Tensor) -> list[int]:
         """Return the rows of each chunk. The last one is full, because its logits are kept and computed only once."""
         vocabulary = cast(Any, self.lm).config.get_text_config().vocab_size
-        most = max(1, LOGITS_BYTES // (vocabulary * hidden_ND.element_size()))
+        most = max(1, LOGITS_BYTES // (vocabulary * (self._head_dtype or hidden_ND.dtype).itemsize))
         full, rest = divmod(len(hidden_ND), most)
         return [rest, *[most] * full] if rest or not full else [most] * full
 
@@ -105,9 +107,17 @@ class TokenScorer(nn.Module):
             found: tuple[Tensor, Tensor]
             found = checkpoint(self._scores, *asked, use_reentrant=False, preserve_rng_state=False)
             return found
-        logits_CV = cast(Any, self.lm).get_output_embeddings()(hidden_CD)
+        logits_CV = self._logits(hidden_CD)
         # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
         return token_scores(logits_CV, ids_C, temperatures_C / self._logit_scale)
+
+    def _logits(self, hidden_CD: Tensor) -> Tensor:
+        head: Any = cast(Any, self.lm).get_output_embeddings()
+        if self._head_dtype in (None, hidden_CD.dtype):
+            return cast(Tensor, head(hidden_CD))
+        bias = getattr(head, "bias", None)
+        bias = None if bias is None else bias.to(self._head_dtype)
+        return nn.functional.linear(hidden_CD.to(self._head_dtype), head.weight.to(self._head_dtype), bias)
 
     def _hidden(self, ids_T: Tensor, positions_T: Tensor, segments_S4: Tensor) -> Tensor:
         """Return the last hidden state of each place. The gradient of a shared prompt is the sum over its episodes."""

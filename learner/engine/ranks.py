@@ -21,8 +21,15 @@ from horizonrl.learner.intake.batch import Batch, Trace
 IDLE_LIMIT = timedelta(days=1)
 """Longest silence between two commands. A leader that dies closes its connections, which ends the wait at once."""
 
-_COLUMNS = {"ids_L": "<i4", "turns_L": "<i4", "logprobs_L": "<f4", "versions_L": "<i4", "rewards_L": "<f4"}
-_FACTS = ("group", "demo", "truncated")
+_COLUMNS = {
+    "ids_L": "<i4",
+    "turns_L": "<i4",
+    "logprobs_L": "<f4",
+    "versions_L": "<i4",
+    "rewards_L": "<f4",
+    "rewards_K": "<f4",
+}
+_FACTS = ("group", "demo", "truncated", "weight", "states", "episode")
 
 
 class Leader:
@@ -97,7 +104,11 @@ def encode_batch(batch: Batch) -> dict[str, Any]:
 
 def decode_batch(encoded: dict[str, Any]) -> Batch:
     traces = [
-        Trace(**trace | {name: np.frombuffer(trace[name], dtype) for name, dtype in _COLUMNS.items()})
+        Trace(
+            **trace
+            | {"states": tuple(trace["states"])}
+            | {name: np.frombuffer(trace[name], dtype) for name, dtype in _COLUMNS.items()}
+        )
         for trace in encoded["traces"]
     ]
     return Batch(traces=tuple(traces), version=encoded["version"])

@@ -36,6 +36,7 @@ from horizonrl.learner.algorithm.objective import (
     loss_inputs,
     loss_stats,
     mean,
+    step_stats,
     token_loss,
 )
 from horizonrl.learner.engine.api import EngineSettings, StepStats
@@ -143,14 +144,16 @@ class PolicyGradientEngine:
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
         scores = self._scored(batch) if scored else None
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
-        updates = build_updates(batch, scores, objective, self._settings.longest_episode_tokens)
-        all_stats, norms, rates = zip(*[self._update(update, batch.version, lr) for update in updates], strict=True)
+        settings = self._settings
+        updates = build_updates(batch, scores, objective, settings.longest_episode_tokens, settings.seed)
+        all_stats, norms, rates = zip(*self._taken(updates, batch.version, lr), strict=True)
         # The learner waits for groups now: 1 GB with SmolLM2, which malloc would keep for the next micro-batch.
         give_back_freed()
         # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
-        stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(updates)))
-        return _step_stats(
+        stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(norms)))
+        return step_stats(
             stats,
+            updates=len(norms),
             grad_norm=max(norms),
             lr=mean(sum(rates), len(rates)),
             compute_s=time.perf_counter() - started,
@@ -243,6 +246,18 @@ class PolicyGradientEngine:
         self._writer.shutdown()
         self._backend.close()
 
+    def _taken(
+        self, updates: Sequence[list[TrainingSample]], version: int, lr: float
+    ) -> Iterator[tuple[LossStats, float, float]]:
+        """Take the updates of a batch, and leave out those after one that finds a KL above `loss.kl_max`."""
+        kl_max = self._settings.objective.loss.kl_max
+        for update in updates:
+            taken = self._update(update, version, lr)
+            yield taken
+            # The same on every rank: the statistics are those of all ranks.
+            if kl_max is not None and mean(taken[0].kl, taken[0].compared) > kl_max:
+                return
+
     def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
         objective, own_stats = self._settings.objective, LossStats()
@@ -308,7 +323,8 @@ class PolicyGradientEngine:
 
     def _frozen_model(self) -> TokenScorer:
         lm: Any = load_language_model(self._settings.model_dir)
-        return TokenScorer(lm.to(self._backend.device).requires_grad_(False))
+        lm = lm.to(self._backend.device).requires_grad_(False)
+        return TokenScorer(lm, head_dtype=self._settings.head_dtype)
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
@@ -363,24 +379,4 @@ def build_scorer(settings: EngineSettings) -> TokenScorer:
         checkpoint_layers(lm)
     elif settings.zero_stage < 3:  # stage 3 would gather each layer's parameters once more
         keep_products(lm)
-    return TokenScorer(lm, critic=settings.objective.advantage.needs_critic)
-
-
-def _step_stats(stats: LossStats, grad_norm: float, lr: float, compute_s: float, has_reference: bool) -> StepStats:
-    return StepStats(
-        loss=stats.loss,
-        grad_norm=grad_norm,
-        lr=lr,
-        entropy=mean(stats.entropy, stats.tokens),
-        kl=mean(stats.kl, stats.compared),
-        logprob_gap=mean(stats.gap, stats.compared),
-        logprob_gap_fresh=mean(stats.gap_fresh, stats.fresh),
-        clip_share=mean(stats.clipped, stats.compared),
-        importance_mean=mean(stats.importance, stats.compared),
-        importance_max=mean(stats.importance_max, 1 if stats.compared else 0),
-        ess=stats.ess,
-        reference_kl=mean(stats.reference_kl, stats.compared) if has_reference else math.nan,
-        value_error=math.sqrt(mean(stats.value_squared, stats.valued)),
-        trained_tokens=int(stats.tokens),
-        compute_s=compute_s,
-    )
+    return TokenScorer(lm, critic=settings.objective.advantage.needs_critic, head_dtype=settings.head_dtype)

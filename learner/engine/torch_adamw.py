@@ -38,7 +38,7 @@ class TorchBackend:
         # One flat master per group, as DeepSpeed has, so that AdamW is one kernel call per group.
         self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
         groups = [{"params": [flat]} for flat in self._flat]
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, weight_decay=settings.weight_decay, fused=True)
+        self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
         gradients = [torch.zeros_like(flat) for flat in self._flat]
         for flat, gradient in zip(self._flat, gradients, strict=True):
             flat.grad = gradient

@@ -10,15 +10,17 @@ returned: eval groups are never trained on.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
 from horizonrl.broker.groups import DeadLetter, Entry
-from horizonrl.common.config.objective import AdvantageSection
+from horizonrl.common.config.objective import AdvantageSection, RewardSection
 from horizonrl.common.types import MAX_SPANS, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Ticket, Void
 from horizonrl.learner.algorithm.advantage import has_signal
+from horizonrl.learner.algorithm.reward import batch_rewards, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
-from horizonrl.learner.intake.batch import Batch, trace_of
+from horizonrl.learner.intake.batch import Batch, sampled_by, traces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,27 @@ class Rules:
     """Number of token ids. This model cannot have sampled an id at or above it."""
     max_context_tokens: int
     advantage: AdvantageSection = field(default_factory=AdvantageSection)
+    reward: RewardSection = field(default_factory=RewardSection)
+    loss_weights: Mapping[str, float] = field(default_factory=dict)
+    """Factor of an environment's loss, by id; 1 where there is none."""
+    demo_weight: float = 1.0
+    """Factor of a demonstration's loss in RL."""
     demos_in_rl: bool = False
     """Demonstrations are trained together with the groups of RL."""
     model_digest: str = ""
     """Digest of the model in training: token ids mean something else to another model. Empty: not checked."""
     template_digest: str = ""
     """Digest of its chat template. Empty: not checked."""
+
+    def weight(self, ticket: Ticket, phase: Phase) -> float:
+        """Return the factor of the loss of a ticket's episodes."""
+        beside = ticket.kind is Kind.DEMO and phase is Phase.RL
+        return self.loss_weights.get(ticket.task.env_id, 1.0) * (self.demo_weight if beside else 1.0)
+
+    def has_signal(self, group: Group) -> bool:
+        """Return whether the episodes of a group differ in what they are trained for."""
+        # As they are trained: with a cost, episodes of equal rewards and unequal length differ.
+        return has_signal([shaped(episode, self.reward) for episode in group.valid_episodes], self.advantage)
 
     def same_model(self, made: Provenance) -> bool:
         """Return whether a group was sampled with the run's model and template; a missing digest passes."""
@@ -93,9 +110,10 @@ class PendingBatch:
     def sampled(self) -> list[Counter[PolicyVersion]]:
         """Return, for each trace of the batch, how many tokens each version sampled; empty for a demonstration."""
         return [
-            Counter() if group.ticket.kind is Kind.DEMO else episode.sampled()
+            Counter() if group.ticket.kind is Kind.DEMO else tokens
             for _, group in self.admitted
             for episode in group.valid_episodes
+            for tokens in sampled_by(episode)
         ]
 
     def newest_policy(self) -> PolicyVersion | None:
@@ -181,10 +199,22 @@ class Collector:
 
     def batch(self, version: int) -> Batch:
         """Return the pending groups as the batch that trains `version`."""
+        groups = [group for _, group in self.pending.admitted]
+        rewards = batch_rewards(groups, self.rules.reward, self.rules.advantage)
+        # A batch of RL holds groups of RL, whatever demonstrations come with them.
+        phase = Phase.RL if self.pending.count(Phase.RL) else Phase.IMITATION
         traces = [
-            trace_of(episode, group=index, demo=group.ticket.kind is Kind.DEMO)
-            for index, (_, group) in enumerate(self.pending.admitted)
-            for episode in group.valid_episodes  # a broken one has no reward, and is no part of the baseline
+            trace
+            for index, group in enumerate(groups)
+            for place, episode in enumerate(group.valid_episodes)  # a broken one has no reward, and no baseline
+            for trace in traces_of(
+                episode,
+                group=index,
+                demo=group.ticket.kind is Kind.DEMO,
+                turn_rewards=rewards[index][place],
+                weight=self.rules.weight(group.ticket, phase),
+                with_states=self.rules.advantage.state_weight > 0,
+            )
         ]
         return Batch(traces=tuple(traces), version=version)
 
@@ -250,14 +280,18 @@ class Collector:
             return DropReason.LINEAGE
         if position.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
-        if not has_signal([[turn.reward for turn in episode.turns] for episode in valid], self.rules.advantage):
+        if not self.rules.has_signal(group):
             return DropReason.ZERO_VARIANCE
         return None
 
     def _well_formed(self, group: Group) -> bool:
-        for episode in group.valid_episodes:
-            ids = [episode.prompt_ids]
-            for turn in episode.turns:
+        linear_only = self.rules.advantage.linear_only and group.ticket.kind is not Kind.DEMO
+        # Such an estimator follows one sequence: what comes after a turn of another branch it would get wrong.
+        if linear_only and not all(episode.linear for episode in group.valid_episodes):
+            return False
+        for prompt_ids, turns in chain.from_iterable(episode.by_branch() for episode in group.valid_episodes):
+            ids = [prompt_ids]
+            for _, turn in turns:
                 if len(turn.output_ids) > group.ticket.sampling.max_turn_tokens:
                     return False
                 ids += [turn.output_ids, turn.observation_ids]

@@ -182,7 +182,7 @@ class LogIntake:
         log.warning("batch_starved", **numbers)
         if len(pending.dropped) >= GIVE_UP_AFTER * state.groups_wanted:
             raise NothingToLearn(
-                f"hardly any group can be trained on ({numbers}): the policy solves all of these tasks, or it has "
+                f"{NothingToLearn.opening} ({numbers}): the policy solves all of these tasks, or it has "
                 "collapsed and solves none. Use harder or easier tasks, a larger rollout.group_size or a lower "
                 "rl.lr, or export the model as it is (`horizonrl export`)"
             )

@@ -136,6 +136,8 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
         "return": episode.episode_return,
         "error": episode.error,
         "prompt": episode.prompt,
+        # Linear episodes, which most are, have the lines that they always had.
+        **({} if episode.linear else {"branches": [branch.prompt for branch in episode.branches]}),
         "turns": [
             {
                 "text": turn.text,
@@ -146,6 +148,7 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
                 # Rounded for readers: what was trained is in the log, to the last bit.
                 "logprobs": [round(logprob, 3) for logprob in turn.logprobs],
                 "spans": [[span.version, span.lineage, span.tokens] for span in turn.spans],
+                **({} if episode.linear else {"branch": turn.branch, "trained": turn.trained}),
             }
             for turn in episode.turns
         ],

@@ -15,7 +15,7 @@ import numpy as np
 from horizonrl.common.metrics import TABLE, Metrics
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
-from horizonrl.common.types import Group, Kind, Phase, PolicyVersion
+from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import PendingBatch
 
@@ -104,7 +104,14 @@ def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated_share": mean([float(episode.stop.truncated) for episode in valid]),
         "environment_steps": sum(len(episode.turns) for episode in episodes),
         "generated_tokens": sum(episode.generated_tokens for episode in episodes),
+        "processed_tokens": sum(map(processed_tokens, episodes)),
     }
+
+
+def processed_tokens(episode: Episode) -> int:
+    """Return the tokens that a policy has read or written in an episode: prompts, generations and observations."""
+    turns = sum(len(turn.output_ids) + len(turn.observation_ids) for turn in episode.turns)
+    return len(episode.prompt_ids) + sum(len(branch.prompt_ids) for branch in episode.branches) + turns
 
 
 def _by_env(groups: Sequence[Group]) -> dict[str, list[Group]]:

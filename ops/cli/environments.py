@@ -1,9 +1,9 @@
-"""`horizonrl envs`: list environments, check that one keeps its contract, serve them over HTTP."""
+"""`horizonrl envs`: list environments, check that one keeps its contract, serve them over HTTP. Playing is play.py."""
 
 import argparse
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -42,12 +42,8 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
 
 def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     """Run the conformance test of one environment with `--options.key value`; return 0 when every check holds."""
-    if len(env_ids) != 1:
-        raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
-    given = parse_overrides(overrides)
-    if unknown := [key for key in given if key != "options"]:
-        raise ConfigError(f"envs check takes --options.KEY VALUE, not --{unknown[0]}")
-    report = asyncio.run(check(env_ids[0], given.get("options")))
+    env_id, options = chosen("check", env_ids, overrides)
+    report = asyncio.run(check(env_id, options))
     console = plain_console()
     table = Table("check", "holds", "")
     for item in report.checks:
@@ -58,6 +54,16 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
         text = "\n    ".join(["", *filter(None, details)])
         console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
     return 0 if report.passed else 1
+
+
+def chosen(action: str, env_ids: Sequence[str], overrides: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the one environment that a command names, and its options."""
+    if len(env_ids) != 1:
+        raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
+    given = parse_overrides(overrides)
+    if unknown := [key for key in given if key != "options"]:
+        raise ConfigError(f"envs {action} takes --options.KEY VALUE, not --{unknown[0]}")
+    return env_ids[0], given.get("options", {})
 
 
 def serve_environments(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:

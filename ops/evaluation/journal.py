@@ -94,6 +94,18 @@ class Line(Record):
         )
 
 
+def read_journal(directory: Path) -> tuple[dict[str, Any], dict[Key, Line]]:
+    """Return the settings and the episodes of an evaluation, which may go on. Raises ConfigError if there is none."""
+    path = directory / FILE
+    try:
+        # Without an unfinished last line: it is being written, or was cut off by a kill.
+        head, *rest = path.read_bytes().rpartition(b"\n")[0].splitlines()
+        settings: dict[str, Any] = json.loads(head)["settings"]
+    except (OSError, ValueError, KeyError):
+        raise ConfigError(f"{directory} is no evaluation: it holds no {FILE} that `horizonrl eval` wrote") from None
+    return settings, {line.key: line for line in map(Line.model_validate_json, rest)}
+
+
 class EvaluationJournal:
     """The lines of an evaluation, the latest of each episode."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import rich.box
 from rich.table import Table
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.learner.records.evaluation import Result, measures
 from horizonrl.ops.evaluation.journal import Key, Line
 from horizonrl.ops.evaluation.plan import ALL, EvalPart, Plan
@@ -55,6 +56,18 @@ def write_report(directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: 
     text = json.dumps({**facts, "samples": list(plan.samples), "blocks": blocks}, indent=2, default=str)
     (directory / RESULTS).write_text(text + "\n")
     (directory / TABLE_MD).write_text("\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n")
+
+
+def read_results(directory: Path) -> dict[str, Any]:
+    """Return the `results.json` of an evaluation. Raises ConfigError if there is none: it is no one's, or goes on."""
+    try:
+        results: dict[str, Any] = json.loads((directory / RESULTS).read_text())
+    except OSError:
+        raise ConfigError(
+            f"{directory} holds no {RESULTS}: it is no evaluation, or one that is not complete. The same "
+            "`horizonrl eval` resumes it"
+        ) from None
+    return results
 
 
 def rich_tables(plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> list[Table]:

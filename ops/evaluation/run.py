@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from horizonrl.actors.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
+from horizonrl.common.state import ContextRule
 from horizonrl.envs import registry
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
@@ -85,6 +86,8 @@ def settings_of(subject: Subject, plan: Plan) -> dict[str, Any]:
         "temperature": config.eval.temperature,
         "max_turn_tokens": config.rollout.max_turn_tokens,
         "system_prompt": config.rollout.system_prompt,
+        # Left out at its default: an evaluation from before this key existed can still be continued.
+        **({} if config.rollout.context is ContextRule.STOP else {"context": config.rollout.context.value}),
         "announce": config.horizon.announce,
         "environments": {
             part.env.id: {
@@ -104,9 +107,10 @@ async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal,
     ]
     if not left:
         return
+    environments = {part.env.id: part.env.options for part in plan.parts}
     async with AsyncExitStack() as opened:
         with waiting(terminal, f"starting {subject.name}"), _ended_by_interrupt(terminal):
-            make_rollout = await opened.enter_async_context(subject.start(subject.config))
+            make_rollout = await opened.enter_async_context(subject.start(subject.config, environments))
         with _progress(terminal) as progress:
             bar = progress.add_task("episodes", total=len(plan.plays), completed=len(plan.plays) - len(left))
             player = Player(make_rollout, journal, lambda: progress.advance(bar))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,18 @@ from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import BEST, CONFIG
 from horizonrl.common.scratch import scratch
+from horizonrl.envs import registry
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.run.models import model_identity, resolve_model
 
 MakeRollout = Callable[[EnvSection], Rollout]
 """Called for each episode."""
+OptionsById = Mapping[str, Mapping[str, Any]]
+"""The options of the environments that are played."""
 
 TURN_TOKENS = 512
 """The paper's, where no recipe says otherwise."""
@@ -52,7 +56,7 @@ class Subject:
     config: RunConfig
     own_envs: bool
     """The config comes from a recipe or a run, and names environments."""
-    start: Callable[[RunConfig], Any]
+    start: Callable[[RunConfig, OptionsById], Any]
     """A context manager of a MakeRollout."""
 
 
@@ -103,15 +107,20 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
     longest = json.loads((model_dir / "config.json").read_text()).get("max_position_embeddings", CONTEXT_TOKENS)
 
     @asynccontextmanager
-    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+    async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
         from horizonrl.actors.chat import ChatTemplate
         from horizonrl.actors.engines.registry import start_policy
+        from horizonrl.actors.gateway.server import gateway_for
+        from horizonrl.actors.native import parser_if_needed
 
         policy = await start_policy(config, model_dir)
         try:
             chat = ChatTemplate.load(model_dir)
+            parser = await parser_if_needed(chat, environments)
             system = config.rollout.system_prompt
-            yield lambda env: Rollout(policy, chat, system, env.step_timeout_s)
+            context = config.rollout.context
+            async with gateway_for([*environments], policy, chat, Metrics(), config.actor.gateway_host) as gateway:
+                yield lambda env: Rollout(policy, chat, system, env.step_timeout_s, context, parser, gateway)
         finally:
             await policy.close()
 
@@ -146,11 +155,14 @@ def _remote(request: SubjectRequest) -> Subject:
     settings = EndpointSettings(request.endpoint, request.model_name, SecretStr(key) if key else None)
 
     @asynccontextmanager
-    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+    async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
         def conversation(env: EnvSection) -> Rollout:
             both = Conversation(endpoint)
             return Rollout(both, both, config.rollout.system_prompt, env.step_timeout_s)
 
+        for env_id, options in environments.items():
+            if await registry.offers_tools(env_id, options):
+                raise ConfigError(f"{env_id} is played by calling tools, which --endpoint does not pass on")
         async with Endpoint(settings) as endpoint:
             await endpoint.reach()
             yield conversation

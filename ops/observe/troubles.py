@@ -39,6 +39,7 @@ TROUBLES = {
     "evaluation_given_up": "an evaluation never ended",
     "fetching_actor_stuck": "found an actor of its host stopped in a download: it downloads itself",
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",
+    "gateway_call_failed": "the gateway could not serve a call of a program: a defect of HorizonRL",
     "group_broken": "a group broke and is played again",
     "key_frame_asked_for": "published a key frame early: an actor found the changes in the broker damaged",
     "lease_lost": "a lease ran out; another actor plays its ticket",

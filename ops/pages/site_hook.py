@@ -21,10 +21,13 @@ OUTSIDE = {
     "examples/local-run/README.md": "local-run.md",
     "examples/external-broker/README.md": "external-broker.md",
     "examples/own-environment/README.md": "own-environment.md",
+    "examples/smolagents/README.md": "smolagents.md",
     "examples/own-loss/README.md": "own-loss.md",
     "examples/evaluate-endpoint/README.md": "evaluate-endpoint.md",
     "examples/resume-elsewhere/README.md": "resume-elsewhere.md",
     "examples/actor-js/README.md": "actor-js.md",
+    "examples/notebook/README.md": "notebook.md",
+    "examples/hubs/README.md": "other-hubs.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Kind
 from horizonrl.ops.publish.card import dataset_card
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow, TurnRow
 from horizonrl.ops.report.facts import Files, ends
@@ -57,7 +58,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
             row = EpisodeRow(
                 run=config.run.name,
                 step=step,
-                kind="demo" if ticket.startswith("demo-") else "train",
+                kind=Kind(ticket.partition("-")[0]).value,
                 ticket=ticket,
                 episode=record["episode"],
                 env=record["env"],
@@ -70,6 +71,7 @@ def rows(config: RunConfig, run_dir: Path, source: EpisodeFiles, written: Datase
                 error=record["error"],
                 prompt=record["prompt"],
                 turns=[_turn(turn) for turn in record["turns"]],
+                branches=record.get("branches", []),
             )
             written.add(row)
             yield row
@@ -83,6 +85,8 @@ def _turn(turn: dict[str, Any]) -> TurnRow:
         token_ids=turn["ids"],
         logprobs=turn["logprobs"],
         versions=turn["spans"],
+        branch=turn.get("branch", 0),
+        trained=turn.get("trained", True),
     )
 
 

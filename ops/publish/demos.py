@@ -11,7 +11,7 @@ from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
-from horizonrl.envs.api import Environment, expert_of
+from horizonrl.envs.api import Environment, expert_of, tool_user
 from horizonrl.envs.transcripts import to_record
 
 
@@ -53,6 +53,8 @@ async def _play(env: EnvSection, task_id: str, item_id: str) -> dict[str, Any]:
 async def _episode(environment: Environment, task_id: str, item_id: str) -> dict[str, Any]:
     prompt = observation = (await environment.reset(task_id)).text
     expert = expert_of(environment)
+    if tool_user(environment) is not None:
+        raise ConfigError(f"{environment.env_id} is played by calling tools, which AgentTraj has no form for")
     turns: list[tuple[str, str]] = []
     while len(turns) < MAX_TURNS:
         text = expert.act(observation)

@@ -28,6 +28,10 @@ class TurnRow(DatasetRow):
     """Natural log of each id's probability under the policy that sampled it, to three decimals."""
     versions: list[list[int]]
     """Runs of tokens that one policy version sampled: [version, lineage, tokens]. A version is an optimizer step."""
+    branch: int = 0
+    """The token sequence that it continues: 0 begins with the episode's prompt, K with its branch K."""
+    trained: bool = True
+    """False: the generation is context of what follows in its branch, but carried no loss."""
 
 
 class EpisodeRow(DatasetRow):
@@ -37,8 +41,9 @@ class EpisodeRow(DatasetRow):
     """The run's name."""
     step: int
     """The optimizer step that consumed the episode; steps count from 1."""
-    kind: Literal["train", "demo"]
-    """`train`: sampled by the policy. `demo`: an expert's demonstration; its logprobs are 0."""
+    kind: Literal["train", "demo", "eval"]
+    """`train`: sampled by the policy. `demo`: an expert's demonstration; its logprobs are 0. `eval`: held-out, and in
+    no dataset."""
     ticket: str
     """The group: episodes of one ticket play the same task under the same horizon."""
     episode: int
@@ -62,7 +67,9 @@ class EpisodeRow(DatasetRow):
     prompt: str
     """What the agent read first."""
     turns: list[TurnRow]
-    """In order."""
+    """In order of time, over all branches."""
+    branches: list[str] = []
+    """What branches 1, 2, ... begin with: an agent's shortened or edited conversation, or a sub-agent's."""
 
 
 @dataclass

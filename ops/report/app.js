@@ -6,7 +6,7 @@ let reader = null;
 
 function asked() {
   const [view, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { view: view === "episodes" ? view : "overview", parameters: new URLSearchParams(query) };
+  return { view: view === "episodes" && facts.kind !== "comparison" ? view : "overview", parameters: new URLSearchParams(query) };
 }
 
 function address(patch, view = "episodes") {
@@ -47,7 +47,7 @@ function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") return escape(event.target, typing);
   if (typing) return;
-  if (event.key === "/") {
+  if (event.key === "/" && facts.kind !== "comparison") {
     if (asked().view !== "episodes") location.hash = "#/episodes";
     show();
     byId("text").focus();
@@ -77,12 +77,16 @@ function escape(target, typing) {
   }
 }
 
+function openStep(step) {
+  if (facts.kind !== "comparison") location.hash = `#/episodes?step=${step}`;
+}
+
 drawOverview();
-drawCurves(byId("curves"), (step) => (location.hash = `#/episodes?step=${step}`));
+drawCurves(byId("curves"), openStep);
 addEventListener("hashchange", show);
 document.addEventListener("keydown", key);
 show();
-store = new Store(await unpacked("index"));
+store = new Store(await unpacked("index"), facts.live ? `?edition=${facts.edition}` : "");
 byId("total").textContent = grouped(store.episodes.length);
 list = new List(store, change);
 reader = new Reader(store, change);

@@ -15,7 +15,7 @@ class Chart {
     this.curve = curve;
     this.domain = domain;
     this.readout = h("span", { class: "readout" });
-    this.plot = h("div", { class: "plot", tabindex: 0, role: "img", "aria-label": this.said() });
+    this.plot = h("div", { class: "plot", tabindex: 0, role: "img" });
     this.values = curve.series.map(() => h("span", { class: "value" }));
     this.judged = h("span", { class: "value" });
     this.many = curve.series.length !== 1 || Boolean(curve.evaluations?.length);
@@ -26,9 +26,24 @@ class Chart {
     this.plot.addEventListener("blur", () => point(null));
     this.plot.addEventListener("click", () => pointed !== null && open(pointed));
     this.plot.addEventListener("keydown", (event) => this.key(event, open));
-    this.steps = [...new Set(curve.series.flatMap((series) => series.x).concat((curve.evaluations ?? []).map((one) => one.version)))].sort((a, b) => a - b);
     new ResizeObserver(() => this.draw()).observe(this.plot);
-    this.point(null);
+    this.renew(curve, domain);
+  }
+
+  // Take what the run has come to since; the next frame has it, and the crosshair stays.
+  renew(curve, domain) {
+    [this.curve, this.domain] = [curve, domain];
+    this.plot.setAttribute("aria-label", this.said());
+    this.steps = [...new Set(curve.series.flatMap((series) => series.x).concat((curve.evaluations ?? []).map((one) => one.version)))].sort((a, b) => a - b);
+    this.width = null;
+    this.draw();
+    this.point(pointed);
+  }
+
+  // Whether a curve has the same legend as this one.
+  fits(curve) {
+    const names = ({ title, series, evaluations }) => JSON.stringify([title, series.map(({ name, low }) => [name, Boolean(low)]), Boolean(evaluations?.length)]);
+    return names(this.curve) === names(curve);
   }
 
   said() {
@@ -38,7 +53,7 @@ class Chart {
   }
 
   legend() {
-    const marks = this.curve.series.map(({ name }, at) => h("span", {}, h("i", { class: `line c${at}` }), name, this.values[at]));
+    const marks = this.curve.series.map(({ name, colour }, at) => h("span", {}, h("i", { class: `line c${colour ?? at}` }), name, this.values[at]));
     if (this.curve.evaluations?.length) marks.push(h("span", {}, h("i", { class: "dot" }), "held-out evaluation", this.judged));
     if (this.curve.series.some((series) => series.low)) marks.push(h("span", { class: "muted" }, "band and whiskers: 95 % intervals"));
     return h("div", { class: "legend" }, marks);
@@ -123,13 +138,14 @@ class Chart {
       this.curve.wide ? s("text", { class: "tick", x: this.x(step) + 4, y: EDGE.top + 10 }, text) : null);
   }
 
-  line({ x, y, low, high }, at) {
+  line({ x, y, low, high, colour }, place) {
+    const at = colour ?? place;
     const points = x.map((step, place) => `${this.x(step).toFixed(1)},${this.y(y[place]).toFixed(1)}`);
     const path = this.curve.steps
       ? points.map((one, place) => (place ? `H${one.split(",")[0]}V${one.split(",")[1]}` : `M${one}`)).join("")
       : `M${points.join("L")}`;
     const parts = [s("path", { class: `series c${at}`, d: path })];
-    if (low && at === 0) {
+    if (low && (place === 0 || this.curve.bands)) {
       const above = x.map((step, place) => `${this.x(step)},${this.y(high[place])}`);
       const below = x.map((step, place) => `${this.x(step)},${this.y(low[place])}`).reverse();
       parts.unshift(s("path", { class: `band c${at}`, d: `M${[...above, ...below].join("L")}Z` }));
@@ -153,21 +169,23 @@ class Chart {
     const { series, unit, evaluations = [] } = this.curve;
     const at = step ?? this.steps.at(-1);
     const texts = series.map(({ x, y, low, high }) => {
-      const place = x.indexOf(at);
+      // Runs end at different steps: each shows its own last value.
+      const place = step === null && this.curve.bands ? x.length - 1 : x.indexOf(at);
       const interval = low && place >= 0 && series.length < 3 ? ` (${percents(low[place], high[place])})` : "";
       return withUnit(y[place], unit) + interval;
     });
     texts.forEach((text, place) => (this.values[place].textContent = text));
     const judged = evaluations.find((one) => one.version === at);
     this.judged.textContent = judged ? `${withUnit(judged.value, unit)} (${percents(judged.low, judged.high)})` : "";
-    this.readout.textContent = this.many ? `step ${at}` : `step ${at}: ${texts[0]}`;
+    const when = step === null && this.curve.bands ? "last step" : `step ${at}`;
+    this.readout.textContent = this.many ? when : `${when}: ${texts[0]}`;
     if (!this.cross) return;
     this.cross.replaceChildren();
     if (step === null) return;
     this.cross.append(s("line", { x1: this.x(step), x2: this.x(step), y1: EDGE.top, y2: this.height - EDGE.bottom }));
-    series.forEach(({ x, y }, number) => {
+    series.forEach(({ x, y, colour }, number) => {
       const place = x.indexOf(step);
-      if (place >= 0) this.cross.append(s("circle", { class: `spot c${number}`, cx: this.x(step), cy: this.y(y[place]), r: 3.5 }));
+      if (place >= 0) this.cross.append(s("circle", { class: `spot c${colour ?? number}`, cx: this.x(step), cy: this.y(y[place]), r: 3.5 }));
     });
   }
 }
@@ -197,8 +215,10 @@ function tickText(value, unit, ticks) {
 function drawCurves(place, open) {
   const steps = facts.curves.flatMap((curve) => [...curve.series.flatMap((series) => series.x), ...(curve.evaluations ?? []).map((one) => one.version)]);
   const domain = [steps.reduce((a, b) => Math.min(a, b), Infinity), steps.reduce((a, b) => Math.max(a, b), -Infinity)];
-  for (const curve of facts.curves) {
-    charts.push(new Chart(curve, domain, open));
-    place.append(charts.at(-1).element);
+  if (charts.length === facts.curves.length && charts.every((chart, at) => chart.fits(facts.curves[at]))) {
+    charts.forEach((chart, at) => chart.renew(facts.curves[at], domain));
+    return;
   }
+  charts.splice(0, charts.length, ...facts.curves.map((curve) => new Chart(curve, domain, open)));
+  place.replaceChildren(...charts.map((chart) => chart.element));
 }

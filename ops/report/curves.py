@@ -26,6 +26,50 @@ def curves(lines: Sequence[Line], evals: Sequence[Line]) -> list[dict[str, Any]]
     return [curve for curve in drawn if curve["series"] or curve.get("evaluations")]
 
 
+Named = tuple[str, int, Sequence[Line], Sequence[Line]]
+"""A run's name, the number of its colour, and its lines of metrics and evaluations."""
+OVERLAID: dict[str, tuple[str, str]] = {
+    "reward_mean": ("number", "return of an episode"),
+    "turns_mean": ("turns", "turns of an episode"),
+    "truncated_share": ("percent", "share of the episodes"),
+    "horizon": ("turns", "turns allowed"),
+    "staleness_mean": ("versions", "versions behind"),
+    "logprob_gap": ("nats", "nats per token"),
+    "kl": ("nats", "nats per token"),
+    "ess": ("ratio", "share of the tokens"),
+    "entropy": ("nats", "nats per token"),
+    "grad_norm": ("number", "norm before clipping"),
+    "generated_tokens_per_s": ("tokens/s", "tokens per second"),
+    "step_s": ("seconds", "seconds per step"),
+}
+"""Quantities that are drawn for several runs at once, with unit and axis, besides success."""
+
+
+def overlaid(runs: Sequence[Named]) -> list[dict[str, Any]]:
+    """Return curves with a series per run: success on held-out tasks and in training with intervals, and the rest."""
+    rl = [
+        (name, colour, [line for line in lines if line["phase"] == Phase.RL.value]) for name, colour, lines, _ in runs
+    ]
+    held_out = [_held_out(name, evals) | {"colour": colour} for name, colour, _, evals in runs]
+    training = [_success(lines, None) | {"name": name, "colour": colour} for name, colour, lines in rl]
+    drawn = [
+        _curve("success_rate", "percent", "share of the episodes", held_out, high=1.0) | {"title": "Held-out success"},
+        _curve("success_rate", "percent", "share of the episodes", training, high=1.0)
+        | {"title": "Success in training"},
+    ]
+    for key, (unit, axis) in OVERLAID.items():
+        series = [_mean(name, lines, key) | {"colour": colour} for name, colour, lines in rl]
+        bounded = {"high": 1.0} if key == "ess" else {}
+        drawn.append(_curve(key, unit, axis, series, zero=key not in ("kl", "ess"), steps=key == "horizon", **bounded))
+    return [curve | {"wide": place < 2, "bands": True} for place, curve in enumerate(drawn) if curve["series"]]
+
+
+def _held_out(name: str, evals: Sequence[Line]) -> dict[str, Any]:
+    points = sorted((line for line in evals if line["success_rate"] is not None), key=lambda line: line["version"])
+    keys = {"x": "version", "y": "success_rate", "low": "low", "high": "high"}
+    return {"name": name, **{axis: [line[key] for line in points] for axis, key in keys.items()}}
+
+
 def _outcomes(
     rl: Sequence[Line], envs: Sequence[str], lines: Sequence[Line], evals: Sequence[Line]
 ) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from horizonrl.ops.report.facts import TicketEnd
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.run.episodes import EpisodeFiles
 
+Group = tuple[int, str, Sequence[Mapping[str, Any]]]
+"""Step, ticket and records of a group."""
 CHUNK_CHARS = 200_000
 """Of a chunk's JSON: decoded within some 10 ms in a browser, and long enough to compress well."""
 MAX_BYTES = 400_000_000
@@ -60,9 +62,18 @@ def collect(
 ) -> Episodes:
     """Read a run's episodes, the held-out ones too; `ends` says of a ticket what became of it."""
     source = EpisodeFiles(run_dir, held_out=True)
-    episodes = Episodes(stride=max(1, math.ceil(source.size_bytes / max_bytes)))
+    episodes = pack(source.groups(), ends, tokens, stride=max(1, math.ceil(source.size_bytes / max_bytes)))
+    episodes.unreadable = source.unreadable
+    return episodes
+
+
+def pack(
+    groups: Iterable[Group], ends: Mapping[str, TicketEnd], tokens: TokenTexts | None = None, stride: int = 1
+) -> Episodes:
+    """Return one in `stride` groups as the page holds them."""
+    episodes = Episodes(stride=stride)
     bodies: list[str] = []
-    for number, (step, ticket, records) in enumerate(source.groups()):
+    for number, (step, ticket, records) in enumerate(groups):
         # Whole groups are left out, never single episodes: an advantage compares the episodes of a group.
         if number % episodes.stride:
             continue
@@ -80,7 +91,6 @@ def collect(
             bodies.clear()
     if bodies:
         episodes.chunks.append(packed(f"[{','.join(bodies)}]"))
-    episodes.unreadable = source.unreadable
     return episodes
 
 
@@ -110,13 +120,13 @@ def action_begins(text: str) -> int:
 
 def _row(record: Mapping[str, Any]) -> list[Any]:
     turns = record["turns"]
-    versions = [] if _by_expert(record) else [version for turn in turns for version in turn["versions"]]
+    versions = [] if _by_expert(record) else [version for turn in turns for version in turn.get("versions", ())]
     return [
         record["episode"],
         outcome_of(record),
         record["return"],
         len(turns),
-        sum(len(turn.get("ids", ())) for turn in turns),
+        sum(turn["tokens"] if "tokens" in turn else len(turn.get("ids", ())) for turn in turns),
         min(versions, default=None),
         max(versions, default=None),
     ]
@@ -128,11 +138,16 @@ def _by_expert(record: Mapping[str, Any]) -> bool:
 
 
 def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:
-    if _by_expert(record):
+    if _by_expert(record) or any("versions" not in turn for turn in record["turns"]):  # of no version of this run
         turns = [_said(turn, turn["text"]) | {"versions": []} for turn in record["turns"]]
     else:
         turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
-    return {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
+    body = {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
+    if "branches" in record:
+        body["branches"] = record["branches"]
+        for told, turn in zip(turns, record["turns"], strict=True):
+            told |= {"branch": turn["branch"], "trained": turn["trained"]}
+    return body
 
 
 def _turn(turn: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episodes) -> dict[str, Any]:

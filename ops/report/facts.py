@@ -45,6 +45,7 @@ class Files:
 def facts(config: RunConfig, files: Files) -> dict[str, Any]:
     """Return what the page shows besides episodes, as JSON-able values."""
     return {
+        "kind": "run",
         "name": config.run.name,
         "written": time.time(),
         "state": state(config, files),
@@ -214,7 +215,7 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
     made = []
     if config.horizon.kind == "adaptive":
         made = [growth for line in files.rl for growth in line["growths"]]
-    else:
+    elif config.horizon.kind != "shuffled":  # every ticket has its own
         for env in config.envs:
             horizons = config.horizons(env.id)
             turns = [

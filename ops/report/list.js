@@ -21,6 +21,7 @@ class List {
     this.rows = byId("rows");
     this.found = [];
     this.fill();
+    this.form.elements.order.append(...Object.entries(ORDERS).map(([value, [text]]) => h("option", { value: value === "newest" ? "" : value }, text)));
     this.form.addEventListener("input", () => changed(this.given()));
     this.form.addEventListener("submit", (event) => event.preventDefault());
     byId("clear").addEventListener("click", () => changed({ ...Object.fromEntries(FILTERS.map((name) => [name, ""])), step: "" }));
@@ -35,8 +36,12 @@ class List {
 
   fill() {
     const { groups, episodes } = this.store;
-    const options = (name, values, any) => this.form.elements[name].append(
-      h("option", { value: "" }, any), ...values.map(([value, text]) => h("option", { value }, text)));
+    const options = (name, values, any) => {
+      const field = this.form.elements[name];
+      const chosen = field.value;
+      field.replaceChildren(h("option", { value: "" }, any), ...values.map(([value, text]) => h("option", { value }, text)));
+      field.value = chosen;
+    };
     const counted = (value) => {
       const counts = new Map();
       for (const episode of episodes) counts.set(value(episode), (counts.get(value(episode)) ?? 0) + 1);
@@ -48,7 +53,17 @@ class List {
     options("env", listed(counted((one) => one.group.env)), "all");
     options("outcome", listed(counted((one) => one.outcome), (a, b) => b[1] - a[1]), "all");
     options("horizon", [...new Set(groups.map((group) => group.horizon))].sort((a, b) => a - b).map((turns) => [turns, `${turns} turns`]), "all");
-    this.form.elements.order.append(...Object.entries(ORDERS).map(([value, [text]]) => h("option", { value: value === "newest" ? "" : value }, text)));
+  }
+
+  // Take the episodes that have come since, and stay where the reader is.
+  renew(store, asked) {
+    this.store = store;
+    this.fill();
+    this.key = null;
+    const { scrollTop } = this.place;
+    this.apply(asked);
+    this.place.scrollTop = scrollTop;
+    this.draw(true);
   }
 
   given() {
@@ -125,7 +140,7 @@ class List {
       h("span", { class: "task" }, badge(episode), group.task),
       h("span", { class: "reward" }, reward(episode.reward)),
       h("span", { class: "note" }, `${group.env} · ${episode.id}`),
-      h("span", { class: "note end" }, `${group.kind === "demo" ? "" : `${player(episode)} · `}${episode.turns}/${group.horizon} turns`));
+      h("span", { class: "note end" }, `${group.kind === "demo" || episode.low === null ? "" : `${player(episode)} · `}${episode.turns}/${group.horizon} turns`));
     row.style.top = `${place * ROW}px`;
     return row;
   }

@@ -1,27 +1,51 @@
 // What the run came to, in tables: evaluations, tickets, decisions, lineages, config.
 
+// The sections of each kind of page, by the id of their place.
+const SECTIONS = {
+  run: { headline: drawHeadline, evaluations: drawEvaluations, accounts: drawAccounts, decisions: drawDecisions, lineages: drawLineages, config: drawConfig },
+  evaluation: { headline: drawHeadline, results: drawResults, config: drawSettings },
+  comparison: { compared: drawCompared, parts: drawParts, config: drawDifferences },
+};
+
 function drawOverview() {
   byId("name").textContent = facts.name;
   drawState();
-  byId("notices").append(...facts.notices.map((text) => h("li", {}, text)));
-  byId("headline").append(...facts.headline.map(({ label, value, unit, note }) =>
+  fill("notices", (place) => place.append(...facts.notices.map((text) => h("li", {}, text))));
+  for (const [id, draw] of Object.entries(SECTIONS[facts.kind])) fill(id, draw);
+  byId("drawn").hidden = !facts.curves.length && facts.kind !== "run";
+  byId("opens").hidden = byId("views").hidden = facts.kind === "comparison";
+}
+
+// Draw a place anew, if that changes anything: what is read, selected or unfolded there stays as it is.
+function fill(id, draw) {
+  const place = byId(id);
+  const made = place.cloneNode(false);
+  draw(made);
+  const unfolded = [...place.querySelectorAll("details")].map((one) => one.open);
+  made.querySelectorAll("details").forEach((one, at) => (one.open = unfolded[at] ?? one.open));
+  if (made.innerHTML !== place.innerHTML) place.replaceChildren(...made.childNodes);
+}
+
+function drawHeadline(place) {
+  place.append(...facts.headline.map(({ label, value, unit, note }) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, withUnit(value, unit)), h("dd", { class: "note" }, note))));
-  drawEvaluations(byId("evaluations"));
-  drawAccounts(byId("accounts"));
-  drawDecisions(byId("decisions"));
-  drawLineages(byId("lineages"));
-  byId("config").append(h("h2", {}, "Config"),
+}
+
+function drawConfig(place) {
+  place.append(h("h2", {}, "Config"),
     table([], facts.summary.map(([what, how]) => [h("b", {}, what), how]), "facts"),
     h("details", {}, h("summary", {}, "The whole config, as a recipe for this run"), h("pre", { tabindex: 0 }, facts.config)));
 }
 
 function drawState() {
+  if (facts.kind !== "run") return (byId("state").textContent = facts.kind);
   const { finished, step, steps, started, last } = facts.state;
   const took = started && last ? `, ${ago(last - started)}` : "";
   const since = last ? `; the last step was ${ago(facts.written - last)} before this page was written` : "";
   const state = byId("state");
   state.textContent = finished ? `finished: ${grouped(steps)} steps${took}` : `unfinished: step ${grouped(step)} of ${grouped(steps)}${took}${since}`;
   state.classList.toggle("open", !finished);
+  return null;
 }
 
 function table(heads, rows, kind = "") {

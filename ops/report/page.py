@@ -1,6 +1,6 @@
-"""`horizonrl report`: a run as one HTML page that needs no network and no server.
+"""`horizonrl report`: a run, an evaluation, or several of them, as one HTML page that needs no network and no server.
 
-Flow: run directory → **page**. Whatever a run has written reaches the page as data, never as markup: as JSON without
+Flow: directories → **page**. Whatever a run has written reaches the page as data, never as markup: as JSON without
 `<`, or as base64. The page's content security policy allows one script and one style, by digest, and nothing else.
 """
 
@@ -9,7 +9,8 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,64 +18,118 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import REPORT
+from horizonrl.ops.report.compare import comparison, is_evaluation, read_compared
 from horizonrl.ops.report.episodes import Episodes, collect, packed
 from horizonrl.ops.report.facts import Files, ends, facts
+from horizonrl.ops.report.judged import judged
 from horizonrl.ops.report.tokens import TokenTexts
 from horizonrl.ops.run.directory import read_config
 from horizonrl.ops.run.models import known_model
 
-SCRIPTS = ("elements.js", "store.js", "charts.js", "overview.js", "list.js", "reader.js", "app.js")
+SCRIPTS = (
+    "elements.js", "store.js", "charts.js", "overview.js", "compared.js", "list.js", "reader.js", "app.js", "live.js",
+)  # fmt: skip
 """Joined in this order, they are the page's only script."""
+COMPARISON = "comparison.html"
+"""Where a comparison is written by default."""
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
-def write_report(run_dir: Path, out: Path | None, overrides: Sequence[str] = ()) -> int:
-    """Write a run's page and print where it is."""
-    config = read_config(run_dir, overrides)
-    file = out or run_dir / REPORT
-    if not file.parent.is_dir():
-        raise ConfigError(f"no directory {file.parent}: --out must name a file in an existing directory")
-    episodes = save_page(run_dir, config, file)
-    print(f"{file}: {len(episodes.rows):,} episodes, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows: its facts, and the episodes to read, if any."""
+
+    facts: Mapping[str, Any]
+    episodes: Episodes = field(default_factory=Episodes)
+
+
+def write_report(directories: Sequence[Path], out: Path | None, overrides: Sequence[str] = ()) -> int:
+    """Write the page of a run or an evaluation, or the comparison of several, and print where it is."""
+    alone = len(directories) == 1
+    if overrides and (not alone or is_evaluation(directories[0])):
+        raise ConfigError(f"{overrides[0].partition('=')[0]}: keys of the config change the report of one run only")
+    file = out or (directories[0] / REPORT if alone else Path(COMPARISON))
+    if out is not None:
+        require_folder(out)
+    if not alone:
+        shown = Shown(comparison(read_compared(directories)))
+    elif is_evaluation(directories[0]):
+        shown = Shown(*judged(directories[0]))
+    else:
+        shown = shown_run(directories[0], read_config(directories[0], overrides))
+    replace_file(file, assemble(shown))
+    what = f"{len(shown.episodes.rows):,} episodes" if alone else f"{len(directories)} compared"
+    print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 
 
 def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
-    """Write a run's page; return the episodes that are in it."""
+    """Write a run's page; return the episodes that are in it. Raises ConfigError if the file's folder is not there."""
+    require_folder(file)
     page, episodes = make_page(run_dir, config)
+    replace_file(file, page)
+    return episodes
+
+
+def require_folder(file: Path) -> None:
+    if not file.parent.is_dir():
+        raise ConfigError(f"no directory {file.parent}: --out must name a file in an existing directory")
+
+
+def replace_file(file: Path, page: str) -> None:
+    """Write a page. Whoever opens it in this moment gets a whole one."""
     incoming = file.with_name(f".{file.name}.incoming")
     incoming.write_text(page, encoding="utf-8")
-    # Whoever opens the page in this moment gets a whole one.
     incoming.rename(file)
-    return episodes
 
 
 def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:
     """Return the page of a run, and the episodes that are in it."""
+    shown = shown_run(run_dir, config)
+    return assemble(shown), shown.episodes
+
+
+def shown_run(run_dir: Path, config: RunConfig) -> Shown:
+    """Read what the page of a run shows."""
     files = Files.read(run_dir)
-    model_dir = known_model(config.model.name)
-    episodes = collect(run_dir, ends(files), None if model_dir is None else TokenTexts.find(model_dir))
+    episodes = run_episodes(run_dir, config, files)
+    found = known_model(config.model.name) is not None
     shown = facts(config, files)
-    shown["notices"] += _notices(episodes, config.model.name, found=model_dir is not None)
+    shown["notices"] += episode_notices(episodes, config.model.name, found=found)
+    return Shown(shown, episodes)
+
+
+def run_episodes(run_dir: Path, config: RunConfig, files: Files) -> Episodes:
+    model_dir = known_model(config.model.name)
+    return collect(run_dir, ends(files), None if model_dir is None else TokenTexts.find(model_dir))
+
+
+def assemble(shown: Shown, *, live: bool = False) -> str:
+    """Return the page. A live one holds no episodes: its script asks the server that it came from, and nobody else."""
     style, script = _own("page.css"), "\n".join(map(_own, SCRIPTS))
     chunks = (
         f'<script type="application/gzip" id="chunk-{number}">{chunk}</script>'
-        for number, chunk in enumerate(episodes.chunks)
+        for number, chunk in enumerate([] if live else shown.episodes.chunks)
     )
+    asks = "; connect-src 'self'" if live else ""
     parts = {
-        "title": html.escape(f"{config.run.name}: HorizonRL report"),
+        "title": html.escape(f"{shown.facts['name']}: HorizonRL report"),
         # No network and no other script, whatever an episode's text contains.
         "policy": f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+        f"base-uri 'none'; form-action 'none'{asks}",
         "style": style,
-        "facts": inert_json(shown),
-        "index": packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":"))),
+        "facts": inert_json({**shown.facts, "live": live}),
+        "index": packed_index(shown.episodes),
         "chunks": "\n".join(chunks),
         "script": script,
     }
     # In one pass, so that an episode's text that looks like a place is not filled. By a function, because `sub` reads
     # backslashes in a text, and JSON is full of them.
-    return _PLACE.sub(lambda place: parts[place[1]], _own("page.html")), episodes
+    return _PLACE.sub(lambda place: parts[place[1]], _own("page.html"))
+
+
+def packed_index(episodes: Episodes) -> str:
+    return packed(json.dumps(episodes.index, ensure_ascii=False, separators=(",", ":")))
 
 
 def inert_json(value: Any) -> str:
@@ -83,7 +138,8 @@ def inert_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
+def episode_notices(episodes: Episodes, model: str, *, found: bool) -> list[str]:
+    """Return sentences on what is missing among a run's episodes; `found` says whether its model is here."""
     notices = []
     if not episodes.rows:
         notices.append("No episodes yet: the first step writes them.")

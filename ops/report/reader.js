@@ -139,20 +139,37 @@ function parting([one, two]) {
   return at < 0 ? Math.min(one.turns.length, two.turns.length) : at;
 }
 
+// The branches of an episode one after the other; a turn keeps its number in time over all of them.
 function turnsOf(episode, body, differs) {
   const parts = [block("Task", "prompt", [body.prompt])];
+  const prompts = [null, ...(body.branches ?? [])];
+  prompts.forEach((prompt, branch) => {
+    const turns = body.turns.map((turn, at) => [turn, at]).filter(([turn]) => (turn.branch ?? 0) === branch);
+    if (prompts.length > 1) parts.push(h("h3", { class: "branch" }, branch ? `Branch ${branch}` : "Main branch", h("small", {}, counted(turns.length, "turn"))));
+    if (prompt !== null) parts.push(block("Context", "prompt", [prompt]));
+    parts.push(...played(turns, differs));
+  });
+  parts.push(h("p", { class: "stop" }, body.error ? `Broken: ${body.error}` : `Ended: ${stopped(body.stop, episode)}`));
+  return parts;
+}
+
+function counted(count, noun) {
+  return `${count} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+function played(turns, differs) {
+  const parts = [];
   let version = null;
-  body.turns.forEach((turn, at) => {
+  turns.forEach(([turn, at]) => {
     const [generated, after] = generation(turn, version);
     version = after;
     const [thought, action] = generated;
     parts.push(h("div", { class: "turn" },
-      h("h3", {}, `Turn ${at + 1}`, h("small", {}, `${turnNote(turn)}`), at === differs ? h("em", {}, "differs from here") : null, turn.reward ? h("b", { class: turn.reward > 0 ? "gain" : "loss" }, `reward ${turn.reward > 0 ? "+" : ""}${reward(turn.reward)}`) : null),
+      h("h3", {}, `Turn ${at + 1}`, h("small", {}, `${turnNote(turn)}${turn.trained === false ? ", not trained" : ""}`), at === differs ? h("em", {}, "differs from here") : null, turn.reward ? h("b", { class: turn.reward > 0 ? "gain" : "loss" }, `reward ${turn.reward > 0 ? "+" : ""}${reward(turn.reward)}`) : null),
       thought.length ? block("Thought", "thought", thought) : null,
       block("Action", "action", action.length ? action : [h("i", {}, "empty")]),
       block("Observation", "observation", [turn.observation || h("i", {}, "none")])));
   });
-  parts.push(h("p", { class: "stop" }, body.error ? `Broken: ${body.error}` : `Ended: ${stopped(body.stop, episode)}`));
   return parts;
 }
 

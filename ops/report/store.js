@@ -1,17 +1,27 @@
 // The run's data. Facts are read at once, the index of episodes when the page opens, a chunk of bodies when one of its episodes is.
 
-const facts = JSON.parse(byId("facts").textContent);
+let facts = JSON.parse(byId("facts").textContent);
 const KEPT_CHUNKS = 12;
 
+// Data that the page holds, or that the server of a live page has.
+async function packed(id) {
+  const held = byId(id);
+  if (held) return held.textContent;
+  const answer = await fetch(id, { cache: "no-store" });
+  if (!answer.ok) throw new Error(`${id}: ${answer.status}`);
+  return answer.text();
+}
+
 async function unpacked(id) {
-  const bytes = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(await packed(id)), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
 
 class Store {
-  constructor({ groups, rows, starts }) {
+  constructor({ groups, rows, starts }, edition = "") {
     this.starts = starts;
+    this.edition = edition;
     this.groups = groups.map(([ticket, env, task, horizon, step, end]) =>
       ({ ticket, kind: ticket.split("-")[0], env, task, horizon, step, end, key: `${env}/${task}`, search: `${env} ${task} ${ticket}`.toLowerCase(), episodes: [] }));
     this.episodes = rows.map(([group, index, outcome, earned, turns, tokens, low, high], row) => {
@@ -43,7 +53,7 @@ class Store {
     let chunk = this.starts.length - 1;
     while (this.starts[chunk] > episode.row) chunk -= 1;
     if (!this.chunks.has(chunk)) {
-      this.chunks.set(chunk, unpacked(`chunk-${chunk}`));
+      this.chunks.set(chunk, unpacked(`chunk-${chunk}${this.edition}`));
       if (this.chunks.size > KEPT_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
     }
     return (await this.chunks.get(chunk))[episode.row - this.starts[chunk]];

@@ -82,7 +82,7 @@ def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
     engines.factory(config.actor.engine)
     require_backend(config.learner.backend)
-    sources_of(config.envs, demonstrations=config.demos_due(1) > 0)
+    sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
     eval_tasks(config)
     for env in config.envs:
         asyncio.run(registry.versioned_id(env.id, env.options))

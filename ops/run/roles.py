@@ -10,7 +10,7 @@ import xxhash
 
 from horizonrl.broker.api import Role as BrokerRole
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import ConfigError
+from horizonrl.common.errors import ConfigError, HorizonError
 from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics, Role
@@ -40,7 +40,7 @@ def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     """Run a role to its end and return the exit code; `cluster` is the number of servers of a broker."""
     os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # it would switch the metrics into multiprocess mode
     configure_logs(run=config.run.name, role=role)
-    if role != "broker" and _is_over(role, config):
+    if role != "broker" and is_over(role, config):
         return 0
     service = Service() if role == "broker" else _service(cast(Role, role), config)
     work = _broker(config, cluster) if role == "broker" else ROLES[role](config, service)
@@ -52,12 +52,29 @@ def run(role: str, config: RunConfig, cluster: int = 1) -> int:
     return 0 if LAUNCHER in os.environ else service.exit_code
 
 
-def _is_over(role: str, config: RunConfig) -> bool:
+def is_over(role: str, config: RunConfig) -> bool:
     """Return whether the run is finished and this role has nothing left to do, and say so."""
-    if role == "learner" and (config.learner.node_rank or LAUNCHER in os.environ):
-        return False  # other machines do not speak with the broker, and the launcher of a rank has asked
+    if LAUNCHER in os.environ:
+        return False  # the launcher of a rank has asked
+    if role == "learner" and config.learner.node_rank:
+        return _has_ended_elsewhere(config)
     _require_url(config)
-    step = finished_step(config, BrokerRole(role))
+    return _said(finished_step(config, BrokerRole(role)), config)
+
+
+def _has_ended_elsewhere(config: RunConfig) -> bool:
+    """Return whether a node other than 0 hears from the broker that the run is over, if it has an address and a key."""
+    if config.broker.url is None:
+        return False
+    try:
+        # With the rights of one who looks: such a node has nothing to say to the broker.
+        return _said(finished_step(config, BrokerRole.MONITOR), config)
+    except HorizonError as error:  # node 0 is the one that has to reach the broker
+        log.info("broker_not_asked", reason=str(error))
+        return False
+
+
+def _said(step: int | None, config: RunConfig) -> bool:
     if step is not None:
         log.info("run_finished", step=step, reason=how_to_go_on(config, step))
     return step is not None

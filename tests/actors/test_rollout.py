@@ -59,6 +59,22 @@ def test_the_horizon_cuts_and_the_cut_is_truncated() -> None:
     assert (episode.stop, len(episode.turns), episode.success) == (StopReason.HORIZON, 4, False)
 
 
+def test_a_turn_has_the_digest_of_the_state_that_it_was_taken_in_if_the_environment_names_one() -> None:
+    class Counted(Echo):
+        told = 0
+
+        def state(self) -> str:
+            return "even" if self.told % 2 == 0 else "odd"
+
+        async def step(self, text: str) -> Step:
+            self.told += 1
+            return await super().step(text)
+
+    first, second, third = (turn.state for turn in play(Counted(last=3)).turns)
+    assert first == third != second and len(first) == 16
+    assert {turn.state for turn in play(Echo(last=3)).turns} == {""}
+
+
 def test_an_environment_that_ends_on_the_last_turn_is_terminated_rather_than_cut() -> None:
     assert play(Echo(last=4), ticket(horizon_turns=4)).stop is StopReason.TERMINATED
 

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import msgpack
 import pytest
+import xxhash
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -13,8 +14,16 @@ from pydantic import ValidationError
 from horizonrl.broker import codec
 from horizonrl.broker.codec import MAX_RECORD_BYTES, PACKED, TYPES, decode, encode
 from horizonrl.common.errors import MalformedRecord, RecordError, RecordTooLarge, UnknownSchema
-from horizonrl.common.state import EnvironmentSettings, HorizonGrowth, HorizonState, Progress, RunSettings
+from horizonrl.common.state import (
+    CategoryYield,
+    EnvironmentSettings,
+    HorizonGrowth,
+    HorizonState,
+    Progress,
+    RunSettings,
+)
 from horizonrl.common.types import (
+    Branch,
     Episode,
     Group,
     Kind,
@@ -26,7 +35,7 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
-from tests.records import make_episode, make_group, make_ticket, make_turn
+from tests.records import branched_episode, half_trained_episode, make_episode, make_group, make_ticket, make_turn
 from tests.strategies import groups, records
 
 LARGE_GROUP_S = 0.25
@@ -63,10 +72,11 @@ def test_token_ids_and_logprobs_travel_as_little_endian_binary() -> None:
 def test_every_array_of_numbers_in_the_records_is_packed() -> None:
     arrays = {
         name
-        for model in (Turn, Episode, *TYPES)
+        for model in (Turn, Branch, Episode, *TYPES)
         for name, field in model.model_fields.items()
         if get_args(field.annotation)
-        and get_args(field.annotation)[0] not in (VersionSpan, Turn, Episode, HorizonGrowth, EnvironmentSettings)
+        and get_args(field.annotation)[0]
+        not in (VersionSpan, Turn, Branch, Episode, HorizonGrowth, CategoryYield, EnvironmentSettings)
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
@@ -87,6 +97,35 @@ def test_fields_with_a_default_may_be_missing() -> None:
 def test_another_schema_version_is_named_as_such(schema: int) -> None:
     with pytest.raises(UnknownSchema, match=str(schema)):
         decode(envelope({}, schema=schema), Ticket)
+
+
+def test_a_linear_group_has_the_bytes_of_schema_2() -> None:
+    """A program of before the branches reads it, and digests of stored groups stay what they were."""
+    packed: dict[str, Any] = msgpack.unpackb(encode(make_group()))
+    assert packed["schema"] == 2
+    assert "branches" not in packed["body"]["episodes"][0]
+    assert not {"branch", "trained"} & packed["body"]["episodes"][0]["turns"][0].keys()
+    assert xxhash.xxh3_128_hexdigest(encode(make_group())) == "e1071afcba64a5af2c5ca4368b9041be"
+
+
+@pytest.mark.parametrize(
+    "episode", [branched_episode(0), half_trained_episode(0)], ids=["branches", "an untrained turn"]
+)
+def test_a_group_that_is_not_linear_has_schema_3_and_no_other_is_read(episode: Episode) -> None:
+    ticket = make_ticket(group_size=1, horizon_turns=5)
+    group = Group(ticket=ticket, episodes=(episode,), provenance=Provenance(actor="a"))
+    packed: dict[str, Any] = msgpack.unpackb(encode(group))
+    assert packed["schema"] == 3
+    assert decode(encode(group), Group) == group
+    for schema in (1, 2):
+        with pytest.raises(MalformedRecord, match="has schema 3"):
+            decode(envelope(packed["body"], "group", schema), Group)
+
+
+def test_a_linear_group_may_say_schema_3_and_no_other_record_may() -> None:
+    assert decode(envelope(body_of(make_group()), "group", 3), Group) == make_group()
+    with pytest.raises(UnknownSchema, match="3 of a ticket: this program reads 1, 2"):
+        decode(envelope(body_of(make_ticket()), schema=3), Ticket)
 
 
 def test_a_record_over_the_limit_is_refused_before_it_is_decoded() -> None:

@@ -115,7 +115,7 @@ def test_every_type_of_record_is_described(name: str) -> None:
     assert f"**`{name}`**" in PROTOCOL
 
 
-@pytest.mark.parametrize("values", [Kind, StopReason, DropReason, Phase])
+@pytest.mark.parametrize("values", [Kind, StopReason, DropReason, Phase, state.ContextRule])
 def test_every_value_of_an_enumeration_is_described(values: type[StrEnum]) -> None:
     assert [value for value in values if f"`{value}`" not in PROTOCOL] == []
 

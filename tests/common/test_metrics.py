@@ -38,7 +38,15 @@ def test_names_follow_prometheus_conventions() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    assert {label for metric in METRICS for label in metric.labels} <= {"env", "reason", "stop", "kind", "call", "form"}
+    assert {label for metric in METRICS for label in metric.labels} <= {
+        "env",
+        "category",
+        "reason",
+        "stop",
+        "kind",
+        "call",
+        "form",
+    }
 
 
 def test_the_code_sets_no_metric_and_gives_no_reason_that_is_not_declared() -> None:

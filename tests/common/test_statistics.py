@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horizonrl.common.statistics import Z_95, pass_at_k, wilson
+from horizonrl.common.statistics import Z_95, newcombe, paired_interval, pass_at_k, wilson
 
 
 @st.composite
@@ -65,3 +65,36 @@ def test_pass_at_1_is_the_success_rate(count: tuple[int, int]) -> None:
 def test_counts_that_cannot_be_are_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="between"):
         wrong()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "low", "high"),
+    [  # Newcombe 1998, table II, method 10
+        ((56, 70), (48, 80), 0.0524, 0.3339),
+        ((9, 10), (3, 10), 0.1705, 0.8090),
+        ((6, 7), (2, 7), 0.0582, 0.8062),
+        ((5, 56), (0, 29), -0.0381, 0.1926),
+        ((0, 10), (0, 20), -0.1611, 0.2775),
+        ((10, 10), (0, 20), 0.6791, 1.0),
+        ((0, 0), (3, 4), -1.0, 1.0),
+    ],
+)
+def test_the_interval_of_a_difference_is_the_published_one(
+    after: tuple[int, int], before: tuple[int, int], low: float, high: float
+) -> None:
+    assert newcombe(after, before) == pytest.approx((low, high), abs=5e-5)
+    assert newcombe(before, after) == pytest.approx((-high, -low), abs=5e-5)
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+def test_the_interval_of_pairs_is_walds_with_a_pair_more_for_either_side(better: int, worse: int, same: int) -> None:
+    """In terms of the counts of matched pairs that differ, with the variance of a multinomial."""
+    n, b, c = better + worse + same + 2, better + 1, worse + 1
+    middle, half = (b - c) / n, Z_95 * math.sqrt(b + c - (b - c) ** 2 / n) / n
+    found = paired_interval([1.0] * better + [-1.0] * worse + [0.0] * same)
+    assert found == pytest.approx((max(-1.0, middle - half), min(1.0, middle + half)))
+
+
+def test_few_tasks_that_all_agree_are_no_proof() -> None:
+    assert paired_interval([1.0] * 3)[0] < 0 < paired_interval([1.0] * 8)[0]
+    assert paired_interval([]) == (-1.0, 1.0)

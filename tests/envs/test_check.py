@@ -22,6 +22,7 @@ BREAKS = {
     "the expert solves the tasks": "NeverSucceeds",
     "a task is the same episode in every instance": "CountsItsResets",
     "an episode ends once": "PaysTwice",
+    "its tools are described": "DescribesNoTool",
     "no text raises": "Chokes",
     "a cancelled step leaves it usable": "BreaksWhenCancelled",
     "close is idempotent": "ClosesOnce",
@@ -104,6 +105,13 @@ def test_an_environment_that_keeps_its_contract_passes(install: Install) -> None
     report = asyncio.run(check("small"))
     assert [found for found in report.checks if not found.passed] == []
     assert (report.env_id, report.version, report.passed) == ("small", "1", True)
+
+
+def test_an_environment_that_offers_tools_passes(install: Install) -> None:
+    install("small", WORLDS, "OffersATool")
+    report = asyncio.run(check("small"))
+    assert [found for found in report.checks if not found.passed] == []
+    assert "1 tools" in [found.detail for found in report.checks]
 
 
 def test_tasks_are_tried_from_all_over_the_list() -> None:

@@ -2,7 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
+from horizonrl.envs.api import Reply, ToolCall
+from horizonrl.envs.formats import (
+    ActionFormat,
+    Command,
+    Unreadable,
+    explain,
+    read_action,
+    read_call,
+    tools_of,
+    write_action,
+    write_reply,
+)
 
 FORMATS: list[ActionFormat] = ["react", "plain", "function", "code"]
 COMMANDS = (
@@ -120,3 +131,39 @@ def test_a_call_that_is_written_is_read_back(thing: str, place: str, thought: st
     action = " ".join(f"put {thing} in {place}".split())
     if "```" not in action + thought:
         assert read_action(write_action(action, thought, action_format, COMMANDS), action_format, COMMANDS) == action
+
+
+def test_a_call_of_a_tool_fills_the_words_of_a_command() -> None:
+    call = ToolCall("put", '{"thing": "a  cup", "place": 3}')
+    assert read_call(call, COMMANDS) == "put a cup in 3"
+    reply = write_reply("put a cup in 3", "It belongs there.", "native", COMMANDS)
+    assert reply == Reply("It belongs there.", (ToolCall("put", '{"thing": "a cup", "place": "3"}'),))
+    assert write_reply("look around", "Hm.", "react", COMMANDS) == Reply("Thought: Hm.\nAction: look around")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("leave", "{}", "There is no function 'leave'. There are: look, put."),
+        ("put", "{}", "The arguments of put are: thing, place."),
+        ("put", "[]", "The arguments of a call are a JSON object"),
+        ("put", "{" * 9_000, "The arguments of a call are a JSON object"),
+        ("look", '{"a": ' + "1" * 10_000 + "}", "The arguments of a call are a JSON object"),
+        ("put", '{"thing": null, "place": 1}', "The arguments of put are texts"),
+    ],
+)
+def test_a_call_that_fits_no_command_says_so(name: str, arguments: str, reason: str) -> None:
+    answer = read_call(ToolCall(name, arguments), COMMANDS)
+    assert isinstance(answer, Unreadable)
+    assert answer.reason.startswith(reason)
+
+
+def test_a_reply_without_a_call_names_no_action() -> None:
+    assert isinstance(read_action("look around", "native", COMMANDS), Unreadable)
+
+
+def test_commands_are_described_as_tools() -> None:
+    look, put = (tool["function"] for tool in tools_of(COMMANDS))
+    assert look["parameters"] == {"type": "object", "properties": {}, "required": []}
+    assert put["parameters"]["required"] == ["thing", "place"]
+    assert put["description"] == "lay something down"

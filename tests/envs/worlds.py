@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
 
 
 class Parrot:
@@ -124,6 +124,31 @@ class TalksAtLength(World):
     async def step(self, text: str) -> Step:
         step = await super().step(text)
         return Step(step.observation * 100, step.reward, step.terminated, success=step.success)
+
+
+class ParrotThatCalls(Parrot):
+    def reply(self, observation: str) -> Reply:
+        return Reply("", (ToolCall("say", self.act(observation)),))
+
+
+class OffersATool(World):
+    """Say it by a call."""
+
+    native = True
+
+    def tools(self) -> Tools:
+        return ({"type": "function", "function": {"name": "say", "parameters": {"type": "object"}}},)
+
+    async def call(self, call: ToolCall) -> Step:
+        return await self.step(call.arguments)
+
+    def expert(self) -> Parrot:
+        return ParrotThatCalls(self.begun())
+
+
+class DescribesNoTool(OffersATool):
+    def tools(self) -> Tools:
+        return ({"name": "say"},)
 
 
 class Unguided:

@@ -55,6 +55,7 @@ def test_a_patched_clone_trains_with_its_own_loss(copied: Copied, tmp_path: Path
     packages = ("actors", "broker", "common", "envs", "learner", "ops")
     for package in packages:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "__init__.py", tmp_path)
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed/horizonrl").symlink_to(tmp_path)
     example.environ["PYTHONPATH"] = str(tmp_path / "installed")
@@ -101,3 +102,39 @@ def test_a_run_resumes_in_a_copy_of_its_directory(copied: Copied) -> None:
 def test_only_programs_that_stay_have_a_terminal(readme: Path) -> None:
     staying = [line for line in readme.read_text().splitlines() if TERMINAL.search(line)]
     assert all(re.match(r"(nats-server|horizonrl (controller|learner|actor)|python) ", line) for line in staying)
+
+
+SUMS = '''
+import random, re
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
+
+async def start(settings):
+    """Answer the last question, and every other time wrongly."""
+    chat, dice = ChatTemplate.load(settings.model_dir), random.Random(0)
+
+    def answer(read):
+        first, second = re.findall(r"What is (\\d+) \\w+ (\\d+)", read)[-1]
+        sign = {"plus": "+", "minus": "-", "times": "*"}[re.findall(r"What is \\d+ (\\w+)", read)[-1]]
+        wrong = dice.choice(("", " + 1"))
+        return f"<code>\\nfinal_answer({first} {sign} {second}{wrong})\\n</code>"
+
+    script = text_script(chat.decode, chat.encode_turn, answer)
+    return ScriptedPolicy(script, max_context_tokens=settings.max_context_tokens)
+'''
+
+
+def test_a_smolagents_program_is_trained_as_it_is(copied: Copied) -> None:
+    pytest.importorskip("smolagents", reason="the extra `agents` is not installed")
+    example = copied("smolagents")
+    packages = example.place / "site-packages"
+    packages.mkdir()
+    (packages / "sums.py").write_text(SUMS)
+    recipe = example.place / "examples/smolagents/recipe.toml"
+    text = recipe.read_text().replace('engine = "scripted"', 'engine = "sums:start"')
+    text = text.replace("steps = 20", "steps = 1").replace("groups_per_step = 4", "groups_per_step = 1")
+    recipe.write_text(text.replace("group_size = 8", "group_size = 4"))
+    example.run_all()
+    lines = example.lines("runs/smolagents")
+    assert [line["step"] for line in lines] == [1]
+    assert all(0 < float(str(line["reward_mean"])) < 1 for line in lines)

@@ -24,7 +24,7 @@ from horizonrl.ops.evaluation.journal import FILE, EvaluationJournal, Line, Turn
 from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
-from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, subject_of
+from horizonrl.ops.evaluation.subjects import MakeRollout, OptionsById, Subject, SubjectRequest, subject_of
 from horizonrl.ops.run.directory import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
@@ -264,7 +264,7 @@ def scripted(answers: dict[str, str], default: str) -> Subject:
         return next((sentences for words, sentences in answers.items() if words in read), default)
 
     @asynccontextmanager
-    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+    async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
         policy = ScriptedPolicy(text_script(chat.decode, chat.encode_turn, answer), max_context_tokens=1024)
         yield lambda env: Rollout(policy, chat, None, env.step_timeout_s)
 
@@ -297,7 +297,7 @@ def test_the_real_engine_is_evaluated_by_the_same_code(vllm_engine: Played, tmp_
     chat = make_chat()
 
     @asynccontextmanager
-    async def start(config: RunConfig) -> AsyncIterator[MakeRollout]:
+    async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
         yield lambda env: Rollout(vllm_engine.policy, chat, None, env.step_timeout_s)
 
     config = RunConfig.load([], ["--rollout.max_turn_tokens=4"])

@@ -66,3 +66,10 @@ def test_a_killed_machine_ends_the_other_and_the_run_goes_on_without_it(
     assert_conserved(workplace)
     assert [line["from_step"] > 0 for line in workplace.lines("lineages.jsonl")] == [False, True]
     assert not (workplace.root / "other").exists()
+
+    # Started again after the end, a machine that may ask the broker does not wait for machine 0. A model that is gone
+    # shows that it does not look for it.
+    number = len(workplace.started)
+    late = workplace.start("learner", *broker, *nodes, "--learner.node_rank=1", "--model.name=/gone", on=second)
+    assert late.wait(60) == 0, workplace.logs()
+    assert "is finished at step 8" in (workplace.root / f"{number}-learner.log").read_text()

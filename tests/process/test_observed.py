@@ -38,6 +38,10 @@ ON_EVENTS = {
     "broker_full_waits_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "broker_reconnects_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "dead_letters_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
+    "gateway_calls_total": "tests/actors/gateway/test_retries.py::"
+    "test_a_retry_joins_or_repeats_its_call_and_an_equal_body_alone_does_not",
+    "gateway_parameters_ignored_total": "tests/actors/gateway/test_server.py::"
+    "test_sampling_is_the_tickets_and_what_has_no_effect_is_said",
     "groups_dropped_total": "tests/learner/records/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
     "groups_refused_total": "tests/actors/test_loop.py::test_a_late_group_is_refused_and_counted",
     "groups_void_total": "tests/learner/records/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
@@ -130,6 +134,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iter
     *ports, broker_port, own_port = free_ports(len(ROLES) + 2)
     settings = [
         *(f"--broker.url=nats://127.0.0.1:{broker_port}", "--actor.engine=scripted", "--rl.steps=100000"),
+        "--curriculum.kind=adaptive",  # for the gauge of its shares
         *("--eval.every=3", "--eval.tasks=2", "--model.max_context_tokens=256"),
     ]
     with opened_workplace(tmp_path_factory.mktemp("observed"), tiny_model) as place:

@@ -53,6 +53,30 @@ def test_train_runs_both_phases_and_both_horizons_to_an_exported_model(workplace
 
 
 @pytest.mark.process
+def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_each_branch(workplace: Workplace) -> None:
+    process = workplace.start(
+        "train",
+        *('--envs=[{"id": "parity"}]', "--rollout.context=summarise", "--model.max_context_tokens=150"),
+        *("--horizon.kind=fixed", "--horizon.horizons=[8]", "--learner.backend=torch", "--loss.normalisation=sequence"),
+        *("--imitation.steps=0", "--rl.steps=2", "--learner.keep_log=true"),
+    )
+    assert process.wait(240) == 0, workplace.logs()
+    for line in workplace.lines():
+        assert line["logprob_gap"] < 0.1
+        assert line["turns_mean"] > 2
+    files = sorted((workplace.run_dir / "episodes").iterdir())
+    episodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    branched = [episode for episode in episodes if episode.get("branches")]
+    assert branched
+    for episode in branched:
+        assert all("Your summary of" in prompt for prompt in episode["branches"])
+        assert {turn["branch"] for turn in episode["turns"]} == set(range(len(episode["branches"]) + 1))
+        assert len(episode["turns"]) <= 8
+    replay = workplace.start("replay", "--from", "0", place=workplace.run_dir)
+    assert replay.wait(120) == 0, workplace.logs()
+
+
+@pytest.mark.process
 def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(workplace: Workplace) -> None:
     process = workplace.start("train", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2")
     assert process.wait(240) == 0, workplace.logs()

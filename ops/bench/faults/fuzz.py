@@ -37,6 +37,7 @@ from horizonrl.common.state import (
     WeightsManifest,
 )
 from horizonrl.common.types import (
+    Branch,
     DropReason,
     Episode,
     Group,
@@ -211,6 +212,8 @@ def records() -> list[Record]:
     won = Episode(index=0, prompt_ids=(1, 2), turns=(turn, last), stop=StopReason.TERMINATED, success=True, prompt="p")
     lost = Episode(index=1, prompt_ids=(1, 2), turns=(turn,), stop=StopReason.HORIZON, generate_s=1.0)
     broken = Episode(index=2, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error="it broke")
+    aside = last.model_copy(update={"branch": 1, "trained": False})
+    forked = won.model_copy(update={"turns": (turn, aside, last), "branches": (Branch(prompt_ids=(1, 5), prompt="q"),)})
     ticket = Ticket(
         number=7, kind=Kind.TRAIN, task=Task(env_id="textcraft", task_id="a"), group_size=3, horizon_turns=4
     )
@@ -223,6 +226,7 @@ def records() -> list[Record]:
         demo,
         Group(ticket=ticket, episodes=(won, lost, broken), provenance=made, started_at_ms=1, finished_at_ms=2),
         Group(ticket=demo, episodes=(won,), provenance=made, deliveries=3),
+        Group(ticket=ticket, episodes=(forked, lost, broken), provenance=made),
         Void(ticket=ticket, reason="delivered 5 times", actor="host-1"),
         Progress(
             step=4, phase=Phase.RL, outcomes=outcomes, lowest_unsettled=counts, ended_ranges={Kind.TRAIN: ((5, 6),)}

@@ -15,7 +15,7 @@ from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind
-from horizonrl.learner.controller.horizon import Histories, adaptive_rules, horizon_turns
+from horizonrl.learner.controller.horizon import Histories, adaptive_rules, scheduled_turns
 
 TRAINED, EVALUATED, VOID = "trained", "evaluated", "void"
 READ_S = 30.0
@@ -173,10 +173,10 @@ def _horizons(evidence: Evidence, ends: Sequence[LedgerEnd]) -> Iterator[str]:
         if schedule.kind == "adaptive":
             due = adaptive[env_id][step:]
         else:
-            due = [horizon_turns(schedule.kind, config.horizons(env_id), schedule.steps_per_stage, step)]
+            due = [scheduled_turns(config, env_id, step, ticket.number)]
         if ticket.horizon_turns not in due:
             yield f"{end.ticket_id} has {ticket.horizon_turns} turns, but was issued at RL step {step}: {due[0]} turns"
-        if ticket.horizon_turns < before[env_id]:
+        if ticket.horizon_turns < before[env_id] and schedule.kind not in ("shuffled", "reversed"):
             yield f"{end.ticket_id} has {ticket.horizon_turns} turns after a ticket of {before[env_id]}"
         before[env_id] = max(before[env_id], ticket.horizon_turns)
 

@@ -6,7 +6,8 @@ and compares the variants with each other and with the study's baseline on held-
     study       the study file, its variants and its runs
     run         trains the runs as child processes; the directory remembers which have finished
     outcome     reads a finished run: its success curve and its cost
-    statistics  bootstrap intervals over seeds and episodes
+    statistics  bootstrap intervals over seeds, tasks and episodes
+    significance  t, Holm, Fisher, and the seeds that a claim needs
     comparison  the rows, `results.json` and `report.md`
     plots       the success curves
 

@@ -5,13 +5,14 @@ Place in the flow: outcomes of finished runs → **comparison** → `results.jso
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from horizonrl.common.statistics import mean
 from horizonrl.ops.bench.learning.outcome import RunOutcome, Success
+from horizonrl.ops.bench.learning.significance import PairedTest, holm, paired_test
 from horizonrl.ops.bench.learning.statistics import (
     LEVEL,
     Array,
@@ -23,7 +24,13 @@ from horizonrl.ops.bench.learning.statistics import (
 )
 from horizonrl.ops.bench.learning.study import Study
 
-AXES = {"steps": "RL steps", "environment_steps": "environment steps", "generated_tokens": "generated tokens"}
+AXES = {
+    "steps": "RL steps",
+    "environment_steps": "environment steps",
+    "generated_tokens": "generated tokens",
+    "processed_tokens": "processed tokens",
+    "seconds": "seconds of training",
+}
 POINTS = 60
 """Number of points of a drawn curve."""
 
@@ -39,6 +46,10 @@ class ComparisonRow:
     improvement: Interval
     difference: Interval | None
     """Difference from the baseline over the seeds that both have; None for the baseline itself."""
+    tested: PairedTest | None
+    """The same by Student's t over the paired seeds; None for the baseline, and for a single seed."""
+    p_holm: float | None
+    """Its p, corrected for the number of variants that are compared with the baseline (Holm)."""
     at_equal_cost: dict[str, Interval]
     """Success at the largest budget that every run reached, for each axis except steps."""
     ess_mean: float | None
@@ -46,6 +57,8 @@ class ComparisonRow:
     staleness_mean: float | None
     staleness_max: float | None
     truncated_share: float | None
+    collapsed: int
+    """Number of seeds that collapsed (`outcome.collapses`)."""
     environment_steps: float
     generated_tokens: float
     wall_s: float
@@ -70,14 +83,23 @@ class Band:
 
 def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
-    budgets = {axis: float(min(getattr(each.curve, axis)[-1] for each in outcomes)) for axis in list(AXES)[1:]}
+    budgets = {
+        axis: float(min(getattr(each.curve, axis)[-1] for each in outcomes))
+        for axis in measured_axes(outcomes)
+        if axis != "steps"
+    }
     by_variant = {
         variant.name: sorted((each for each in outcomes if each.variant == variant.name), key=lambda each: each.seed)
         for variant in study.variants
     }
     baseline = by_variant.get(study.baseline or "", [])
-    rows = [_row(own, baseline, budgets) for own in by_variant.values() if own]
+    rows = _corrected([_row(own, baseline, budgets) for own in by_variant.values() if own])
     return Comparison(rows, budgets, " and ".join(sorted({each.measured for each in outcomes})))
+
+
+def measured_axes(outcomes: Sequence[RunOutcome]) -> list[str]:
+    """Return the axes that every run has measured: older releases did not count all of them."""
+    return [axis for axis in AXES if all(np.isfinite(getattr(each.curve, axis)).all() for each in outcomes)]
 
 
 def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
@@ -96,7 +118,8 @@ def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mappi
     """Return all results as a JSON-serialisable dictionary."""
     runs = [asdict(each) for each in outcomes]
     for run in runs:
-        run["curve"] = {name: values.tolist() for name, values in run["curve"].items()}
+        # JSON has no NaN: what was not measured is left out.
+        run["curve"] = {name: values.tolist() for name, values in run["curve"].items() if np.isfinite(values).all()}
     return {
         **facts,
         "measured": comparison.measured,
@@ -112,7 +135,10 @@ def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], 
     parts = [f"# {study.name}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
     parts += [_method(comparison), _table(*_successes(comparison, study)), _table(*_costs(comparison))]
     parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
-    parts += ["## Curves", *(f"![success against {text}]({plot_name(axis)})" for axis, text in AXES.items())]
+    parts += [
+        "## Curves",
+        *(f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in ("steps", *comparison.budgets)),
+    ]
     if failures:
         ends = [f"{name}:\n\n```\n{lines}\n```" for name, lines in failures.items()]
         parts += ["## Failed runs", *ends]
@@ -132,6 +158,8 @@ def _row(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], budgets: Map
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
         difference=_difference(own, baseline),
+        tested=_tested(own, baseline),
+        p_holm=None,
         at_equal_cost={
             axis: success_interval(_counts_at(own, axis, np.array(budget))) for axis, budget in budgets.items()
         },
@@ -140,16 +168,35 @@ def _row(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], budgets: Map
         staleness_mean=_mean_known([each.staleness_mean for each in own]),
         staleness_max=max((each.staleness_max for each in own if each.staleness_max is not None), default=None),
         truncated_share=_mean_known([each.truncated_share for each in own]),
+        collapsed=sum(each.collapsed for each in own),
         environment_steps=float(np.mean([each.environment_steps for each in own])),
         generated_tokens=float(np.mean([each.generated_tokens for each in own])),
         wall_s=float(np.mean([each.wall_s for each in own])),
     )
 
 
+def _corrected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the rows with each p corrected for the number of comparisons."""
+    tests = {row.variant: row.tested.p for row in rows if row.tested is not None}
+    corrected = dict(zip(tests, holm(list(tests.values())), strict=True))
+    return [replace(row, p_holm=corrected.get(row.variant)) for row in rows]
+
+
+def _pairs(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> list[tuple[Success, Success]]:
+    """Return the ends of the seeds that a variant and the baseline both have; none for the baseline itself."""
+    other = {each.seed: each for each in baseline if each.variant != own[0].variant}
+    return [(each.final, other[each.seed].final) for each in own if each.seed in other]
+
+
+def _tested(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> PairedTest | None:
+    pairs = _pairs(own, baseline)
+    ours, theirs = (np.array([pair[side].successes / pair[side].episodes for pair in pairs]) for side in (0, 1))
+    return paired_test(ours, theirs)
+
+
 def _difference(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> Interval | None:
-    other = {each.seed: each for each in baseline}
-    pairs = [(each.final, other[each.seed].final) for each in own if each.seed in other]
-    if not pairs or own[0].variant == baseline[0].variant:
+    pairs = _pairs(own, baseline)
+    if not pairs:
         return None
     return difference_interval(_counts([one for one, _ in pairs]), _counts([two for _, two in pairs]))
 
@@ -173,22 +220,24 @@ def _method(comparison: Comparison) -> str:
         f"Success is that of {comparison.measured}. `end` is the last evaluation, or the last fifth of the RL steps "
         "if a run has no evaluations; `start` is the evaluation before the first step, or the first tenth of the "
         f"steps. Brackets hold the {LEVEL:.0%} interval of the mean over seeds (bootstrap of seeds, then episodes), "
-        "not corrected for the number of comparisons. \\* marks an interval that excludes zero."
+        "not corrected for the number of comparisons. \\* marks an interval that excludes zero. `t` is Student's "
+        "interval of the same difference over the paired seeds, and `p` its test, corrected for the number of variants "
+        "(Holm): at few seeds, trust these."
     )
 
 
 def _successes(comparison: Comparison, study: Study) -> tuple[list[str], list[list[str]]]:
     head = ["variant", "seeds", "start", "end", "gain in points"]
-    head += [f"end against {study.baseline}"] if study.baseline else []
+    head += [f"end against {study.baseline}", "t", "p"] if study.baseline else []
     rows = []
     for row in comparison.rows:
         cells = [row.variant, str(len(row.seeds)), _share(row.start), _share(row.final), _points(row.improvement)]
-        rows.append(cells + ([_points(row.difference)] if study.baseline else []))
+        rows.append(cells + (_against(row) if study.baseline else []))
     return head, rows
 
 
 def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "ESS mean", "ESS min", "staleness mean", "staleness max", "truncated"]
+    head = ["variant", "ESS mean", "ESS min", "staleness mean", "staleness max", "truncated", "collapsed"]
     rows = [
         [
             row.variant,
@@ -197,6 +246,7 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             _number(row.staleness_mean),
             _number(row.staleness_max, 0),
             "-" if row.truncated_share is None else f"{row.truncated_share:.0%}",
+            f"{row.collapsed} of {len(row.seeds)}",
             f"{row.environment_steps:,.0f}",
             f"{row.generated_tokens:,.0f}",
             f"{row.wall_s / 60:.1f}",
@@ -226,6 +276,13 @@ def _points(interval: Interval | None) -> str:
         return "-"
     star = " \\*" if interval.excludes_zero else ""
     return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]{star}"
+
+
+def _against(row: ComparisonRow) -> list[str]:
+    """Return the cells of a variant's difference from the baseline."""
+    interval = row.tested.interval if row.tested is not None else None
+    within = "-" if interval is None else f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+    return [_points(row.difference), within, _number(row.p_holm, 3)]
 
 
 def _number(value: float | None, digits: int = 2) -> str:

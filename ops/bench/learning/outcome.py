@@ -20,6 +20,8 @@ from horizonrl.ops.run.directory import read_lines
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
 """For runs without evaluations, as shares of the RL steps: the start, the end, and the window of the curve's mean."""
 
+COLLAPSE_POINTS, COLLAPSE_ROUNDS = 0.15, 2
+
 Line = Mapping[str, Any]
 
 
@@ -36,6 +38,10 @@ class Curve:
     steps: Array
     environment_steps: Array
     generated_tokens: Array
+    processed_tokens: Array
+    """Prompts, generations and observations; NaN for a run of a release that did not count them."""
+    seconds: Array
+    """Time of the RL steps and of waiting for their batches, without evaluations that outlast the last step."""
     successes: Array
     episodes: Array
 
@@ -59,13 +65,16 @@ class RunOutcome:
     staleness_mean: float | None
     staleness_max: float | None
     truncated_share: float | None
+    collapsed: bool
+    """Success was COLLAPSE_POINTS below its own best before in COLLAPSE_ROUNDS evaluations in a row, or training ended
+    because no group had anything to learn from."""
     environment_steps: int
     generated_tokens: int
     wall_s: float
 
 
-def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOutcome | None:
-    """Read a run directory. Returns None if it has no RL step."""
+def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float, gave_up: bool = False) -> RunOutcome | None:
+    """Read a run directory. Returns None if it has no RL step. `gave_up`: the run ended with NothingToLearn."""
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
         return None
@@ -73,6 +82,8 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOu
     by_step = {line["step"]: line for line in read_lines(run_dir / EVALS) if line["episodes"]}
     evals = [by_step[step] for step in sorted(by_step)]
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
+    costs["processed_tokens"] = np.cumsum([line.get("processed_tokens", math.nan) for line in lines])
+    costs["seconds"] = np.cumsum([line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines])
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
     ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
     return RunOutcome(
@@ -87,10 +98,18 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float) -> RunOu
         staleness_mean=float(np.mean(staleness)) if staleness else None,
         staleness_max=max(oldest, default=None),
         truncated_share=_weighted(lines, "truncated_share"),
+        collapsed=gave_up or collapses(curve.successes / curve.episodes),
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
     )
+
+
+def collapses(rates: Array) -> bool:
+    """Return whether success fell by COLLAPSE_POINTS below its best so far, and was still there at the next points."""
+    fallen = np.maximum.accumulate(rates) - rates >= COLLAPSE_POINTS - 1e-9
+    ends = range(COLLAPSE_ROUNDS, len(fallen) + 1)
+    return any(bool(fallen[end - COLLAPSE_ROUNDS : end].all()) for end in ends)
 
 
 def _evaluated(

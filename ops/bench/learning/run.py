@@ -24,10 +24,10 @@ from typing import Any
 import psutil
 
 from horizonrl.common.children import bound
-from horizonrl.common.errors import ConfigError, MissingDependency
-from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, plot_name, to_json, to_markdown
+from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
+from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, measured_axes, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
-from horizonrl.ops.bench.learning.study import Run, Study, flattened, plan, read_study, select
+from horizonrl.ops.bench.learning.study import Study, StudyRun, flattened, plan, read_study, select
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.logfiles import last_lines
 
@@ -51,11 +51,14 @@ class StudyRequest:
     """The seeds to run; empty means all of the study's."""
     only: Sequence[str] = ()
     """Names or shell patterns of the variants to run; empty means all."""
+    phase: str | None = None
+    """The phase of the study to run; None runs its own seeds and variants."""
     report_only: bool = False
     overrides: Sequence[str] = ()
 
     def __str__(self) -> str:
         words = ["horizonrl", "bench", "learning", str(self.study), "--directory", str(self.directory)]
+        words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
         return shlex.join([*words, *self.overrides])
@@ -76,8 +79,13 @@ class Ending:
         return self.code == 0
 
     @property
+    def gave_up(self) -> bool:
+        """Whether hardly any group had anything to learn from: a result of training, and no failure of the machine."""
+        return NothingToLearn.opening in self.last_lines
+
+    @property
     def failed(self) -> bool:
-        return self.code not in (0, INTERRUPTED)
+        return self.code not in (0, INTERRUPTED) and not self.gave_up
 
 
 def train_command(recipe: Path) -> list[str]:
@@ -91,10 +99,13 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
-    study = read_study(request.study)
-    seeds, variants = select(study, request.seeds, request.only)
+    study, only, overrides = read_study(request.study), request.only, request.overrides
+    if request.phase is not None:
+        study, own, set_by_phase = study.phase(request.phase)
+        only, overrides = only or own, [*set_by_phase, *overrides]
+    seeds, variants = select(study, request.seeds, only)
     # All of the study, not only what was selected: an invalid config is found before hours of training.
-    planned = plan(study, request.directory, request.overrides)
+    planned = plan(study, request.directory, overrides)
     runs = [each for each in planned if each.seed in seeds and each.variant in variants]
     if not request.report_only:
         for each in runs:
@@ -107,14 +118,14 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     return 1 if any(ending.failed for _, ending in endings) else 0
 
 
-def _carry_out(runs: Sequence[Run], command: Command) -> bool:
+def _carry_out(runs: Sequence[StudyRun], command: Command) -> bool:
     """Train the runs that are not finished and print one line per run. Return False if interrupted."""
     # SIGTERM becomes Ctrl-C, so that `_train` ends its child in order in both cases.
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number, each in enumerate(runs, 1):
             ending = _ending(each)
-            again = ending is None or not ending.finished
+            again = ending is None or not (ending.finished or ending.gave_up)
             if again:
                 ending = _train(each, ending, command)
             if ending is None or ending.code == INTERRUPTED:
@@ -128,7 +139,7 @@ def _carry_out(runs: Sequence[Run], command: Command) -> bool:
     return True
 
 
-def _train(each: Run, before: Ending | None, command: Command) -> Ending:
+def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
     """Run `train` to its end. If this process is interrupted, send it SIGINT, as Ctrl-C would, and wait for it."""
     log_file = each.directory / LOG
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,16 +165,16 @@ def _train(each: Run, before: Ending | None, command: Command) -> Ending:
     return ending
 
 
-def _ending(each: Run) -> Ending | None:
+def _ending(each: StudyRun) -> Ending | None:
     path = each.directory / ENDING
     return Ending(**json.loads(path.read_text())) if path.is_file() else None
 
 
-def _endings(runs: Sequence[Run]) -> list[tuple[Run, Ending]]:
+def _endings(runs: Sequence[StudyRun]) -> list[tuple[StudyRun, Ending]]:
     return [(each, ending) for each in runs if (ending := _ending(each)) is not None]
 
 
-def _finish_run(each: Run, ending: Ending, again: bool) -> str:
+def _finish_run(each: StudyRun, ending: Ending, again: bool) -> str:
     """Remove the large folders of a finished run, and return a sentence on how the run ended.
 
     A failed run keeps its folders, because it resumes from them.
@@ -177,15 +188,15 @@ def _finish_run(each: Run, ending: Ending, again: bool) -> str:
     return f"finished in {spent}" if again else f"had finished in {spent}"
 
 
-def _left(runs: Sequence[Run], done: int) -> str:
+def _left(runs: Sequence[StudyRun], done: int) -> str:
     """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
     finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
-    left = sum((ending := _ending(each)) is None or not ending.finished for each in runs[done:])
+    left = sum((ending := _ending(each)) is None or not (ending.finished or ending.gave_up) for each in runs[done:])
     pace = f", about {left * sum(finished) / len(finished) / 60:.0f} min" if finished and left else ""
     return f"{left} to go{pace}"
 
 
-def _write_recipe(each: Run) -> None:
+def _write_recipe(each: StudyRun) -> None:
     """Write a run's config, or check that the directory was begun with the same config.
 
     Raises ConfigError if the directory holds another run. Keys that only one of the two configs has are ignored, so
@@ -205,12 +216,12 @@ def _write_recipe(each: Run) -> None:
     path.write_text(text)
 
 
-def _report(study: Study, endings: Sequence[tuple[Run, Ending]], request: StudyRequest, planned: int) -> None:
+def _report(study: Study, endings: Sequence[tuple[StudyRun, Ending]], request: StudyRequest, planned: int) -> None:
     """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
     read = [
-        read_outcome(each.directory, each.variant.name, each.seed, ending.wall_s)
+        read_outcome(each.directory, each.variant.name, each.seed, ending.wall_s, gave_up=ending.gave_up)
         for each, ending in endings
-        if ending.finished
+        if ending.finished or ending.gave_up
     ]
     outcomes = [outcome for outcome in read if outcome is not None]
     if not outcomes:
@@ -239,14 +250,14 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
 
     split = len(study.axes) > 1
     title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
-    for axis, text in AXES.items():
+    for axis in measured_axes(outcomes):
         found = bands(outcomes, axis)
         panels: dict[str, dict[str, Any]] = {}
         for variant in study.variants:
             if variant.name in found:
                 panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
                 panels.setdefault(panel, {})[name] = found[variant.name]
-        plot_success(panels, text, title, directory / plot_name(axis))
+        plot_success(panels, AXES[axis], title, directory / plot_name(axis))
 
 
 def _commit() -> str:

@@ -9,7 +9,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +26,18 @@ OWN_KEYS = ("run.name", "run.root", "run.seed")
 """Keys that the study sets itself in every run."""
 
 Overrides = dict[str, Any]
+
+
+class PhaseFile(BaseModel):
+    """A part of a study that is run for itself: a screen, a confirmation, a small variant for CI."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    only: list[str] = []
+    """Names or shell patterns of its variants; empty means all."""
+    overrides: Overrides = {}
+    """Overrides of all its variants, which win over the study's and the variants' own."""
 
 
 class StudyFile(BaseModel):
@@ -45,6 +57,8 @@ class StudyFile(BaseModel):
     """The overrides of each variant."""
     grid: dict[Name, dict[Name, Overrides]] = {}
     """Axes. Each is a table from the name of a value to its overrides."""
+    phases: dict[Name, PhaseFile] = {}
+    """Parts of the study that `--phase` selects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +81,23 @@ class Study:
     baseline: str | None
     axes: Sequence[str]
     """The axes of the grid; empty without a grid."""
+    phases: Mapping[str, PhaseFile] = field(default_factory=dict)
+
+    def phase(self, name: str) -> tuple["Study", Sequence[str], Sequence[str]]:
+        """Return the study with a phase's seeds, the patterns of its variants, and its overrides.
+
+        Raises ConfigError if the study has no such phase.
+        """
+        if name not in self.phases:
+            known = ", ".join(self.phases) or "none"
+            raise ConfigError(f"study {self.name} has no phase {name!r}; its phases: {known}")
+        phase = self.phases[name]
+        overrides = [f"--{key}={json.dumps(value)}" for key, value in flattened(phase.overrides)]
+        return replace(self, seeds=phase.seeds), phase.only, overrides
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StudyRun:
     """One seed of one variant."""
 
     variant: Variant
@@ -107,16 +134,16 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(f"{path}: baseline is {file.baseline!r}, no variant; there are {', '.join(names)}")
     recipes = [file.recipe] if isinstance(file.recipe, str) else file.recipe
     found = [_find(recipe, (path.parent, RECIPES), "recipe") for recipe in recipes]
-    return Study(file.name, found, file.seeds, variants, file.baseline, list(file.grid))
+    return Study(file.name, found, file.seeds, variants, file.baseline, list(file.grid), file.phases)
 
 
-def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[Run]:
+def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
     """Return every run, ordered by seed, so that a study that is stopped early has the same seeds of all variants.
 
     Raises ConfigError if a config is invalid, or if two variants have the same config.
     """
     runs = [
-        Run(variant, seed, _config(study, variant, seed, directory, overrides))
+        StudyRun(variant, seed, _config(study, variant, seed, directory, overrides))
         for seed, variant in itertools.product(study.seeds, study.variants)
     ]
     # One seed is enough: seeds differ in [run] alone, which `_trained` leaves out.

@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
     _add_followers(benchmarks)
     _add_travel(benchmarks)
     _add_memory(benchmarks)
+    _add_gateway(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
     bench.formatter_class = argparse.RawDescriptionHelpFormatter
 
@@ -93,6 +94,7 @@ def _add_learning(benchmarks: Commands) -> None:
     learning.add_argument(
         "--directory", type=Path, required=True, metavar="DIR", help="the study's runs; a study in DIR is resumed"
     )
+    learning.add_argument("--phase", metavar="NAME", help="a phase of the study, such as screen, confirm or small")
     learning.add_argument("--seeds", type=integers, default=(), metavar="N,N", help="only these of the study's seeds")
     learning.add_argument(
         "--only", nargs="+", default=(), metavar="VARIANT", help="only these variants; ppo-* matches several"
@@ -182,6 +184,19 @@ def _memory(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return memory.run(arguments.tokens, arguments.model, arguments.json_file)
 
 
+def _add_gateway(benchmarks: Commands) -> None:
+    description = "Measure programs that call the model through the gateway against native rollouts."
+    gateway = benchmarks.add("gateway", description, _gateway, overrides=False)
+    gateway.add_argument("--small", action="store_true", help="scripted replies and no vLLM instead of SmolLM2")
+    _add_json(gateway)
+
+
+def _gateway(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.speed import gateway
+
+    return gateway.run(arguments.json_file, arguments.small)
+
+
 def _add_json(command: CommandParser) -> None:
     command.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
 
@@ -240,6 +255,7 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
         directory=arguments.directory,
         seeds=arguments.seeds,
         only=arguments.only,
+        phase=arguments.phase,
         report_only=arguments.report_only,
         overrides=overrides,
     )

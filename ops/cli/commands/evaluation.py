@@ -95,13 +95,20 @@ def _eval(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _add_envs(commands: Commands) -> None:
-    envs = commands.add("envs", "List, check or serve environments.", _envs)
-    envs.add_argument("action", choices=("list", "check", "serve"))
+    envs = commands.add("envs", "List, check, play or serve environments.", _envs)
+    envs.add_argument("action", choices=("list", "check", "play", "serve"))
     envs.add_argument(
         "env_ids",
         nargs="*",
         metavar="ID",
         help="environments; set options with --options.KEY VALUE, or --ID.KEY VALUE for one of several",
+    )
+    play = envs.add_argument_group("envs play: you are the agent")
+    play.add_argument("--task", metavar="TASK", help="the task's id; the first task by default")
+    play.add_argument(
+        "--multiline",
+        action="store_true",
+        help="a reply ends with a line that is a single dot, not with its first line",
     )
     serve = envs.add_argument_group("envs serve: the HTTP protocol of AgentGym's servers")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1 by default")
@@ -133,6 +140,10 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
             return environments.serve_environments(arguments, overrides)
         case "check":
             return environments.check_environment(arguments.env_ids, overrides)
+        case "play":
+            from horizonrl.ops.cli.play import play_environment
+
+            return play_environment(arguments.env_ids, arguments.task, overrides, multiline=arguments.multiline)
         case _:
             refuse_overrides(arguments.command, overrides)
             return environments.list_environments(arguments.env_ids)

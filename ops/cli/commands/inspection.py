@@ -3,16 +3,15 @@
 import argparse
 from pathlib import Path
 
-from horizonrl.ops.cli.help import Commands
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.cli.help import Commands, bounded
 
 TITLE = "Watch and inspect"
 
 
 def add(commands: Commands) -> None:
     _add_status(commands)
-    report = commands.add("report", "Write a run as one HTML page: curves, and every episode to read.", _report)
-    report.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-    report.add_argument("--out", type=Path, metavar="FILE", help="RUN_DIR/report.html by default")
+    _add_report(commands)
     description = "Send a run's metrics to TensorBoard, Weights & Biases or trackio. Set which one with --tracker.kind."
     track = commands.add("track", description, _track)
     track.add_argument("run_dir", type=Path, metavar="RUN_DIR")
@@ -49,10 +48,35 @@ def _status(arguments: argparse.Namespace, overrides: list[str]) -> int:
     return show_status(request)
 
 
-def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.report.page import write_report
+def _add_report(commands: Commands) -> None:
+    report = commands.add(
+        "report",
+        "Write a run or an evaluation as one HTML page: curves, tables, and every episode to read. "
+        "Of several, write a comparison: curves overlaid, and differences to the first one with intervals.",
+        _report,
+    )
+    report.add_argument("places", nargs="+", type=Path, metavar="DIR", help="a run, or what `horizonrl eval` wrote")
+    report.add_argument(
+        "--out", type=Path, metavar="FILE", help="DIR/report.html by default; of several, comparison.html"
+    )
+    report.add_argument(
+        "--watch", action="store_true", help="serve the page of a run that goes on to this machine, and keep it fresh"
+    )
+    report.add_argument(
+        "--port", type=bounded(0, 65535), default=0, metavar="N", help="with --watch; a free one by default"
+    )
 
-    return write_report(arguments.run_dir, arguments.out, overrides)
+
+def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    if not arguments.watch:
+        from horizonrl.ops.report.page import write_report
+
+        return write_report(arguments.places, arguments.out, overrides)
+    if len(arguments.places) > 1 or arguments.out is not None:
+        raise ConfigError("--watch serves one run, and writes no file: give one RUN_DIR and no --out")
+    from horizonrl.ops.report.live import watch_run
+
+    return watch_run(arguments.places[0], int(arguments.port), tuple(overrides))
 
 
 def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -115,6 +115,7 @@ LEARNING = Dashboard(
                 [last("horizon_turns", "env"), rate("horizon_growths_total", "env", legend="growths {{env}}")],
             ),
             Panel("Truncated", [last("truncated_share")], "percentunit"),
+            Panel("Tickets by category", [last("curriculum_share", "env", "category")], "percentunit"),
         ),
         "Is it sound": (
             Panel(
@@ -164,6 +165,10 @@ ACTORS = Dashboard(
             Panel("Ended, by environment", [rate("episodes_total", "env")], "ops"),
             Panel("Turns", quantiles("episode_turns", "env")),
             Panel("In flight", [last("episodes_running", "instance")]),
+        ),
+        "Programs": (
+            Panel("Model calls, by outcome", [rate("gateway_calls_total", "reason")], "ops"),
+            Panel("Parameters without effect", [rate("gateway_parameters_ignored_total", "instance")], "ops"),
         ),
         "Time": (
             Panel("Generation of a turn", quantiles("generate_seconds"), "s"),

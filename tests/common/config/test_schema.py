@@ -70,7 +70,7 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
         RunConfig.load([recipe(tmp_path, "[rl")])
 
 
-@pytest.mark.parametrize("name", ["HORIZONRL_RL_STEPS", "HORIZONRL_REWARD__SCALE"])
+@pytest.mark.parametrize("name", ["HORIZONRL_RL_STEPS", "HORIZONRL_REWARDS__SCALE"])
 def test_an_environment_variable_that_is_no_key_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "3")
     with pytest.raises(ConfigError, match=rf"{name} names no key of the config: write it as HORIZONRL_SECTION__KEY"):
@@ -157,6 +157,7 @@ def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
         ({"backend": "torch", "deepspeed": {"aio": {}}}, "leave them out, or set backend to deepspeed"),
         ({"deepspeed": {"fp16": {}}}, "fp16 cannot be set"),
         ({"zero_stage": 1, "deepspeed": {"zero_optimization": {"overlap_comm": True}}}, "set zero_stage to 2 or more"),
+        ({"zero_stage": 3, "head_dtype": "float32"}, "set zero_stage to 2 or less"),
         ({"zero_stage": 2, "deepspeed": {"zero_optimization": {"offload_param": {}}}}, "set zero_stage to 3 or more"),
     ],
 )

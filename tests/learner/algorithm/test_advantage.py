@@ -21,6 +21,7 @@ from horizonrl.learner.algorithm.advantage import (
     gae,
     grpo,
     has_signal,
+    maxrl,
     rloo,
     vtrace,
 )
@@ -33,7 +34,7 @@ NOT_DPO = [
     "advantage.truncated=mask",
     "correction.veto_band=[0.1,10]",
 ]
-KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
+KINDS = ["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
 TURN_CREDIT = ["grpo", "dr_grpo", "reinforce_pp_baseline", "return"]
 
 
@@ -127,6 +128,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
                     for n, R in enumerate(mine)
                 ],
                 "rloo": [R - (sum(pool) - R) / (len(pool) - 1) for R in mine],
+                "maxrl": [(R - mean) / mean if mean > 1e-6 else 0.0 for R in mine],
                 "return": mine,
             }[settings.kind]
         elif settings.kind == "reinforce_pp":
@@ -216,6 +218,45 @@ def test_what_is_trained_is_whitened_without_the_episodes_that_are_masked(
 def test_comparisons_by_hand() -> None:
     assert_allclose(grpo(np.array([1.0, 0.0, 0.0, 1.0])), [1, -1, -1, 1], rtol=1e-5)
     assert_allclose(rloo(np.array([6.0, 1.0, 2.0])), [4.5, -3, -1.5])
+
+
+def test_maxrl_has_the_gradient_of_the_log_of_the_chance_of_success() -> None:
+    """Over k successes of n: ∇ log p̂ = Σ r ∇ log π / (n p̂), less the baseline (arXiv 2602.02710)."""
+    assert_allclose(maxrl(np.array([1.0, 0.0, 0.0, 0.0])), [3, -1, -1, -1])
+    assert_allclose(maxrl(np.array([1.0, 1.0, 1.0, 0.0])), np.array([1, 1, 1, -3]) / 3)
+    assert not maxrl(np.array([-1.0, -2.0])).any() and not has_signal([[-1.0], [-2.0]], AdvantageSection(kind="maxrl"))
+
+
+@given(
+    drawn=st.lists(
+        st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-2, 2)), min_size=1, max_size=5),
+        min_size=2,
+        max_size=4,
+    ),
+    kind=st.sampled_from(["grpo", "dr_grpo"]),
+)
+def test_gigpo_compares_turns_within_their_state(drawn: list[list[tuple[str, float]]], kind: str) -> None:
+    gamma, omega = 0.9, 0.7
+    traces = [
+        replace(trace([(2, reward) for _, reward in turns], seed=e), states=tuple(state for state, _ in turns))
+        for e, turns in enumerate(drawn)
+    ]
+    whole, both = (
+        estimates(traces, None, objective_of(kind, state_weight=weight, discount=gamma)) for weight in (1e-12, omega)
+    )
+    ahead = [
+        [(state, sum(gamma**j * float(np.float32(r)) for j, (_, r) in enumerate(turns[k:])))
+         for k, (state, _) in enumerate(turns)]
+        for turns in drawn
+    ]  # fmt: skip
+    for e, turns in enumerate(ahead):
+        expected = []
+        for state, value in turns:
+            pool = [other for each in ahead for same, other in each if same == state]
+            alone = not state or len(pool) == 1
+            scale = np.std(pool) + 1e-6 if kind == "grpo" else 1.0
+            expected += [0.0 if alone else omega * (value - np.mean(pool)) / scale] * 2
+        assert_allclose(both[e].advantages_N - whole[e].advantages_N, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_gae_between_its_two_ends() -> None:
@@ -310,7 +351,7 @@ def test_demonstrations_stand_in_no_comparison(kind: str) -> None:
 
 @given(batches())
 def test_a_group_teaches_when_its_advantages_are_not_all_zero(traces: list[Trace]) -> None:
-    for kind in ("grpo", "rloo", "return"):
+    for kind in ("grpo", "rloo", "maxrl", "return"):
         for group in {t.group for t in traces}:
             own = [t for t in traces if t.group == group]
             rewards = [t.rewards_L[t.rewards_L != 0].astype(float).tolist() or [0.0] for t in own]

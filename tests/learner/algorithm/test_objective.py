@@ -197,3 +197,27 @@ def test_an_epoch_trains_every_trace_once_and_no_group_is_cut(seed: int, minibat
     for update in updates[: len(updates) // epochs]:
         groups = {sample.trace.group for sample in update}
         assert all((trace.group in groups) == any(sample.trace is trace for sample in update) for trace in batch.traces)
+
+
+@given(seed=st.integers(0, 1000), version=st.integers(0, 50))
+def test_a_shuffled_epoch_is_a_partition_of_its_own_that_follows_from_seed_and_version(seed: int, version: int) -> None:
+    objective = Objective(loss=LossSection(minibatches=3, epochs=2, shuffle=True))
+    batch = replace(make_groups(0, groups=9, group_size=2, prompt=4), version=version)
+    numbered = tuple(replace(trace, group=index // 2) for index, trace in enumerate(batch.traces))
+    batch = replace(batch, traces=numbered)
+
+    def groups(seed: int) -> list[set[int]]:
+        return [{s.trace.group for s in update} for update in build_updates(batch, None, objective, 64, seed)]
+
+    made = groups(seed)
+    assert made == groups(seed)
+    for epoch in (made[:3], made[3:]):
+        assert sorted(group for part in epoch for group in part) == list(range(9))
+    assert any(groups(seed + other) != made for other in range(1, 4))
+
+
+def test_a_weight_multiplies_the_loss_of_its_episodes_alone() -> None:
+    batch = make_groups(0, groups=2, group_size=2, prompt=4)
+    weighted = replace(batch, traces=tuple(replace(t, weight=1.0 + 2 * (i < 2)) for i, t in enumerate(batch.traces)))
+    (plain,), (heavy,) = (build_updates(each, None, Objective(), 64) for each in (batch, weighted))
+    assert [h.scale / p.scale for h, p in zip(heavy, plain, strict=True)] == pytest.approx([3, 3, 1, 1])

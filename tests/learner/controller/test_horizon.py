@@ -1,11 +1,13 @@
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import HorizonGrowth
 from horizonrl.common.types import Group, Kind, Provenance, StopReason, Task
 from horizonrl.learner.controller.horizon import (
@@ -16,6 +18,8 @@ from horizonrl.learner.controller.horizon import (
     decide,
     horizon_turns,
     observe,
+    scheduled_turns,
+    shuffled_turns,
 )
 from tests.records import make_episode, make_ticket, make_turn
 
@@ -47,6 +51,34 @@ def test_a_schedule_never_shrinks_and_stays_within_its_horizons(
     assert seen == sorted(seen)
     assert turns[0] <= seen[0]
     assert seen[-1] == turns[-1]
+
+
+@given(horizons, st.integers(1, 9))
+def test_reversed_is_staged_from_the_last_to_the_first(turns: tuple[int, ...], per_stage: int) -> None:
+    steps = range(per_stage * len(turns))
+    staged, reverse = (
+        [horizon_turns(kind, turns, per_stage, step) for step in steps] for kind in ("staged", "reversed")
+    )  # type: ignore[arg-type]
+    assert reverse == staged[::-1]
+
+
+@given(horizons, st.integers(1, 9), st.integers(1, 60), st.integers(0, 99))
+def test_shuffled_has_the_horizons_of_staged_in_their_shares(
+    turns: tuple[int, ...], per_stage: int, rl_steps: int, seed: int
+) -> None:
+    staged = Counter(horizon_turns("staged", turns, per_stage, step) for step in range(rl_steps))
+    blocks = 6
+    drawn = [shuffled_turns(turns, per_stage, rl_steps, number, f"{seed}/a") for number in range(rl_steps * blocks)]
+    assert Counter(drawn) == {horizon: count * blocks for horizon, count in staged.items()}
+    assert drawn == [shuffled_turns(turns, per_stage, rl_steps, n, f"{seed}/a") for n in range(rl_steps * blocks)]
+
+
+def test_a_shuffled_ticket_has_a_horizon_of_its_own_that_follows_from_its_number() -> None:
+    settings = ["--horizon.kind=shuffled", "--horizon.horizons=[2,4,8]", "--horizon.steps_per_stage=10"]
+    config = RunConfig.load([], [*settings, "--rl.steps=30"])
+    turns = [scheduled_turns(config, "textcraft", step, number) for number, step in enumerate(range(30))]
+    assert set(turns) == {2, 4, 8} and turns != sorted(turns)
+    assert turns == [scheduled_turns(config, "textcraft", 0, number) for number in range(30)]
 
 
 # ---- adaptive

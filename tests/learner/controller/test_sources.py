@@ -55,6 +55,13 @@ def test_transcripts_cannot_be_drawn_for_rl(tmp_path: Path) -> None:
         sources_of(config.envs)
 
 
+def test_turns_are_compared_within_states_only_where_the_environment_names_them() -> None:
+    envs = RunConfig.load([], ["--envs", '[{"id": "textcraft"}, {"id": "parity"}]']).envs
+    assert len(sources_of(envs)) == 2 and len(sources_of(envs[:1], states=True)) == 1
+    with pytest.raises(ConfigError, match=r"parity does not name its states.*set state_weight to 0"):
+        sources_of(envs, states=True)
+
+
 def test_a_phase_without_an_environment_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rl\.steps is 100 but none of the envs transcripts has 'train' among"):
         recipe(tmp_path, 'kinds = ["demo"]')

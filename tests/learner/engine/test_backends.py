@@ -26,6 +26,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "adapters": {"lora_rank": 4},
     "several updates": {"objective": Objective(loss=LossSection(minibatches=2))},
     "gradient checkpointing": {"gradient_checkpointing": True},
+    "betas and epsilon": {"betas": (0.8, 0.95), "epsilon": 1e-5},
 }
 CLOSE: dict[str, dict[str, Any]] = {
     "stage 0": {"zero_stage": 0},

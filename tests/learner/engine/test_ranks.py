@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.intake.batch import Trace
+from horizonrl.learner.intake.batch import Batch, Trace, traces_of
+from tests.learner.branching import branching_group
 from tests.learner.ranks_program import resume, run_program, train
 from tests.learner.traces import make_batch
 
@@ -27,7 +28,8 @@ def flat(path: Path) -> torch.Tensor:
 
 @given(st.integers(0, 1000), st.integers(0, 6))
 def test_a_batch_crosses_to_the_other_ranks_bit_for_bit(seed: int, traces: int) -> None:
-    batch = make_batch(seed, traces=traces)
+    branched = [trace for episode in branching_group(seed).episodes for trace in traces_of(episode, 9)]
+    batch = Batch((*make_batch(seed, traces=traces).traces, *branched), 1)
     received = decode_batch(encode_batch(batch))
     assert received.version == batch.version
     for sent, got in zip(batch.traces, received.traces, strict=True):

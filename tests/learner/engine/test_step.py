@@ -158,6 +158,14 @@ def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) ->
     assert counts == [1, 4]
 
 
+def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: StartEngine) -> None:
+    def updates(kl_max: float | None) -> int:
+        engine = start(objective=Objective(advantage=RETURNS.advantage, loss=LossSection(epochs=4, kl_max=kl_max)))
+        return engine.train_step(make_batch(), 1e-2).updates
+
+    assert (updates(None), updates(1e-9), updates(1e9)) == (4, 1, 4)
+
+
 def test_a_second_update_is_corrected_from_the_policy_that_the_first_began_with(start: StartEngine) -> None:
     """With the exact proximal policy ρ leaves 1 only by the updates before; on-policy a first one stops nothing."""
     loss = LossSection(kind="decoupled_ppo", epochs=4, clip_low=1e-3, clip_high=1e-3)

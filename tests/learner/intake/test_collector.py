@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
-from horizonrl.common.types import DropReason, Group, Kind, Phase, Provenance, Void
+from horizonrl.common.types import Branch, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Turn, Void
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
+from tests.learner.branching import branching_group
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
@@ -267,3 +268,50 @@ def test_a_turn_longer_than_the_ticket_ordered_is_malformed() -> None:
     assert why_dropped(group) == []
     ordered = group.ticket.model_copy(update={"sampling": sampling})
     assert why_dropped(group.model_copy(update={"ticket": ordered})) == [DropReason.MALFORMED]
+
+
+def test_branches_become_traces_of_their_group_and_each_knows_its_sampler() -> None:
+    group = branching_group(2, version=5)
+    collector = consume(group)
+    traces, sampled = collector.batch(5).traces, collector.pending.sampled()
+    assert len(traces) > len(group.episodes)
+    assert [tokens.total() for tokens in sampled] == [trace.trained_tokens for trace in traces]
+    assert collector.pending.newest_policy() == PolicyVersion(version=5)
+    index = collector.pending.trace_index(PolicyVersion(version=5))
+    assert index is not None and (traces[index].versions_L == 5).any()
+
+
+def branched_group(*turns: Turn, kind: Kind = Kind.TRAIN, prompt: int = 2) -> Group:
+    """Return a group of two, the first of which has a branch with a prompt of so many ids."""
+    first = make_episode(0, *turns, branches=[Branch(prompt_ids=(1,) * prompt)])
+    second = make_episode(1, make_turn(version=5))
+    ticket = make_ticket(kind=kind, version=5)
+    return Group(ticket=ticket, episodes=(first, second), provenance=Provenance(actor="a"))
+
+
+BRANCH_TURN = make_turn((5, 6), 5, branch=1)
+
+
+@pytest.mark.parametrize(
+    ("group", "reasons"),
+    [
+        (branched_group(make_turn(version=5, reward=1.0), BRANCH_TURN), []),
+        # The context bounds each sequence: this episode's two are longer together.
+        (branched_group(make_turn((7,) * 40, 5, 1.0), BRANCH_TURN, prompt=62), []),
+        (branched_group(make_turn(version=5, reward=1.0), BRANCH_TURN, prompt=63), [DropReason.MALFORMED]),
+        (branched_group(make_turn(version=5), make_turn((100,), 5, 1.0, branch=1)), [DropReason.MALFORMED]),
+        (branched_group(make_turn(version=5), make_turn((9,) * 65, 5, 1.0, branch=1)), [DropReason.MALFORMED]),
+    ],
+)
+def test_each_branch_is_bounded_as_an_episode_is(group: Group, reasons: list[DropReason]) -> None:
+    assert why_dropped(group) == reasons
+
+
+@pytest.mark.parametrize("kind", ["gae", "vtrace", "dpo"])
+def test_an_advantage_along_one_sequence_drops_groups_with_several(kind: str) -> None:
+    rules = replace(RULES, advantage=AdvantageSection(kind=kind))  # type: ignore[arg-type]
+    linear = make_group(1, version=5)
+    for sequence, (group, reasons) in enumerate([(branching_group(2, version=5), ["malformed"]), (linear, [])], 1):
+        collector = Collector(rules, TicketAccounts())
+        collector.consume(Entry(sequence=sequence, record=group), RL)
+        assert [drop.reason for drop in collector.pending.dropped] == reasons

@@ -10,7 +10,7 @@ from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line, mirror_metrics
-from tests.records import make_episode, make_group, make_turn
+from tests.records import branched_episode, make_episode, make_group, make_turn
 
 NAN = float("nan")
 STATS = StepStats(
@@ -179,7 +179,9 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
         "truncated_share": 0.0,
         "environment_steps": 3,
         "generated_tokens": 6,
+        "processed_tokens": (3 + 4 + 1) + (3 + 2),
     }
+    assert line["processed_tokens"] == 2 * 8 + 13
     metrics = Metrics()
     for _ in range(2):
         mirror_metrics(metrics, line, pending)
@@ -201,3 +203,14 @@ def test_staleness_is_what_came_in_flight_and_what_came_in_the_queue() -> None:
     assert metrics.value("learner_step_timestamp_seconds") == line["time"]
     assert metrics.value("last_step_seconds") == line["step_s"]
     assert metrics.value("last_wait_seconds") == line["wait_s"]
+
+
+def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_kept_as_ever(tmp_path: Path) -> None:
+    group = make_group(7)
+    branched = group.model_copy(update={"episodes": (branched_episode(0), group.episodes[1])})
+    Journal(tmp_path).write_episodes(1, [branched])
+    forked, linear = lines(tmp_path / "episodes" / "step-000001.jsonl")
+    assert forked["branches"] == ["sub", "edited"]
+    assert [turn["branch"] for turn in forked["turns"]] == [0, 1, 1, 0, 2]
+    assert all(turn["trained"] for turn in forked["turns"])
+    assert "branches" not in linear and "branch" not in linear["turns"][0]

@@ -136,7 +136,8 @@ def test_the_context_has_all_that_is_installed_and_no_key() -> None:
     patterns = (ROOT / "ops/deploy/docker/Dockerfile.dockerignore").read_text().splitlines()[1:]
     assert patterns[0] == "*", "what is not named does not travel"
     taken = {pattern[1:] for pattern in patterns if pattern.startswith("!")}
-    packages = {path.rpartition("/")[0] or path for path in PROJECT["tool"]["setuptools"]["package-dir"].values()}
+    rooms = {name.split(".")[1] for name in PROJECT["tool"]["setuptools"]["packages"] if "." in name}
+    packages = {"__init__.py", "py.typed", *rooms}
     assert {*packages, "pyproject.toml", "README.md", "LICENSE", "requirements"} == taken
     assert all((ROOT / name).exists() for name in taken)
     refused = [pattern.removeprefix("**/") for pattern in patterns if pattern.startswith("**/")]

@@ -55,11 +55,20 @@ def test_every_manifest_is_what_its_api_takes(folder: str) -> None:
             assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == manifest
 
 
-def test_a_pod_of_its_own_reads_the_volume_of_the_learner() -> None:
-    reader = yaml.safe_load((KUBERNETES / "reader.yaml").read_text())
+@pytest.mark.parametrize("overlay", ["small", "gpu"])
+def test_a_pod_of_its_own_reads_the_volumes_of_the_learner(overlay: str) -> None:
+    text = (KUBERNETES / "reader.yaml").read_text()
+    if overlay == "gpu":  # as the file's head says
+        text = text.replace("# - {name: models", "- {name: models")
+    reader = yaml.safe_load(text)
     kubernetes_validate.validate(reader, RELEASE, strict=True)
-    (claim,) = [each["persistentVolumeClaim"] for each in reader["spec"]["volumes"] if "persistentVolumeClaim" in each]
-    assert claim == volumes("small", "learner")["/runs"]["persistentVolumeClaim"]
+    named = {volume["name"]: volume for volume in reader["spec"]["volumes"]}
+    (container,) = reader["spec"]["containers"]
+    mounted = {each["mountPath"]: named[each["name"]] for each in container["volumeMounts"]}
+    learner = volumes(overlay, "learner")
+    claimed = {place for place, volume in learner.items() if "persistentVolumeClaim" in volume}
+    assert {place: mounted.get(place) for place in claimed} == {place: learner[place] for place in claimed}
+    assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}, "a quota counts them"
 
 
 @each_overlay

@@ -56,7 +56,7 @@ def test_a_patch_of_the_page_changes_what_it_says(number: int, with_components: 
 
 def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path) -> None:
     (first, *_) = [words for words in OURS if "--host" in words]
-    make_keys(tmp_path / "keys", ["laptop"], ["n"], actors=int(first[first.index("--actors") + 1]))
+    make_keys(tmp_path / "keys", ["laptop", "nodes"], ["n"], actors=int(first[first.index("--actors") + 1]))
     keys = KeyFolder(tmp_path / "keys")
     made = {}
     for words in SECRETS:
@@ -66,6 +66,7 @@ def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path)
         secret = yaml.safe_load(done.stdout)
         made[secret["metadata"]["name"]] = set(secret["data"])
     assert made.pop("horizonrl-broker") == {"nats-server.conf", "server.pem", "server.key"}
+    assert made.pop("horizonrl-learner-node") == {"ca.pem", "role.nk"}
     mounted = dict(itertools.chain.from_iterable(sources("small", role)[1].items() for role in ROLES))
     assert {path.name for path in keys.seeds("laptop", Role.ACTOR)} < made["horizonrl-actor"]
     made["horizonrl-actor"] = {file for file in made["horizonrl-actor"] if not file.startswith("actor-")}
@@ -75,6 +76,14 @@ def test_the_secrets_of_the_page_hold_the_files_that_are_mounted(tmp_path: Path)
     hosts = seen_at[seen_at.index("--host") + 1]
     assert urlsplit(yaml_url()).hostname == hosts
     assert keys.configuration.is_file()
+
+
+def test_the_external_secrets_are_those_that_are_mounted() -> None:
+    found = list(yaml.safe_load_all((KUBERNETES / "secrets/external-secrets.yaml").read_text()))
+    made = {(each["metadata"]["namespace"], each["spec"]["target"]["name"]) for each in found}
+    mounted = set(itertools.chain.from_iterable(sources("small", role)[1] for role in ROLES))
+    assert made == {("nats", "horizonrl-broker"), *(("laptop", name) for name in mounted)}
+    assert all(each["metadata"]["name"] == each["spec"]["target"]["name"] for each in found)
 
 
 def yaml_url() -> str:

@@ -83,13 +83,16 @@ def test_the_nodes_of_a_learner_find_each_other_and_only_they(config_of: Any, mo
     echoed = subprocess.run(command, capture_output=True, text=True, timeout=10)
     _, *words = echoed.stdout.split()
     arguments, overrides = parse(words)
-    texts = one("nodes", "ConfigMap", pod["spec"]["volumes"][0]["projected"]["sources"][0]["configMap"]["name"])["data"]
-    assert [str(recipe) for recipe in arguments.recipes] == ["/etc/horizonrl/recipe.toml"]
-    assert set(texts) == {"recipe.toml"}
+    assert arguments.recipes == parse(container_of("nodes", "learner")["command"][1:])[0].recipes
+    own, leaders = (each["spec"]["volumes"][0]["projected"]["sources"] for each in (pod, pod_of("nodes", "learner")))
+    assert own[:2] == leaders[:2], "the same recipe and the same cluster"
+    paths = {item["path"] for item in own[2]["secret"]["items"]}
+    assert paths == {"keys/ca.pem", "keys/role.nk"}, "what signs tickets stays with node 0"
+    assert own[2]["secret"]["name"] == "horizonrl-learner-node" and own[2]["secret"]["optional"]
     monkeypatch.setenv("HORIZONRL_LEARNER__NODE_RANK", overrides[-1].partition("=")[2])
     other = config_of("nodes", "learner")
     assert other.learner == leader.learner.model_copy(update={"node_rank": 1})
-    assert "secret" not in str(pod), "only node 0 speaks with the broker"
+    assert "horizonrl-learner'" not in str(pod), "only node 0 speaks with the broker as the learner"
     assert pod["spec"]["terminationGracePeriodSeconds"] > stop_within_s("learner", other) + REPORT_S
     assert pod["spec"]["securityContext"] == pod_of("nodes", "learner")["spec"]["securityContext"]
     first = workload("nodes", "learner")

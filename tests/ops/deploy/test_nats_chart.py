@@ -16,6 +16,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from cryptography import x509
 from helm_python.chart import Chart
 
 from horizonrl.broker.nats.cluster import free_ports
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 KUBERNETES = ROOT / "ops/deploy/kubernetes"
 CHART = next(Path(__file__).parent.glob("nats-*.tgz"))
 ONE, THREE = ("values.yaml",), ("values.yaml", "values-cluster.yaml")
+CERT_MANAGER = ("values.yaml", "values-cert-manager.yaml")
 Manifest = dict[str, Any]
 
 
@@ -130,6 +132,36 @@ def ask(url: str) -> Manifest:
         except OSError:
             time.sleep(0.1)
     raise TimeoutError(f"{url} has not answered for 10 s")
+
+
+def test_cert_managers_certificate_lies_where_the_keys_of_our_own_command_do(tmp_path: Path) -> None:
+    certificate = yaml.safe_load((KUBERNETES / "nats/certificate.yaml").read_text())["spec"]
+    (volume,) = [
+        each["projected"]
+        for each in one(CERT_MANAGER, "StatefulSet")["spec"]["template"]["spec"]["volumes"]
+        if each["name"] == "horizonrl-keys"
+    ]
+    placed = {
+        (source["secret"]["name"], item["key"]): item["path"]
+        for source in volume["sources"]
+        for item in source["secret"]["items"]
+    }
+    assert placed == {
+        ("horizonrl-broker", "nats-server.conf"): "nats-server.conf",
+        (certificate["secretName"], "tls.crt"): "server.pem",  # as cert-manager names them
+        (certificate["secretName"], "tls.key"): "server.key",
+    }
+    host = certificate["dnsNames"][0]
+    assert make_keys(tmp_path / "keys", ["laptop"], [host])
+    assert set(placed.values()) <= {path.name for path in (tmp_path / "keys").iterdir()}
+    made = x509.load_pem_x509_certificate((tmp_path / "keys/server.pem").read_bytes())
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == set(certificate["dnsNames"])
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == certificate["ipAddresses"]
+    for manifest in rendered(CERT_MANAGER):
+        if manifest["kind"] == "StatefulSet":
+            assert manifest["spec"]["template"]["metadata"].pop("annotations") is None
+        assert kubernetes_validate.validate(manifest, "1.32", strict=True) == "1.32"
 
 
 def test_the_store_is_smaller_than_its_volume_and_go_collects_below_the_limit() -> None:

@@ -28,6 +28,7 @@ from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line
 from horizonrl.ops.run.directory import write_config
 from tests.learner.records.test_journal import STATS
+from tests.records import branched_episode, half_trained_episode, make_ticket
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!-- {{facts}}"
 THOUGHT = "Thought: I need wood, naïvely 🪵.\nAction: get 2 logs"
@@ -113,6 +114,17 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
     return config.run_dir
 
 
+def write_branched_run(root: Path) -> Path:
+    """Write a run that ends with a group of an episode that branches, and one with a turn that is not trained."""
+    run_dir = write_run(run_config(root))
+    forked = branched_episode(0)
+    branches = tuple(branch.model_copy(update={"prompt": HOSTILE}) for branch in forked.branches)
+    episodes = (forked.model_copy(update={"branches": branches}), half_trained_episode(1))
+    group = Group(ticket=make_ticket(90, horizon_turns=5), episodes=episodes, provenance=Provenance(actor="test"))
+    Journal(run_dir).write_episodes(7, [group])
+    return run_dir
+
+
 def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any]:
     low, high = wilson(successes, 64)
     part = {"episodes": 64, "successes": successes, "success_rate": successes / 64, "low": low, "high": high}
@@ -121,6 +133,7 @@ def evaluation(version: int, successes: int, settled_step: int) -> dict[str, Any
     return {
         "step": version,
         "version": version,
+        "lineage": 0,
         "settled_step": settled_step,
         **measures,
         "environments": {"textcraft": measures | {"categories": {"depth1": part}}},

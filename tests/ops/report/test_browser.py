@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.learner.records.journal import Journal
 from horizonrl.ops.report.page import make_page
-from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_run
+from tests.ops.report.runs import HOSTILE, TASKS, Scale, run_config, write_branched_run, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
@@ -116,6 +116,22 @@ def test_a_link_opens_its_episode_with_tokens_versions_and_rewards(open_page: Op
     assert turn.locator(".token.p4, .token.p3, .token.p2").count() > 0
     turn.locator(".token:visible").nth(1).hover()
     expect(page.locator("#token")).to_contain_text("logprob -")
+
+
+def test_each_branch_has_a_heading_its_context_and_its_own_turns(open_page: Open, tmp_path: Path) -> None:
+    file = tmp_path / "branched.html"
+    run_dir = write_branched_run(tmp_path)
+    file.write_text(make_page(run_dir, run_config(tmp_path))[0])
+    page = open_page("#/episodes?open=train-00000090.0", file)
+    expect(page.locator("h3.branch")).to_have_text(["Main branch2 turns", "Branch 12 turns", "Branch 21 turn"])
+    headings = page.locator(".column > h3, .turn h3").all_inner_texts()
+    assert [heading.split()[1] for heading in headings if heading.startswith("Turn")] == ["1", "4", "2", "3", "5"]
+    expect(page.locator(".block.prompt .text")).to_have_count(3)
+    expect(page.locator(".block.prompt .text").nth(1)).to_have_text(HOSTILE)
+    assert page.title() == "small: HorizonRL report"
+    page = open_page("#/episodes?open=train-00000090.1", file)
+    expect(page.locator("h3.branch")).to_have_count(0)
+    expect(page.locator(".turn h3").first).to_contain_text("not trained")
 
 
 def test_an_unknown_link_says_so(open_page: Open) -> None:
@@ -262,7 +278,7 @@ def test_demonstrations_and_held_out_episodes_wear_a_badge_and_are_found_by_it(o
 def test_an_evaluation_leads_to_its_held_out_episodes(open_page: Open, taught: Path) -> None:
     page = open_page(page_file=taught)
     page.locator("#evaluations a", has_text="v3").click()
-    assert page.locator("#found").inner_text().startswith("3 of 117 episodes of step 3")
+    expect(page.locator("#found")).to_contain_text("3 of 117 episodes of step 3")
     assert page.locator(".row .badge").all_inner_texts() == ["held-out"] * 3
     page.locator(".row").first.click()
     expect(page.locator(".chips")).to_contain_text("evaluation of version 3")

@@ -10,11 +10,13 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.memory import SERVERS
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import BrokerUnreachable
 from horizonrl.common.run_dir import CHECKPOINTS
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.run.finished import finished_step, how_to_go_on
+from horizonrl.ops.run.roles import is_over
 
 ROLES = (Role.CONTROLLER, Role.LEARNER, Role.ACTOR)
 
@@ -85,3 +87,32 @@ def test_a_learner_without_the_end_in_its_directory_says_so_itself(config: RunCo
     if step is not None:
         seal(config, step)
     assert steps(config) == {Role.CONTROLLER: 8, Role.LEARNER: None, Role.ACTOR: 8}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "over"),
+    [
+        ((), True),
+        (("--rl.steps=9",), False),
+        (("--broker.url=none",), False),  # as before: the node waits for node 0
+        (("--broker.url=memory://elsewhere", "--broker.nats.nkey_seed=/none"), False),
+    ],
+    ids=["finished", "more steps", "no address", "no run there"],
+)
+def test_another_node_of_a_finished_run_ends_if_it_can_ask(
+    config: RunConfig, overrides: tuple[str, ...], over: bool
+) -> None:
+    """It has no run directory, so that the broker's word is enough."""
+    announce(config, Progress(step=8, finished=True), 8)
+    place = (f"--broker.url={config.broker.url}", f"--run.root={config.run.root}/elsewhere")
+    nodes = ("--learner.nodes=2", "--learner.node_rank=1", "--learner.rendezvous=127.0.0.1:29400")
+    other = RunConfig.load((), ["--run.name=done", "--imitation.steps=2", "--rl.steps=6", *place, *nodes, *overrides])
+    assert is_over("learner", other) == over
+
+
+def test_another_node_goes_on_without_a_broker_that_does_not_answer(config: RunConfig) -> None:
+    away = ("--broker.url=nats://127.0.0.1:1", "--broker.connect_timeout_s=0.2")
+    nodes = ("--learner.nodes=2", "--learner.node_rank=1", "--learner.rendezvous=127.0.0.1:29400")
+    assert not is_over("learner", RunConfig.load((), [*away, *nodes]))
+    with pytest.raises(BrokerUnreachable):
+        is_over("learner", RunConfig.load((), [*away]))

@@ -4,17 +4,19 @@ In place of `train` stands a child process of a few lines that reads the same re
 """
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.learning.comparison import compare, to_markdown
-from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
+from horizonrl.ops.bench.learning.outcome import RunOutcome, collapses, read_outcome
 from horizonrl.ops.bench.learning.run import StudyRequest, run
 from horizonrl.ops.bench.learning.study import STUDIES, Study, plan, read_study, select
 from horizonrl.ops.cli.main import main
@@ -183,14 +185,15 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         study = study_of(place, path.read_text())
         assert study.name == path.stem
         sizes[study.name] = len(study.variants)
-    assert sizes == {"estimators": 9, "losses": 6, "staleness": 20, "horizons": 5, "smollm2": 1}
+    assert (sizes.pop("horizon-claim"), sizes.pop("curriculum")) == (56, 2)
+    assert sizes == {"estimators": 9, "losses": 6, "staleness": 20, "horizons": 5, "context": 6, "smollm2": 1}
 
 
 def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert carry_out(place) == 0
     assert started(place) == ["low-seed0", "high-seed0", "low-seed1", "high-seed1"]
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("[1/4] low-seed0: finished in 0.0 min; 3 to go, about 0 min")
+    assert re.match(r"\[1/4\] low-seed0: finished in 0\.\d min; 3 to go, about \d min", shown[0])
     assert shown[3].endswith("; 0 to go")
 
     out = place / "out"
@@ -212,6 +215,42 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     assert carry_out(place) == 0
     assert len(started(place)) == 4
     assert "had finished" in capsys.readouterr().out
+
+
+PHASES = (
+    STUDY
+    + """
+[phases.small]
+seeds = [7]
+only = ["high"]
+overrides = { "rl.steps" = 2 }
+"""
+)
+
+
+def test_a_phase_has_seeds_variants_and_overrides_of_its_own(place: Path) -> None:
+    (place / "study.toml").write_text(PHASES)
+    assert carry_out(place, phase="small") == 0
+    assert started(place) == ["high-seed7"]
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert results["runs"][0]["environment_steps"] == 64 and "--phase small" in results["command"]
+    with pytest.raises(ConfigError, match="has no phase 'screen'; its phases: small"):
+        carry_out(place, phase="screen")
+
+
+def test_a_run_without_anything_left_to_learn_is_a_result_and_a_collapse(place: Path) -> None:
+    child = (place / "child.py").read_text()
+    (place / "child.py").write_text(child + '\nprint("error: hardly any group can be trained on (...)")\nsys.exit(2)\n')
+    assert carry_out(place, seeds=[0], only=["low"]) == 0
+    assert json.loads((place / "out" / "results.json").read_text())["variants"][0]["collapsed"] == 1
+    assert carry_out(place, seeds=[0], only=["low"]) == 0
+    assert started(place) == ["low-seed0"]
+
+
+def test_a_collapse_is_a_fall_from_the_best_that_lasts() -> None:
+    assert collapses(np.array([0.3, 0.5, 0.34, 0.35, 0.5]))
+    assert not collapses(np.array([0.3, 0.5, 0.34, 0.36, 0.34, 0.5]))
+    assert not collapses(np.array([0.5, 0.0])) and not collapses(np.array([0.4]))
 
 
 def test_a_part_of_a_study_can_be_run_and_the_rest_later(place: Path) -> None:

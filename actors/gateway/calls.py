@@ -1,0 +1,150 @@
+"""A call and its answer, whatever API it came by; and how a call is refused."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
+
+CALLS_LEFT_HEADER = "x-horizonrl-calls-left"
+"""Model calls that the episode's horizon leaves after this one. 0 marks the last one."""
+IGNORED_HEADER = "x-horizonrl-ignored"
+"""Parameters of the request that had no effect, separated by commas."""
+TRAIN_HEADER = "x-train"
+"""A program sends 0 to keep a call out of the loss."""
+RETRY_HEADER = "x-stainless-retry-count"
+"""OpenAI's clients number their retries in it."""
+
+SERVED = ("model", "messages", "input", "instructions", "tools", "tool_choice", "stop", "stream", "logprobs", "n")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+ACCEPTED = frozenset((*SERVED, *LIMITS, *LABELS, "stream_options", "include", "modalities"))
+"""Parameters that are served, or that change nothing of what is sampled. Any other one is ignored, and said so."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": (None, {"type": "text"}),
+    "text": (None, {"format": {"type": "text"}}, {}),
+    "top_logprobs": (None, 0),
+    "parallel_tool_calls": (None, True),
+    "truncation": (None, "disabled"),
+}
+"""Values with which a parameter asks for what happens anyway."""
+
+
+class CallRefused(Exception):
+    """An answer with an HTTP status and a code that a program can read (docs/bring-your-own-agent.md)."""
+
+    def __init__(self, status: int, code: str, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.parameter = status, code, parameter
+
+    def body(self) -> dict[str, Any]:
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.parameter, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """What a program asks for."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: Tools = ()
+    may_call: bool = True
+    """False for `tool_choice = "none"`: the reply stays text."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    ignored: tuple[str, ...] = ()
+    """Names of parameters that have no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program gets to read."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    finish: Literal["stop", "length", "tool_calls"]
+    prompt_tokens: int
+    reply_tokens: int
+    tokens: tuple[SampledToken, ...]
+    """Empty unless the request asks for logprobs."""
+    calls_left: int
+    ignored: tuple[str, ...]
+
+
+def ignored_parameters(body: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of a request's parameters that have no effect here.
+
+    Sampling is the ticket's, and nothing may constrain the behaviour policy that the learner's does not know of.
+    """
+    found = [name for name, value in body.items() if value is not None and _has_no_effect(name, value)]
+    if isinstance(choice := body.get("tool_choice"), dict) or choice == "required":
+        found.append("tool_choice")
+    return tuple(sorted(found))
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
+    return value not in NEUTRAL[name] if name in NEUTRAL else name not in ACCEPTED
+
+
+def tools_of(given: Any, nested: bool) -> Tools:
+    """Return declared functions in Chat Completions' form; `nested` tells it from that of Responses."""
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise CallRefused(400, "invalid_request", "tools is no list", "tools")
+    return tuple(_tool(tool, nested) for tool in given)
+
+
+def _tool(given: Any, nested: bool) -> dict[str, Any]:
+    function = given.get("function") if nested and isinstance(given, dict) else given
+    if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(function, dict):
+        kind = given.get("type") if isinstance(given, dict) else given
+        raise CallRefused(400, "unsupported_parameter", f"a tool is a function here, not {kind!r}", "tools")
+    if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
+        raise CallRefused(400, "invalid_request", "a tool's function has a name and a schema of parameters", "tools")
+    described = {
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": described}
+
+
+def text_of(content: Any) -> str:
+    """Return a message's content as one text. Raises CallRefused for anything but text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return clean(content)
+    if isinstance(content, list):
+        return "\n".join(map(_part, content))
+    raise CallRefused(400, "unsupported_content", f"a content is a text or a list of texts, not {content!r:.100}")
+
+
+def _part(part: Any) -> str:
+    text = part if isinstance(part, str) else part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise CallRefused(400, "unsupported_content", f"only text is read, not {kind!r}")
+    return clean(text)
+
+
+def clean(text: str) -> str:
+    """Return a text with `?` for each half of a character, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def in_order_of_calls(call_ids: Sequence[str], results: Sequence[tuple[str, ChatMessage]]) -> list[ChatMessage]:
+    """Return tool messages in the order of the calls that they answer, if these are known."""
+    known = {call_id: place for place, call_id in enumerate(call_ids)}
+    if all(call_id in known for call_id, _ in results):
+        results = sorted(results, key=lambda result: known[result[0]])
+    return [message for _, message in results]

@@ -1,0 +1,199 @@
+"""OpenAI's Responses API, as far as its Agents SDK needs it: nothing is stored, and every call has its whole input."""
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import Any
+
+from horizonrl.actors.gateway.calls import (
+    Answer,
+    CallRefused,
+    CallRequest,
+    clean,
+    ignored_parameters,
+    in_order_of_calls,
+    text_of,
+    tools_of,
+)
+from horizonrl.actors.gateway.chat_completions import limit_of, marks, sse
+from horizonrl.actors.messages import ChatMessage, ToolCall
+
+PATH = "responses"
+REFUSED = ("previous_response_id", "conversation", "prompt", "background")
+"""Parameters that name something stored, or ask for it."""
+
+
+def parse_response_request(body: dict[str, Any]) -> CallRequest:
+    """Return the call that a body asks for. Raises CallRefused."""
+    for name in REFUSED:
+        if body.get(name):
+            raise CallRefused(400, "unsupported_parameter", f"{name} is not served: send the whole input", name)
+    given = body.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not items:
+        raise CallRefused(400, "invalid_request", "input is a text or a list of items", "input")
+    instructions = body.get("instructions")
+    system = [ChatMessage("system", text_of(instructions))] if instructions else []
+    return CallRequest(
+        messages=(*system, *_Items().conversation(items)),
+        tools=tools_of(body.get("tools"), nested=False),
+        may_call=body.get("tool_choice") != "none",
+        max_tokens=limit_of(body, "max_output_tokens"),
+        ignored=ignored_parameters(body),
+    )
+
+
+class _Items:
+    """Joins items into messages: reasoning, text and calls of one reply are several items."""
+
+    def __init__(self) -> None:
+        self._messages: list[ChatMessage] = []
+        self._reply: ChatMessage | None = None
+        self._call_ids: list[str] = []
+        self._results: list[tuple[str, ChatMessage]] = []
+
+    def conversation(self, items: list[Any]) -> tuple[ChatMessage, ...]:
+        for item in items:
+            if not isinstance(item, dict):
+                raise CallRefused(400, "invalid_request", f"an item is an object, not {item!r:.100}", "input")
+            self._add(item)
+        self._flush()
+        return tuple(self._messages)
+
+    def _add(self, item: Mapping[str, Any]) -> None:
+        match item.get("type", "message"):
+            case "message" if item.get("role") == "assistant":
+                # A second text begins a second reply; a text after reasoning belongs to it.
+                if self._results or (self._reply is not None and (self._reply.content or self._reply.calls)):
+                    self._flush()
+                self._extend(content=text_of(item.get("content")))
+            case "message":
+                self._flush()
+                role = "user" if item.get("role") == "user" else "system"
+                if item.get("role") not in ("user", "system", "developer"):
+                    raise CallRefused(
+                        400, "invalid_request", f"no item has the role {item.get('role')!r:.100}", "input"
+                    )
+                self._messages.append(ChatMessage(role, text_of(item.get("content"))))  # type: ignore[arg-type]
+            case "reasoning":
+                self._flush()
+                self._extend(reasoning=text_of(item.get("content") or item.get("summary")))
+            case "function_call":
+                if self._results:
+                    self._flush()
+                self._call_ids.append(str(item.get("call_id")))
+                call = ToolCall(clean(str(item.get("name"))), clean(str(item.get("arguments") or "")))
+                self._extend(call=call)
+            case "function_call_output":
+                self._results.append((str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output")))))
+            case kind:
+                raise CallRefused(400, "unsupported_content", f"an item {kind!r:.100} is not read", "input")
+
+    def _extend(self, content: str = "", reasoning: str = "", call: ToolCall | None = None) -> None:
+        reply = self._reply or ChatMessage("assistant")
+        calls = reply.calls if call is None else (*reply.calls, call)
+        self._reply = ChatMessage("assistant", content or reply.content, calls, reasoning or reply.reasoning)
+
+    def _flush(self) -> None:
+        """End the reply and its results."""
+        if self._reply is not None:
+            self._messages.append(self._reply)
+        self._messages += in_order_of_calls(self._call_ids, self._results)
+        self._reply, self._call_ids, self._results = None, [], []
+
+
+def response_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `response`."""
+    tokens = answer.reply_tokens
+    cut = answer.finish == "length"
+    return _response_envelope(reply_id, body) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": _output(answer, reply_id),
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + tokens,
+        },
+        "horizonrl": marks(answer),
+    }
+
+
+def response_events_of(answer: Answer, reply_id: str, body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the events of a stream: each item is added, filled and done."""
+    numbers = count()
+
+    def event(kind: str, **fields: Any) -> str:
+        return sse({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+
+    begun = _response_envelope(reply_id, body) | {"status": "in_progress", "output": [], "usage": None}
+    yield event("response.created", response=begun)
+    yield event("response.in_progress", response=begun)
+    whole = response_of(answer, reply_id, body)
+    for place, item in enumerate(whole["output"]):
+        where = {"item_id": item["id"], "output_index": place}
+        empty = item | {"status": "in_progress"} | {key: [] for key in ("content",) if key in item}
+        yield event("response.output_item.added", output_index=place, item=empty)
+        if item["type"] == "message":
+            part = item["content"][0]
+            blank = part | {"text": ""}
+            yield event("response.content_part.added", **where, content_index=0, part=blank)
+            yield event("response.output_text.delta", **where, content_index=0, delta=part["text"], logprobs=[])
+            yield event("response.output_text.done", **where, content_index=0, text=part["text"], logprobs=[])
+            yield event("response.content_part.done", **where, content_index=0, part=part)
+        elif item["type"] == "function_call":
+            arguments = item["arguments"]
+            yield event("response.function_call_arguments.delta", **where, delta=arguments)
+            yield event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments)
+        yield event("response.output_item.done", output_index=place, item=item)
+    yield event("response.incomplete" if whole["status"] == "incomplete" else "response.completed", response=whole)
+
+
+def _response_envelope(reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{reply_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": str(body.get("model") or "policy"),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": None,
+    }
+
+
+def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if answer.reasoning:
+        thought = [{"type": "reasoning_text", "text": answer.reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{reply_id}", "summary": [], "content": thought})
+    if answer.content or not answer.calls:
+        text = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
+        items.append(
+            {
+                "type": "message",
+                "id": f"msg_{reply_id}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [text],
+            }
+        )
+    items += [
+        {
+            "type": "function_call",
+            "id": f"fc_{reply_id}_{place}",
+            "call_id": f"call_{reply_id}_{place}",
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+        for place, call in enumerate(answer.calls)
+    ]
+    return items

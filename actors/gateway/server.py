@@ -1,0 +1,261 @@
+"""The gateway's HTTP service: one address for all episodes of an actor, and a key for each of them.
+
+    POST /v1/chat/completions    OpenAI's Chat Completions
+    POST /v1/responses           OpenAI's Responses, without storage
+    GET  /v1/models              the one model
+
+The key comes as `Authorization: Bearer`, as `x-api-key`, or in the path: /e/KEY/v1/... Without the key of an episode
+that is being played, nothing is served.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from aiohttp import web
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.gateway import chat_completions, responses
+from horizonrl.actors.gateway.calls import (
+    CALLS_LEFT_HEADER,
+    IGNORED_HEADER,
+    RETRY_HEADER,
+    TRAIN_HEADER,
+    Answer,
+    CallRefused,
+    CallRequest,
+)
+from horizonrl.actors.gateway.session import Call, Session
+from horizonrl.actors.policy import Policy
+from horizonrl.actors.tool_calls import ToolParser, parser_for
+from horizonrl.common.errors import ConfigError, MissingDependency
+from horizonrl.common.lag import turn
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import Ticket
+from horizonrl.envs import registry
+
+BODY_BYTES = 16 << 20
+KEEP_ALIVE_S = 10.0
+"""Interval of the comments of a stream that waits: proxies and clients close a silent one."""
+REMEMBERED = 1024
+"""Keys of ended episodes that are answered with 409 rather than 401."""
+MODEL = "policy"
+ANY_HOST = "0.0.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How one API reads a body and writes an answer."""
+
+    parse: Callable[[dict[str, Any]], CallRequest]
+    reply: Callable[[Answer, str, dict[str, Any]], dict[str, Any]]
+    events: Callable[[Answer, str, dict[str, Any]], Iterator[str]]
+
+
+APIS = {
+    chat_completions.PATH: Api(chat_completions.parse, chat_completions.reply_of, chat_completions.events_of),
+    responses.PATH: Api(responses.parse_response_request, responses.response_of, responses.response_events_of),
+}
+
+
+@dataclass
+class Gateway:
+    """Serves a policy to the programs of this actor's episodes."""
+
+    policy: Policy
+    chat: ChatTemplate
+    parser: ToolParser | None = None
+    """Reads tool calls. None finds the chat template's own at the first request with tools, which takes seconds."""
+    metrics: Metrics = field(default_factory=Metrics)
+    host: str = "127.0.0.1"
+    port: int = 0
+    """The port that it listens on, once it is open; before, 0 asks for any free one."""
+
+    def __post_init__(self) -> None:
+        self._finding = asyncio.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator["Gateway"]:
+        """Listen while the body runs."""
+        app = web.Application(client_max_size=BODY_BYTES)
+        for base in ("/v1", "/e/{key}/v1"):
+            app.router.add_get(f"{base}/models", self._models)
+            for path, api in APIS.items():
+                app.router.add_post(f"{base}/{path}", partial(self._answer, api))
+        # Episodes end before the gateway does: nothing is left to wait for.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.host, self.port).start()
+            self.port = runner.addresses[0][1]
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @property
+    def base_url(self) -> str:
+        host = socket.gethostname() if self.host == ANY_HOST else self.host
+        return f"http://{host}:{self.port}/v1"
+
+    @contextlib.asynccontextmanager
+    async def session(self, ticket: Ticket, index: int) -> AsyncIterator[Session]:
+        """Serve an episode under a new key while the body runs; the key dies with it."""
+        session = Session(self.policy, self.chat, ticket, index, self.metrics)
+        self._sessions[session.key] = session
+        try:
+            yield session
+        finally:
+            self._ended[session.key] = None
+            while len(self._ended) > REMEMBERED:
+                self._ended.popitem(last=False)
+            del self._sessions[session.key]
+            await session.close()
+
+    def _session(self, request: web.Request) -> Session:
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
+        if (session := self._sessions.get(key)) is not None:
+            return session
+        if key in self._ended:
+            raise CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
+        raise CallRefused(401, "invalid_api_key", "no episode has this key: send the OPENAI_API_KEY of the program")
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._session(request)
+        except CallRefused as refused:
+            return web.json_response(refused.body(), status=refused.status)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "horizonrl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
+        try:
+            session = self._session(request)  # before the body is read: a stranger gets nothing done
+            raw = await _body(request)
+            body = _object(raw)
+            await turn()  # tokenising a long conversation takes milliseconds
+            asked = api.parse(body)
+            if asked.tools:
+                session.parser = await self._tool_parser()
+            call = session.begin(
+                asked,
+                sha256(request.path.encode() + raw).digest(),
+                retried=request.headers.get(RETRY_HEADER, "0").strip() not in ("", "0"),
+                trained=request.headers.get(TRAIN_HEADER, "1").strip() != "0",
+            )
+            if body.get("stream"):
+                return await self._stream(api, request, body, call)
+            return await self._reply(api, request, body, call)
+        except CallRefused as refused:
+            return web.json_response(refused.body(), status=refused.status)
+
+    async def _tool_parser(self) -> ToolParser:
+        async with self._finding:
+            if self.parser is None:
+                try:
+                    self.parser = await asyncio.to_thread(parser_for, self.chat)
+                except (ConfigError, MissingDependency) as error:
+                    raise CallRefused(400, "tools_unsupported", str(error), "tools") from None
+        return self.parser
+
+    async def _reply(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
+        answer = await _answered(call)
+        response = web.json_response(api.reply(answer, _reply_id(call), body), headers=_headers(answer))
+        with _delivering(request, call):
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
+    async def _stream(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
+        """SampledCall the whole reply, then send it as events; comments keep the connection until then."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        while not (await asyncio.wait({call.answered}, timeout=KEEP_ALIVE_S))[0]:
+            with contextlib.suppress(ConnectionError):  # it may come back and join the call
+                if not response.prepared:
+                    await response.prepare(request)
+                await response.write(b": waiting\n\n")
+        result = call.answered.result()
+        if isinstance(result, CallRefused):
+            if not response.prepared:
+                raise result
+            with contextlib.suppress(ConnectionError):  # the status is out: only an event can say it
+                await response.write(chat_completions.sse(result.body(), "error").encode())
+                await response.write_eof()
+            return response
+        with _delivering(request, call):
+            if not response.prepared:
+                response.headers.update(_headers(result))
+                await response.prepare(request)
+            await response.write("".join(api.events(result, _reply_id(call), body)).encode())
+            await response.write_eof()
+        return response
+
+
+async def _answered(call: Call) -> Answer:
+    # Shielded: whoever joined the call waits for the same future.
+    result = await asyncio.shield(call.answered)
+    if isinstance(result, CallRefused):
+        raise result
+    return result
+
+
+@contextlib.contextmanager
+def _delivering(request: web.Request, call: Call) -> Iterator[None]:
+    """Note whether the answer that the body writes had a client to read it."""
+    delivered_before = call.sample.delivered
+    # Before the write: the program may end the moment that it has the answer.
+    call.sample.delivered = request.transport is not None and not request.transport.is_closing()
+    try:
+        yield
+    except ConnectionError:
+        call.sample.delivered = False
+    finally:
+        call.sample.delivered |= delivered_before
+
+
+def _headers(answer: Answer) -> dict[str, str]:
+    ignored = {IGNORED_HEADER: ", ".join(answer.ignored)} if answer.ignored else {}
+    return {CALLS_LEFT_HEADER: str(answer.calls_left), **ignored}
+
+
+def _reply_id(call: Call) -> str:
+    """Return the name of a reply: the same for everyone who joined its call."""
+    return f"{id(call):x}"
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise CallRefused(413, "request_too_large", f"a body has at most {BODY_BYTES} bytes") from None
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise CallRefused(400, "invalid_request", "the body is no JSON object")
+    return body
+
+
+@contextlib.asynccontextmanager
+async def gateway_for(
+    env_ids: Sequence[str], policy: Policy, chat: ChatTemplate, metrics: Metrics, host: str
+) -> AsyncIterator[Gateway | None]:
+    """Serve the policy if one of the environments is a program, and nothing otherwise."""
+    if not any(map(registry.drives_itself, env_ids)):
+        yield None
+        return
+    async with Gateway(policy, chat, None, metrics, host).open() as gateway:
+        yield gateway

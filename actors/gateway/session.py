@@ -1,0 +1,286 @@
+"""One episode of a program: its budget of calls, its retries, and what it has sampled.
+
+Place in the flow: Ticket → **calls** → Episode. A call is reserved without an await in between, so that parallel calls
+never exceed the horizon; it is sampled in a task of its own, so that it outlives a client that hangs up and retries.
+"""
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from secrets import token_urlsafe
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, SampledToken
+from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
+from horizonrl.actors.messages import ChatMessage
+from horizonrl.actors.policy import Generation, Policy
+from horizonrl.actors.tool_calls import NoCalls, ToolParser
+from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import Metrics
+from horizonrl.common.types import StopReason, Ticket, VersionSpan
+
+log = get_logger()
+
+MOST_IN_FLIGHT = 64
+"""Calls of one episode at once. One more is answered with 429, which clients try again."""
+KEY_BYTES = 16
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    sample: SampledCall
+    answered: asyncio.Future[Answer | CallRefused]
+
+
+@dataclass
+class Session:
+    """Serves the calls of one episode until `close`."""
+
+    policy: Policy
+    chat: ChatTemplate
+    ticket: Ticket
+    index: int
+    metrics: Metrics = field(default_factory=Metrics)
+    parser: ToolParser = field(default_factory=NoCalls)
+    """Reads the calls of replies to requests that have tools."""
+    key: str = field(default_factory=lambda: token_urlsafe(KEY_BYTES))
+    """128 random bits: who has them plays this episode."""
+    graph: MatchingGraph = field(default_factory=MatchingGraph)
+    generate_s: float = 0.0
+    cut: StopReason | None = None
+    """Set by a refusal after which no further call can succeed, or by a full context until the next call succeeds."""
+    failure: PolicyFailure | None = None
+    """The engine's failure of a call after which none has succeeded."""
+
+    def __post_init__(self) -> None:
+        self.over = asyncio.Event()
+        """Set when no further call can be served: by the horizon, or by an engine that is gone."""
+        self._reserved = 0
+        self._begun = 0
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._calls: dict[bytes, list[Call]] = defaultdict(list)
+        self._closed = False
+
+    def begin(self, request: CallRequest, body: bytes, *, retried: bool, trained: bool) -> Call:
+        """Reserve a call and begin to sample it, or join the one that it repeats. Raises CallRefused.
+
+        `body` is a digest of the request. An equal body alone is no proof of a retry: parallel samples are equal too.
+        """
+        if self._closed:
+            raise CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
+        if retried and (repeated := self._repeated(body)) is not None:
+            self._count("replayed")
+            return repeated
+        self._admit()
+        sample = self._reserve(request)
+        sample.trained = trained
+        wanted = self.ticket.sampling.max_turn_tokens
+        wanted = wanted if request.max_tokens is None else max(1, min(wanted, request.max_tokens))
+        ids = self._fitting(sample, wanted)
+        self._reserved += 1
+        self.metrics.count("gateway_parameters_ignored_total", len(request.ignored))
+        call = Call(sample, asyncio.get_running_loop().create_future())
+        self._calls[body].append(call)
+        left = self.ticket.horizon_turns - self._reserved
+        task = asyncio.get_running_loop().create_task(self._run(call, request, ids, wanted, left))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+        return call
+
+    async def close(self) -> None:
+        """Serve nothing more; end what is being sampled."""
+        self._closed = True
+        running = list(self._in_flight)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @property
+    def answered(self) -> int:
+        """Calls whose answer a program has read, or could have."""
+        return sum(sample.delivered for sample in self.graph.samples)
+
+    def _repeated(self, body: bytes) -> Call | None:
+        """Return the call that a retry repeats: one that was not delivered, or else the last one."""
+        alive = [call for call in self._calls.get(body, ()) if not _failed(call)]
+        waiting = [call for call in alive if not call.sample.delivered]
+        return next(iter(waiting or alive[-1:]), None)
+
+    def _admit(self) -> None:
+        if self.failure is not None and isinstance(self.failure, EngineDead):
+            raise _unavailable(self.failure)
+        horizon = self.ticket.horizon_turns
+        if self._reserved >= horizon:
+            # Not 429, which clients try again: the same call will never succeed.
+            raise self._cut(
+                StopReason.HORIZON,
+                CallRefused(400, "horizon_reached", f"the episode's horizon is {horizon} model calls: none is left"),
+            )
+        if len(self._in_flight) >= MOST_IN_FLIGHT:
+            self._count("refused")
+            raise CallRefused(429, "too_many_calls", f"{MOST_IN_FLIGHT} calls of this episode are in flight")
+
+    def _reserve(self, request: CallRequest) -> SampledCall:
+        """Return the call's place with what is rendered for it."""
+        try:
+            sample = self.graph.reserve(request.messages, request.tools)
+        except TooManyBranches as error:
+            raise self._cut(StopReason.ENV_TRUNCATED, CallRefused(400, "too_many_branches", str(error))) from None
+        try:
+            sample.tail = self._announced(sample.tail)
+            if sample.parent is not None and sample.parent.generation is not None:
+                try:
+                    sample.appended_ids = self.chat.extend(sample.parent.generation.ids, sample.tail)
+                    return sample
+                except ConfigError:  # the template cannot append this: a conversation of its own
+                    sample = self.graph.root(sample)
+                    sample.tail = self._announced(sample.tail)
+            sample.appended_ids = self.chat.render(sample.tail, request.tools)
+        except ConfigError as error:
+            self.graph.release(sample)
+            self._count("refused")
+            raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
+        except BaseException:
+            self.graph.release(sample)
+            raise
+        return sample
+
+    def _announced(self, tail: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+        """Return what the policy reads: with its remaining turns, where the ticket says so (`rollout.announced`)."""
+        if not self.ticket.announce_horizon or not tail:
+            return tail
+        note = f"\n[{self.ticket.horizon_turns - self._reserved} turns left]"
+        return (*tail[:-1], replace(tail[-1], content=tail[-1].content + note))
+
+    def _fitting(self, sample: SampledCall, wanted: int) -> tuple[int, ...]:
+        ids, limit = sample.prompt_ids(), self.policy.max_context_tokens
+        # A whole turn must fit: one that the context cut would look as if the agent had stopped there.
+        if len(ids) + wanted > limit:
+            self.graph.release(sample)
+            raise self._cut(StopReason.CONTEXT, _overflow(len(ids), wanted, limit))
+        return ids
+
+    def _cut(self, stop: StopReason, refused: CallRefused) -> CallRefused:
+        self._count(refused.code)
+        self.cut = stop
+        if stop is not StopReason.CONTEXT:
+            self.over.set()
+        return refused
+
+    async def _run(self, call: Call, request: CallRequest, ids: tuple[int, ...], wanted: int, left: int) -> None:
+        """SampledCall a call and answer it, whatever happens."""
+        complete = False
+        result: Answer | CallRefused = CallRefused(409, "episode_over", "the episode has ended")
+        try:
+            generation = await self._generate(ids, wanted)
+            result = self._recorded(call.sample, request, generation, wanted, len(ids), left)
+            complete, self.failure, self.cut = True, None, None if self.cut is StopReason.CONTEXT else self.cut
+            self._count("answered")
+        except ContextFull as error:  # the engine counts otherwise than we do
+            result = self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", str(error), "messages"))
+        except PolicyFailure as error:
+            self.failure, result = error, _unavailable(error)
+            self._count("engine_failed")
+            if isinstance(error, EngineDead):
+                self.over.set()
+        except Exception as error:
+            log.error("gateway_call_failed", error=repr(error), exc_info=True)
+            self.failure = PolicyFailure(f"the gateway failed: {type(error).__name__}: {error}")
+            result = CallRefused(500, "gateway_failed", str(self.failure))
+        finally:
+            if not complete:
+                self.graph.release(call.sample)
+                self._reserved -= 1  # nothing was sampled
+            if not call.answered.done():
+                call.answered.set_result(result)
+
+    async def _generate(self, ids: tuple[int, ...], wanted: int) -> Generation:
+        sampling = self.ticket.sampling
+        # As in a rollout: 4096 exceeds the most calls of an episode, so no two of a group share a seed.
+        seed = None if sampling.seed is None else (sampling.seed + self.index) * 4096 + self._begun
+        self._begun += 1
+        started = time.monotonic()
+        try:
+            return await self.policy.generate(
+                ids, max_tokens=wanted, temperature=sampling.temperature, stop_ids=self.chat.stop_ids, seed=seed
+            )
+        finally:
+            self.generate_s += time.monotonic() - started
+
+    def _recorded(
+        self,
+        sample: SampledCall,
+        request: CallRequest,
+        generation: Generation,
+        wanted: int,
+        prompt_tokens: int,
+        left: int,
+    ) -> Answer:
+        reads_calls = bool(request.tools) and request.may_call
+        # A family's call syntax may be of special tokens, which the text for people leaves out.
+        written = self.chat.spell if reads_calls else self.chat.decode
+        text = written(generation.ids)
+        cut_short = len(generation.ids) >= wanted and generation.ids[-1] not in self.chat.stop_ids
+        if matches := [place for place in map(text.find, request.stop) if place >= 0]:
+            generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
+            text, cut_short = text[: min(matches)], False
+        parsed = (self.parser if reads_calls else NoCalls()).parse(text, request.tools)
+        reply = ChatMessage("assistant", parsed.content, parsed.calls, parsed.reasoning)
+        self.graph.complete(sample, generation, reply, self.chat.decode(generation.ids))
+        return Answer(
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            calls=parsed.calls,
+            finish="tool_calls" if parsed.calls else "length" if cut_short else "stop",
+            prompt_tokens=prompt_tokens,
+            reply_tokens=len(generation.ids),
+            tokens=self._sampled_tokens(generation) if request.logprobs else (),
+            calls_left=left,
+            ignored=request.ignored,
+        )
+
+    def _sampled_tokens(self, generation: Generation) -> tuple[SampledToken, ...]:
+        pairs = zip(generation.ids, generation.logprobs, strict=True)
+        return tuple(SampledToken(self.chat.decode((token,)), logprob) for token, logprob in pairs)
+
+    def _count(self, reason: str) -> None:
+        self.metrics.count("gateway_calls_total", reason=reason)
+
+
+def _tokens_until(ids: Sequence[int], stop: Sequence[str], written: Callable[[Sequence[int]], str]) -> int:
+    """Return how many tokens it takes until the text has one of the stop strings. Their ids are kept: sampled."""
+    lengths = range(1, len(ids) + 1)
+    return lengths[bisect_left(lengths, True, key=lambda length: any(word in written(ids[:length]) for word in stop))]
+
+
+def _failed(call: Call) -> bool:
+    return call.answered.done() and isinstance(call.answered.result(), CallRefused)
+
+
+def _unavailable(error: PolicyFailure) -> CallRefused:
+    return CallRefused(503, "engine_failed", f"the inference engine failed this call: {error}")
+
+
+def _overflow(tokens: int, wanted: int, limit: int) -> CallRefused:
+    return CallRefused(
+        400,
+        "context_length_exceeded",
+        f"the conversation has {tokens} tokens: with {wanted} of the reply it exceeds the maximum context length of "
+        f"{limit} tokens",
+        "messages",
+    )
+
+
+def _until(generation: Generation, tokens: int) -> Generation:
+    """Return the first tokens of a generation."""
+    spans: list[VersionSpan] = []
+    left = tokens
+    for span in generation.spans:
+        if left > 0:
+            spans.append(span.model_copy(update={"tokens": min(span.tokens, left)}))
+            left -= span.tokens
+    return Generation(generation.ids[:tokens], generation.logprobs[:tokens], tuple(spans))

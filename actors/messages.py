@@ -1,0 +1,117 @@
+"""A conversation's messages, as a chat template reads them and with what is dangerous in them disguised."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import ToolCall, Tools
+
+__all__ = ["ChatMessage", "Disguise", "Message", "ToolCall", "Tools", "as_template_reads"]
+
+T = TypeVar("T")
+
+MARKS = tuple(map(chr, range(0xE000, 0xF900)))
+"""Private characters: Unicode gives them no meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message. `calls` and `reasoning` are an assistant's."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+
+Message = ChatMessage
+"""Where nothing else is called so: the broker has messages too."""
+
+
+def as_template_reads(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return the messages in the form that templates are written for. Results belong to the calls by their position.
+
+    Raises ConfigError if the arguments of a call are no JSON object.
+    """
+    conversation: list[dict[str, Any]] = []
+    called: list[tuple[str, str]] = []
+    """(id, name) of the calls that have no result yet."""
+    for place, message in enumerate(messages):
+        entry: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            entry["reasoning_content"] = message.reasoning
+        if message.role == "tool":
+            call_id, name = called.pop(0) if called else (f"c{place:08d}", "")
+            entry |= {"tool_call_id": call_id, "name": name}
+        elif message.calls:
+            # Nine letters and digits: what the strictest templates in use ask for.
+            called = [(f"c{place:04d}{index:04d}", call.name) for index, call in enumerate(message.calls)]
+            entry["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments_of(call)}}
+                for (call_id, _), call in zip(called, message.calls, strict=True)
+            ]
+        conversation.append(entry)
+    return conversation
+
+
+def arguments_of(call: ToolCall) -> dict[str, Any]:
+    """Return the arguments as templates take them. Raises ConfigError if they are no JSON object."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ConfigError(f"the arguments of a call of {call.name[:80]!r} are no JSON object: {call.arguments[:80]!r}")
+    return arguments
+
+
+class Disguise:
+    """Breaks every special token that a text spells, so that those of a rendering are the template's own.
+
+    A mark, one character that occurs nowhere in the conversation, is put before each of them, and before each end or
+    beginning of one that could become one together with its neighbours in the template.
+    """
+
+    def __init__(self, special: Iterable[str]) -> None:
+        self._special = tuple(special)
+        self._starts = {token[:end] for token in self._special for end in range(1, len(token))}
+        self._ends = {token[start:] for token in self._special for start in range(1, len(token))}
+        self._longest = max(map(len, self._special), default=0)
+
+    def mark_for(self, given: Iterable[ChatMessage | Mapping[str, Any]]) -> str:
+        """Return a character that does not occur in these messages and tools."""
+        written = "".join(map(repr, given))
+        # `repr` spells private characters as escapes.
+        return next(mark for mark in MARKS if f"\\u{ord(mark):04x}" not in written)
+
+    def hide(self, value: T, mark: str) -> T:
+        """Return a text, or a structure of texts, with every special token in it broken."""
+        if not mark:
+            return value
+        hidden: Any = value
+        match value:
+            case str():
+                hidden = self._broken(value, mark)
+            case Mapping():
+                hidden = {self.hide(key, mark): self.hide(part, mark) for key, part in value.items()}
+            case list() | tuple():
+                hidden = [self.hide(part, mark) for part in value]
+        return hidden  # type: ignore[no-any-return]
+
+    def _broken(self, text: str, mark: str) -> str:
+        if not text:
+            return text
+        sizes = range(1, min(self._longest, len(text) + 1))
+        places = {len(text) - size for size in sizes if text[-size:] in self._starts}
+        if any(text[:size] in self._ends for size in sizes) or any(text in token for token in self._special):
+            places.add(0)
+        for token in self._special:
+            place = text.find(token)
+            while place >= 0:
+                places.add(place)
+                place = text.find(token, place + 1)
+        cuts = (0, *sorted(places), len(text))
+        return mark.join(text[start:end] for start, end in pairwise(cuts))

@@ -1,0 +1,146 @@
+"""One connection to an MCP server: a program that it starts and ends, or an address."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp_types import INVALID_PARAMS, TextContent, Tool
+
+from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.common.scratch import scratch
+
+STOP_S = 20.0
+"""The protocol's own grace periods for a program that does not end take less."""
+MOST_PAGES = 100
+TAIL_CHARS = 400
+"""Of what a failed server wrote to stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is: a command that is started for each session, or a url that is there already."""
+
+    command: tuple[str, ...] = ()
+    url: str | None = None
+    directory: Path | None = None
+    """Where the command runs; by default a directory of its own, which is removed with it."""
+
+
+class Session:
+    """A connection, held by a task of its own, because it must be closed by the task that opened it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._client: Client | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    async def start(self) -> None:
+        """Connect. Raises EnvironmentFailure."""
+        connected = asyncio.get_running_loop().create_future()
+        self._holding = asyncio.create_task(self._hold(connected))
+        self._client = await connected
+
+    async def tools(self) -> list[Tool]:
+        """Return the server's tools, in its order. Raises EnvironmentFailure."""
+        client, tools, cursor = self._connected(), list[Tool](), None
+        try:
+            for _ in range(MOST_PAGES):
+                page = await client.list_tools(cursor=cursor)
+                tools += page.tools
+                if (cursor := page.next_cursor) is None:
+                    return tools
+        except Exception as error:
+            raise EnvironmentFailure(f"the MCP server lists no tools: {leaf(error)}") from error
+        raise EnvironmentFailure(f"the MCP server lists more than {MOST_PAGES} pages of tools")
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the text of a tool's result, or of its error. Raises EnvironmentFailure if the server fails."""
+        client = self._connected()
+        try:
+            result = await client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.error.code == INVALID_PARAMS:  # the agent's mistake
+                return f"Error: {error.error.message}"
+            raise EnvironmentFailure(f"the MCP server failed in {name}: {error.error.message}") from error
+        except Exception as error:
+            raise EnvironmentFailure(f"the MCP server failed in {name}: {leaf(error)}") from error
+        blocks = (block.text if isinstance(block, TextContent) else f"[{block.type}]" for block in result.content)
+        text = "\n".join(blocks)
+        return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
+
+    async def stop(self) -> None:
+        """Disconnect, and end the program if there is one. Calling it again does nothing."""
+        holding, self._holding = self._holding, None
+        if holding is None:
+            return
+        self._stopping.set()
+        # Not cancelled: a program that is being ended is waited for.
+        done, _ = await asyncio.wait({holding}, timeout=STOP_S)
+        if not done:
+            holding.cancel()
+            await asyncio.wait({holding}, timeout=STOP_S)
+
+    def _connected(self) -> Client:
+        if self._client is None or self._holding is None or self._holding.done():
+            raise EnvironmentFailure("the MCP server is gone")
+        return self._client
+
+    async def _hold(self, connected: "asyncio.Future[Client]") -> None:
+        async with AsyncExitStack() as stack:
+            place = stack.enter_context(scratch())
+            stderr = stack.enter_context((place / "stderr").open("w+", encoding="utf-8", errors="replace"))
+            try:
+                client = await stack.enter_async_context(self._make(place, stderr))
+                if not connected.done():  # who waited for it may have been cancelled
+                    connected.set_result(client)
+                await self._stopping.wait()
+            # The failure is the episode's: `connected` passes it on, or the next call fails.
+            except Exception as error:  # noqa: BLE001
+                if not connected.done():
+                    connected.set_exception(EnvironmentFailure(f"no MCP server: {leaf(error)}{tail(stderr)}"))
+                    connected.exception()  # nobody may be waiting any more
+
+    def _make(self, place: Path, stderr: TextIO) -> Client:
+        if self._server.url is not None:
+            return Client(self._server.url)
+        work = place / "work"
+        work.mkdir()
+        # Bound to this process: a killed actor leaves no server behind.
+        command = [sys.executable, "-m", "horizonrl.common.children", str(os.getpid()), *self._server.command]
+        parameters = StdioServerParameters(
+            command=command[0],
+            args=command[1:],
+            cwd=self._server.directory or work,
+            # The SDK passes on HOME, PATH and the like, and nothing else: no key of ours reaches a server.
+            env={"PYTHONUNBUFFERED": "1"},
+        )
+        return Client(stdio_client(parameters, errlog=stderr))
+
+
+def leaf(error: BaseException) -> str:
+    """Return the text of an error, or of the first one in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def tail(stderr: TextIO) -> str:
+    stderr.seek(0)
+    written = stderr.read().strip()
+    return f"; it wrote: {written[-TAIL_CHARS:]}" if written else ""
+
+
+def shown(tools: Sequence[Tool], names: Sequence[str]) -> list[Tool]:
+    """Return the tools of these names; all of them without names. Raises EnvironmentFailure for an unknown one."""
+    listed = {tool.name: tool for tool in tools}
+    if missing := [name for name in names if name not in listed]:
+        raise EnvironmentFailure(f"the MCP server has no tool {missing[0]!r}; it has {', '.join(listed)}")
+    return [listed[name] for name in names or listed]

@@ -1,0 +1,114 @@
+"""The tasks of MCP environments, and the functions that grade them."""
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import Split
+
+FORM = '{"task_id": "rome", "prompt": "What is the weather in Rome?", "answer": "sunny"}'
+
+
+class McpTask(BaseModel):
+    """One line of the file. Its other keys are the grader's."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    task_id: Annotated[str, Field(min_length=1, max_length=240)]
+    prompt: Annotated[str, Field(min_length=1)]
+    split: Split = "train"
+    category: str = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeCall:
+    name: str
+    arguments: Mapping[str, Any]
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A task at its end, as a grader sees it."""
+
+    task: McpTask
+    """`task.model_extra` has the keys that the file adds."""
+    answer: str
+    """The agent's last reply, the one without a call."""
+    calls: tuple[MadeCall, ...]
+    """Every call of the agent that reached the server, in order."""
+    call: Callable[[str, Mapping[str, Any]], Awaitable[str]]
+    """Calls a tool of the server, to look at what the agent has left behind. Tools that it could not see too."""
+
+
+Grader = Callable[[Answered], Awaitable[float] | float]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    digest: str
+    tasks: Mapping[str, McpTask]
+
+
+def load_tasks(path: Path | None) -> TaskFile:
+    """Read a file of tasks, one JSON object per line. Raises ConfigError."""
+    if path is None:
+        raise ConfigError(f"an mcp environment needs options.path: a file with one task per line, such as {FORM}")
+    return _load(path)
+
+
+@cache
+def _load(path: Path) -> TaskFile:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"options.path: {path} cannot be read: {error.strerror}") from None
+    tasks: dict[str, McpTask] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            task = McpTask.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}, line {number}: {place} {first['msg']}; a task is {FORM}") from None
+        if task.task_id in tasks:
+            raise ConfigError(f"{path}, line {number}: there is a task {task.task_id!r} already")
+        tasks[task.task_id] = task
+    if not tasks:
+        raise ConfigError(f"{path} holds no tasks; one is {FORM}")
+    return TaskFile(sha256(content).hexdigest(), tasks)
+
+
+def load_grader(reference: str) -> Grader:
+    """Import `module:function`. Raises ConfigError."""
+    module, colon, function = reference.partition(":")
+    if not colon:
+        raise ConfigError(f"options.grader is {reference!r}: name a function as MODULE:FUNCTION")
+    try:
+        grader: Grader = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"options.grader is {reference!r}, which cannot be imported: {error}") from None
+    if not callable(grader):
+        raise ConfigError(f"options.grader is {reference!r}, which is no function")
+    return grader
+
+
+async def graded(grader: Grader, answered: Answered) -> float:
+    """Return the grader's reward. Whatever it raises is the environment's failure, not the agent's."""
+    reward = grader(answered)
+    if inspect.isawaitable(reward):
+        reward = await reward
+    # A bool is a number; None and a text are mistakes, and a NaN would reach the loss.
+    if not isinstance(reward, int | float) or not abs(reward) < 1e9:
+        raise TypeError(f"the grader returned {reward!r}: return a number, 1 or more for a solved task")
+    return float(reward)

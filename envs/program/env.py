@@ -1,0 +1,217 @@
+"""Any program as an environment (docs/bring-your-own-agent.md).
+
+A command or a Python function plays one task in a process of its own. It calls the policy as any OpenAI client does; a
+grader says what the result is worth. What the program does between its calls is its own business.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, validate_call
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
+from horizonrl.common.scratch import scratch
+from horizonrl.envs.api import Endpoint, Outcome, TaskSpec
+from horizonrl.envs.program.function import ANSWER, VERDICT
+from horizonrl.envs.program.functions import absolute, load_function
+from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
+
+EXAMPLE = 'options = { program = "agent.py:solve", tasks = "tasks.jsonl", grader = "agent.py:grade" }'
+GRADE_S = 120.0
+OUTPUT = "output.txt"
+Command = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class TaskFields(BaseModel):
+    """What a task's JSON object says to HorizonRL; the rest is the program's."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    id: Annotated[str, Field(min_length=1, max_length=256, coerce_numbers_to_str=True)]
+    split: Literal["train", "test"] = "train"
+    category: Annotated[str, Field(min_length=1)] = "program"
+
+
+class Verdict(BaseModel):
+    """What a grader says; a number alone is the reward."""
+
+    model_config = ConfigDict(frozen=True)
+
+    reward: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
+    success: bool | None = None
+    """None: whether the reward is at least 1."""
+
+
+class ProgramEnvironment:
+    """One run of a program.
+
+    program: a command as a list, or a Python function (`module:function`, `file.py:function`) that gets the task
+    tasks: a file with one JSON object per line, or a function that returns them; keys `id`, `split`, `category`
+    grader: a function that gets the task and the answer, a command, or the name of a JSON file that the program writes
+    timeout_s: the longest run; timeout_truncates: grade a run that takes longer instead of calling it broken
+    memory_mib: the largest address space of a process
+    environment: further environment variables of the program
+    """
+
+    env_id: ClassVar[str] = "program"
+    version: str = "1"
+
+    @validate_call
+    def __init__(
+        self,
+        *,
+        program: Command | str | None = None,
+        tasks: str | None = None,
+        grader: Command | str = "reward.json",
+        timeout_s: Annotated[float, Field(gt=0)] = 600.0,
+        timeout_truncates: bool = False,
+        memory_mib: Annotated[int, Field(ge=64)] = 8192,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        if program is None:
+            raise ConfigError(f"which program? For example: {EXAMPLE}")
+        listed = load_tasks(tasks)
+        digest = sha256(json.dumps([listed.digest, program, grader], sort_keys=True).encode())
+        self.version = f"{self.version} sha256:{digest.hexdigest()[:16]}"
+        self._tasks = listed.tasks
+        self._play = _argv("play", program)
+        self._prints = not isinstance(program, str)
+        """A command's answer is what it prints."""
+        self._grader = grader
+        self._limits = Limits(timeout_s, memory_mib << 20)
+        self._timeout_truncates = timeout_truncates
+        self._given = environment or {}
+        self._held = ExitStack()
+        self._directory: Path | None = None
+        self._truncated = False
+
+    @classmethod
+    @validate_call
+    def tasks(cls, *, tasks: str | None = None) -> Sequence[TaskSpec]:
+        """Return the tasks of the file or function, in its order."""
+        fields = (TaskFields.model_validate(task) for task in load_tasks(tasks).tasks.values())
+        return [TaskSpec(field.id, field.split, field.category) for field in fields]
+
+    async def drive(self, task_id: str, endpoint: Endpoint) -> None:
+        """Play the task to the program's own end; cancelling this kills the program."""
+        if task_id not in self._tasks:
+            raise ConfigError(f"{self.env_id} ({self.version}) has no task {task_id!r}: every machine reads the same")
+        directory = self._directory = self._held.enter_context(scratch())
+        (directory / "task.json").write_text(json.dumps(self._tasks[task_id]), encoding="utf-8")
+        model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key}
+        try:
+            ended = await self._run(self._play, directory, model, self._limits)
+        except EnvironmentTimeout:
+            if not self._timeout_truncates:
+                raise
+            self._truncated = True
+            return
+        if ended.code:
+            raise EnvironmentFailure(f"the program ended with exit code {ended.code}: {ended.last_words()[-800:]}")
+
+    async def grade(self, finished: bool) -> Outcome:
+        """Return what the run is worth. One that was cut may have left nothing to grade: a reward of 0.
+
+        Raises EnvironmentFailure when the grader fails.
+        """
+        if self._directory is None:
+            raise EnvironmentFailure("the program has not been run")
+        verdict = await self._verdict(self._directory, finished and not self._truncated)
+        success = verdict.reward >= 1.0 if verdict.success is None else verdict.success
+        return Outcome(verdict.reward, success, self._truncated)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._held.close)  # a program may leave a thousand files
+
+    async def _verdict(self, directory: Path, finished: bool) -> Verdict:
+        if isinstance(self._grader, str) and ":" not in self._grader:
+            file = directory / self._grader
+            if not file.is_file() and not finished:
+                return Verdict(reward=0.0)
+            return _verdict_of(_read(file), f"{self._grader}, which the program writes,")
+        answer = directory / ANSWER
+        if self._prints:
+            printed = (directory / OUTPUT).read_text("utf-8", "replace") if (directory / OUTPUT).is_file() else ""
+            answer.write_text(json.dumps(printed), encoding="utf-8")
+        limits = Limits(GRADE_S, self._limits.memory_bytes)
+        argv = _argv("grade", self._grader)
+        ended = await self._run(argv, directory, {"ANSWER_FILE": str(answer)}, limits, "grade.txt")
+        if ended.code:
+            raise EnvironmentFailure(f"the grader ended with exit code {ended.code}: {ended.last_words()[-800:]}")
+        if isinstance(self._grader, str):
+            return _verdict_of(_read(directory / VERDICT), "the grader")
+        return _verdict_of(ended.last_words().rpartition("\n")[2], "the last line of the grader")
+
+    async def _run(
+        self, argv: Sequence[str], directory: Path, more: Mapping[str, str], limits: Limits, output: str = OUTPUT
+    ) -> Ended:
+        task = {"TASK_FILE": str(directory / "task.json")}
+        environment = clean_environment(directory) | self._given | task | dict(more)
+        return await run_program(argv, directory, environment, directory / output, limits)
+
+
+def _argv(what: str, given: Command | str) -> Command:
+    """Return a command. An argument that names a file gets its whole path: programs run in another directory."""
+    if isinstance(given, str):
+        return ("python", "-m", "horizonrl.envs.program.function", what, absolute(given))
+    # Absolute, not resolved: the `python` of a virtual environment is a link to one that has none of its packages.
+    return tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in given)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentFailure(f"there is no verdict: {error}") from None
+
+
+def _verdict_of(text: str, whose: str) -> Verdict:
+    try:
+        value = json.loads(text)
+        # True and False are verdicts too: 1 and 0.
+        return Verdict(reward=value) if isinstance(value, int | float) else Verdict.model_validate(value)
+    except (ValueError, RecursionError) as error:
+        raise EnvironmentFailure(f"{whose} says {text[:200]!r}, which is no reward: {error}") from None
+
+
+class TaskList(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    tasks: dict[str, dict[str, Any]]
+    digest: str
+
+
+@cache
+def load_tasks(source: str | None) -> TaskList:
+    """Return the tasks by id; read once per process. Raises ConfigError."""
+    if source is None:
+        raise ConfigError(f"which tasks? For example: {EXAMPLE}")
+    given = load_function(absolute(source))() if ":" in source else _lines(Path(source))
+    tasks: dict[str, dict[str, Any]] = {}
+    for number, task in enumerate(given, 1):
+        try:
+            fields = TaskFields.model_validate(task)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ConfigError(f"{source}, task {number}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        if fields.id in tasks:
+            raise ConfigError(f"{source}, task {number}: the id {fields.id!r} is taken")
+        tasks[fields.id] = TypeAdapter(dict[str, Any]).validate_python(task)
+    if not tasks:
+        raise ConfigError(f"{source} holds no task")
+    return TaskList(tasks=tasks, digest=sha256(json.dumps(list(tasks.values()), sort_keys=True).encode()).hexdigest())
+
+
+def _lines(file: Path) -> list[Any]:
+    if not file.is_file():
+        raise ConfigError(f"no tasks at {file}: a relative path starts at {Path.cwd()}")
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{file} is no file with one JSON object per line: {error}") from None

@@ -1,0 +1,110 @@
+"""Runs a program under a keeper (keeper.py): with limits, a clean environment, and nothing left behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
+from horizonrl.envs.program import keeper
+
+KEPT_CHARS = 4_096
+"""Characters that are read of the end of a program's output."""
+END_S = 10.0
+"""Longest time that a keeper may take to end what it keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    timeout_s: float
+    memory_bytes: int
+    """Address space of each process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    output: Path
+
+    def last_words(self) -> str:
+        """Return the end of what the program printed."""
+        with contextlib.suppress(OSError), self.output.open("rb") as file:
+            file.seek(max(0, self.output.stat().st_size - KEPT_CHARS))
+            return file.read().decode("utf-8", "replace").strip()
+        return ""
+
+
+def clean_environment(directory: Path) -> dict[str, str]:
+    """Return what a program needs of a machine, and nothing of this process's environment."""
+    return {
+        # The commands of the environment that HorizonRL runs in come first: `python` is the one with its packages.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "LANG": "C.UTF-8",
+    }
+
+
+async def run_program(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+) -> Ended:
+    """Run a program to its end. Cancelling this, or the end of this process, kills it with all that it started.
+
+    `environment` names the directory, as `clean_environment` does. Raises EnvironmentTimeout when it takes too long.
+    """
+    if sys.platform != "linux":
+        raise ConfigError(f"programs are kept with what Linux has, and this is {sys.platform}")
+    spec = {
+        "argv": list(argv),
+        "environment": dict(environment),
+        "directory": str(directory),
+        "output": str(output),
+        "memory_bytes": limits.memory_bytes,
+    }
+    kept = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", keeper.__file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+        env={}, cwd="/",
+    )  # fmt: skip
+    assert kept.stdin is not None
+    try:
+        with contextlib.suppress(ConnectionError):
+            kept.stdin.write(json.dumps(spec).encode() + b"\n")
+            await kept.stdin.drain()
+        async with asyncio.timeout(limits.timeout_s):
+            code = await kept.wait()
+        if code < 0:  # somebody killed the keeper: the program ended with it, and what it had started may not have
+            await asyncio.to_thread(end_marked, str(directory))
+            raise EnvironmentFailure(f"the keeper of the program was killed by signal {-code}")
+        return Ended(code, output)
+    except TimeoutError:
+        raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
+    finally:
+        kept.stdin.close()
+        if kept.returncode is None:
+            await _ended(kept)
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process that has a variable of this value in its environment, which children inherit."""
+    found, wanted = True, f"={mark}\0".encode()
+    while found:
+        found = False
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                if wanted in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    found = True
+                    process.kill()
+
+
+async def _ended(kept: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(END_S):
+            await kept.wait()
+    except TimeoutError:  # a process that no signal ends waits for the kernel: a disk that does not answer
+        kept.kill()

@@ -1,0 +1,157 @@
+"""The environment that a conformance test tries: it is played, and every call is measured and remembered."""
+
+import inspect
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.common.types import MAX_TURNS
+from horizonrl.envs import registry
+from horizonrl.envs.api import CallsTools, Environment, Expert, Reply, Step, ToolCall, expert_of, tool_user
+from horizonrl.envs.bounds import readable
+from horizonrl.envs.odd_texts import odd_texts
+
+BABBLED = 30
+"""Number of texts sent to an environment that has no expert."""
+MAX_SHOWN = 160
+"""Characters shown of a text that caused a failure."""
+
+
+class Violation(Exception):
+    """The environment breaks its contract. The message says how; `method` names the method to look at."""
+
+    def __init__(self, message: str, method: str = "step") -> None:
+        super().__init__(message)
+        self.method = method
+
+
+@dataclass(slots=True)
+class Subject:
+    """The environment under test."""
+
+    env_id: str
+    options: Mapping[str, Any]
+    task_ids: Sequence[str]
+    last_call: str = ""
+    """The most recent call, reported with a failure."""
+    longest_chars: int = 0
+    """Length of the longest observation in any check so far."""
+    longest_call: str = ""
+    """The call that returned the longest observation."""
+    step_times_s: list[float] = field(default_factory=list)
+    made: list[Environment] = field(default_factory=list)
+
+    @property
+    def has_expert(self) -> bool:
+        return registry.has_expert(self.env_id)
+
+    def make(self) -> Environment:
+        self.made.append(registry.make(self.env_id, self.options))
+        return self.made[-1]
+
+    async def close(self) -> None:
+        """Close every instance that a check has made. An instance left open would stay on its server."""
+        made, self.made = self.made, []
+        for environment in made:
+            with suppress(Exception):  # the check has already reported what is wrong with the environment
+                await environment.close()
+
+    async def reset(self, environment: Environment, task_id: str) -> str:
+        self.last_call = f"reset({task_id!r})"
+        text = (await environment.reset(task_id)).text
+        self._measure(text)
+        return text
+
+    async def step(self, environment: Environment, text: str) -> Step:
+        self.last_call = f"step({shown(text)})"
+        began = time.perf_counter()
+        # Cut as rollouts and servers cut: nobody ever sends an environment more.
+        step = await environment.step(readable(text))
+        self.step_times_s.append(time.perf_counter() - began)
+        self._measure(step.observation)
+        return step
+
+    async def answer(self, environment: Environment, reply: Reply) -> Step:
+        """Send a reply: its one call if it has one, else its text."""
+        user = tool_user(environment)
+        if user is None or not reply.calls:
+            return await self.step(environment, reply.text)
+        name, arguments = reply.calls[0].name, readable(reply.calls[0].arguments)
+        self.last_call = f"call({shown(name)}, {shown(arguments)})"
+        began = time.perf_counter()
+        step = await user.call(ToolCall(name, arguments))
+        self.step_times_s.append(time.perf_counter() - began)
+        self._measure(step.observation)
+        return step
+
+    def advised(self, environment: Environment, observation: str, expert: Expert | None = None) -> Reply:
+        """Return what the expert of the task replies; the observation itself if there is no expert."""
+        expert = expert or self.expert(environment)
+        if expert is None:
+            return Reply(observation)
+        if tool_user(environment) is None:
+            return Reply(expert.act(observation))
+        if not isinstance(expert, CallsTools):
+            raise Violation("the expert of an environment that offers tools has no `reply`", "expert")
+        return expert.reply(observation)
+
+    def _measure(self, observation: str) -> None:
+        if len(observation) > self.longest_chars:
+            self.longest_chars, self.longest_call = len(observation), self.last_call
+
+    async def play(self, environment: Environment, task_id: str) -> tuple[str, list[Step]]:
+        """Let the expert play a task to its end; return the first observation and the steps.
+
+        Without an expert for the task, BABBLED texts are sent one after another. They may or may not end the episode.
+        """
+        first = observation = await self.reset(environment, task_id)
+        expert, babble = self.expert(environment), iter(odd_texts(first)[:BABBLED])
+        steps: list[Step] = []
+        while len(steps) < MAX_TURNS:
+            text = None if expert else next(babble, None)
+            if text is None and expert is None:
+                return first, steps
+            reply = self.advised(environment, observation, expert) if text is None else Reply(text)
+            steps.append(await self.answer(environment, reply))
+            if steps[-1].terminated or steps[-1].truncated:
+                return first, steps
+            observation = steps[-1].observation
+        raise Violation(f"the expert has not finished task {task_id!r} after {MAX_TURNS} turns", "expert")
+
+    def expert(self, environment: Environment) -> Expert | None:
+        """Return the expert, or None if the environment has none, or none for the task that has begun."""
+        if not self.has_expert:
+            return None
+        try:
+            return expert_of(environment)
+        except EnvironmentFailure:
+            return None
+
+    def place_of(self, method: str) -> str:
+        """Return `file:line, Class.method` of a method of the environment."""
+        environment = registry.load(self.env_id)
+        function = inspect.unwrap(getattr(environment, method, environment))
+        try:
+            return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}, {function.__qualname__}"
+        except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
+            return f"{environment.__module__}, {method}"
+
+    def raised_at(self, error: Exception) -> str:
+        """Return `file:line, function` of the innermost frame in the environment's own module or package."""
+        module = sys.modules[registry.load(self.env_id).__module__]
+        file = str(module.__file__)
+        own = str(Path(file).parent) if module.__package__ else file
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        found = ([frame for frame in frames if frame.filename.startswith(own)] or frames)[-1:]
+        return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in found)
+
+
+def shown(text: str) -> str:
+    """Return the repr of a text, cut after MAX_SHOWN characters."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... of {len(text):,} characters"

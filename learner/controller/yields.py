@@ -1,0 +1,65 @@
+"""What the categories of tasks yield: how many of their groups had different returns, and so an advantage to train.
+
+A group whose episodes all earn the same is dropped (`zero_variance`), and the environment steps that it took are lost.
+An adaptive curriculum draws more from the categories that yield (`curriculum.py`). As with adaptive horizons, the
+learner folds what it consumed, step by step, and its checkpoint and its progress hold the result: a resumed learner
+reads the same log and comes to the same yields, and the controller may miss any number of steps (ADR 39).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.state import MAX_CATEGORIES, CategoryYield
+from horizonrl.common.types import Group, Kind
+from horizonrl.learner.controller.curriculum import TaskSource
+
+FADE = 0.95
+"""What a group still weighs after the next one of its category: about the last 20 are what counts."""
+COMPARED = 2
+"""Fewest valid episodes of a group that can differ."""
+
+
+class Yields:
+    """The yields of a run's categories; empty for a uniform curriculum, which needs none."""
+
+    def __init__(self, sources: Iterable[TaskSource] = ()) -> None:
+        """Begin with nothing seen. Raises ConfigError for more categories than a progress record holds."""
+        self._category = {
+            (source.env_id, task_id): category
+            for source in sources
+            if Kind.TRAIN in source.kinds
+            for task_id, category in zip(source.task_ids, source.categories, strict=True)
+        }
+        names = sorted({(env_id, category) for (env_id, _), category in self._category.items()})
+        if len(names) > MAX_CATEGORIES:
+            raise ConfigError(
+                f"curriculum.kind is adaptive, but the environments have {len(names)} categories of tasks: it follows "
+                f"at most {MAX_CATEGORIES}; choose some with envs.categories, or set kind to uniform"
+            )
+        self._yields = {name: CategoryYield(env_id=name[0], category=name[1]) for name in names}
+
+    def observe(self, groups: Sequence[Group], has_signal: Callable[[Group], bool]) -> None:
+        """Add the train groups that a step consumed, in the order of the log; broken episodes say nothing."""
+        for group in groups:
+            task = group.ticket.task
+            category = self._category.get((task.env_id, task.task_id))
+            if group.ticket.kind is not Kind.TRAIN or category is None or len(group.valid_episodes) < COMPARED:
+                continue
+            before = self._yields[task.env_id, category]
+            self._yields[task.env_id, category] = before.model_copy(
+                update={"varied": FADE * before.varied + has_signal(group), "seen": FADE * before.seen + 1.0}
+            )
+
+    def all(self) -> tuple[CategoryYield, ...]:
+        return tuple(self._yields.values())
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Return the yields as JSON-able values."""
+        return [each.model_dump(mode="json") for each in self.all()]
+
+    def restore(self, dumped: Iterable[Mapping[str, Any]]) -> None:
+        """Take over what a checkpoint holds; a category that the run no longer has is left out."""
+        for each in map(CategoryYield.model_validate, dumped):
+            if (each.env_id, each.category) in self._yields:
+                self._yields[each.env_id, each.category] = each

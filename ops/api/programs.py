@@ -1,0 +1,130 @@
+"""Commands of HorizonRL as processes of a program that uses the API."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from horizonrl.common.children import bound
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
+from horizonrl.common.run_dir import LOGS
+from horizonrl.common.scratch import scratch
+from horizonrl.ops.run.directory import to_toml
+
+Role = Literal["broker", "controller", "learner", "actor"]
+STOP_S = 180.0
+"""Longest wait for a program that was asked to end: its parts have deadlines of their own, and a learner may write."""
+LAST_LINES = 15
+_KEY_OF_CONFIG = re.compile(r"HORIZONRL_[A-Z]+__\w+")
+
+
+@dataclass
+class RunningCommand:
+    """A command in a process of its own, which ends with the process that started it.
+
+    Linux ends it with the *thread* that started it: start it in the main thread, or in one that lasts.
+    """
+
+    command: str
+    output: Path
+    """The file that it writes to, after what is there already."""
+    process: "subprocess.Popen[bytes]" = field(repr=False)
+    _begin: int
+    _held: ExitStack = field(repr=False)
+    """What is removed when it has ended."""
+    _stopped: bool = False
+
+    @classmethod
+    def start(cls, words: Sequence[str], output: Path, config: RunConfig | None = None) -> "RunningCommand":
+        """Start `horizonrl WORDS`, with a recipe of `config` as the last word; it writes to the file `output`."""
+        held = ExitStack()
+        environment = dict(os.environ)
+        if config is not None:
+            recipe = held.enter_context(scratch()) / "recipe.toml"
+            recipe.touch(mode=0o600)
+            recipe.write_text(to_toml(config))
+            words, environment = [*words, str(recipe)], _environment(config)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "horizonrl.ops.cli.main", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for this process, which ends the program
+                preexec_fn=bound(),
+            )
+            return cls(words[0], output, process, sink.tell(), held)
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """What it has written so far."""
+        with self.output.open("rb") as file:
+            file.seek(self._begin)
+            return file.read().decode(errors="replace")
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it has ended. Raises RunFailed or ConfigError with its message if it failed.
+
+        Raises TimeoutError if it still runs after `timeout_s`; None waits for ever.
+        """
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"`horizonrl {self.command}` still runs after {timeout_s:g} s") from None
+        self._held.close()
+        # 130 and 143: ended by the signal of `stop`, as it should.
+        if code and not (self._stopped and code in (130, 143)):
+            raise self._failure(code)
+
+    def stop(self) -> None:
+        """Ask it to end, wait until it has, and kill it after STOP_S. A program that has ended is left alone."""
+        if self.running:
+            self._stopped = True
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise RunFailed(
+                    f"`horizonrl {self.command}` did not end within {STOP_S:g} s and was killed: see {self.output}"
+                ) from None
+            finally:
+                self._held.close()
+
+    def _failure(self, code: int) -> HorizonError:
+        _, found, message = f"\n{self.said}".rpartition("\nerror: ")
+        if not found:
+            last = "\n".join(self.said.splitlines()[-LAST_LINES:])
+            message = f"`horizonrl {self.command}` ended with code {code}; the end of {self.output}:\n{last}"
+        kind = ConfigError if code == ConfigError.exit_code else RunFailed
+        return kind(message.strip())
+
+
+def start_role(role: Role, config: RunConfig, name: str | None = None) -> RunningCommand:
+    """Start one role in a process of its own, as `horizonrl ROLE` does; it logs to `logs/NAME.log` of the run.
+
+    `config.broker.url` says where the broker is. Give several actors of one run directory a `name` each.
+    """
+    return RunningCommand.start([role], config.run_dir / LOGS / f"{name or role}.log", config)
+
+
+def _environment(config: RunConfig) -> dict[str, str]:
+    """Return this process's variables without those that would win over the recipe, and with the password."""
+    kept = {name: value for name, value in os.environ.items() if not _KEY_OF_CONFIG.fullmatch(name)}
+    secret = config.broker.nats.password
+    if secret is not None:  # neither in the recipe nor as an argument: others can read those
+        kept["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
+    return kept

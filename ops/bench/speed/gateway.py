@@ -1,0 +1,159 @@
+"""`horizonrl bench gateway`: programs through the gateway against native rollouts, with the same requests in turns.
+
+32 programs, each in a process of its own, hold conversations of four calls. Each waits until all are up, because what a
+program costs to start is its own matter. Then 32 rollouts hold the same conversations. Both are timed from the first
+request that the engine gets to the last one that it answers.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.table import Table
+
+from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.engines.registry import factory
+from horizonrl.actors.engines.scripted import ScriptedPolicy
+from horizonrl.actors.gateway.server import Gateway
+from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.actors.rollout import Rollout, play
+from horizonrl.common.errors import RunFailed
+from horizonrl.common.types import Kind, Sampling, Task, Ticket
+from horizonrl.envs import registry
+from horizonrl.envs.api import Environment, Program
+from horizonrl.ops.bench.speed import talker
+from horizonrl.ops.bench.speed.talker import CALLS, GO, READY, TALKERS, Talk
+from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.run.models import resolve_model
+
+ROUNDS = 3
+CONTEXT_TOKENS, TURN_TOKENS = 1024, 32
+SMALL_TOKEN_S = 0.02
+"""Time of a token in the small variant, which has no engine."""
+UP_S = 300.0
+"""Longest time that the programs may take to start."""
+Make = Callable[[], Environment | Program]
+
+
+class TimedPolicy:
+    """A policy that notes when it was asked first, when it answered last, and how many tokens it gave."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.max_context_tokens = policy.max_context_tokens
+        self.clear()
+
+    def clear(self) -> None:
+        self.began, self.ended, self.tokens = float("inf"), 0.0, 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / (self.ended - self.began)
+
+    async def generate(self, ids: Sequence[int], **options: Any) -> Generation:
+        self.began = min(self.began, time.perf_counter())
+        generation = await self._policy.generate(ids, **options)
+        self.ended = time.perf_counter()
+        self.tokens += len(generation.ids)
+        return generation
+
+
+def run(json_file: Path | None, small: bool) -> int:
+    """Measure and print; return 0."""
+    result = uvloop.run(_measured(small))
+    table = Table("", "tokens/s", "each round")
+    for way in ("native", "gateway"):
+        rates = result[way]
+        table.add_row(way, f"{statistics.median(rates):,.0f}", ", ".join(f"{rate:,.0f}" for rate in rates))
+    console = plain_console()
+    console.print(table)
+    console.print(
+        f"gateway / native: {result['ratio']:.2f} (medians of {ROUNDS} rounds in turns; {TALKERS} programs of {CALLS} "
+        f"calls; {result['engine']}; {result['cores']} cores, load {result['load']:.1f})"
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+async def _measured(small: bool) -> dict[str, Any]:
+    policy, chat = await _subject(small)
+    timed: Any = TimedPolicy(policy)
+    rates: dict[str, list[float]] = {"native": [], "gateway": []}
+    try:
+        async with Gateway(timed, chat).open() as gateway:
+            rollout = Rollout(timed, chat, None, 30.0, gateway=gateway)
+            for number in range(1 + ROUNDS):  # the first one warms the engine up
+                for way, round_ in (("native", _native), ("gateway", _through_gateway)):
+                    timed.clear()
+                    await round_(rollout, number)
+                    if number:
+                        rates[way].append(timed.tokens_per_s)
+    finally:
+        await policy.close()
+    ratio = statistics.median(rates["gateway"]) / statistics.median(rates["native"])
+    machine = {"engine": policy.engine, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    return {**rates, "ratio": ratio, "programs": TALKERS, "calls": CALLS, **machine}
+
+
+async def _subject(small: bool) -> tuple[Policy, ChatTemplate]:
+    if small:
+        return ScriptedPolicy(max_context_tokens=1 << 14, token_s=SMALL_TOKEN_S), ChatTemplate(make_tokenizer())
+    model_dir = resolve_model("smollm2-135m-instruct")
+    policy = await factory("vllm")(InferenceSettings(model_dir, CONTEXT_TOKENS, slots=TALKERS))
+    return policy, ChatTemplate.load(model_dir)
+
+
+async def _native(rollout: Rollout, number: int) -> None:
+    await _play_all(Talk, rollout, number)
+
+
+async def _through_gateway(rollout: Rollout, number: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        go = Path(folder, "go")
+        options = {
+            "program": f"{talker.__name__}:talk",
+            "tasks": f"{talker.__name__}:talks",
+            "environment": {READY: folder, GO: str(go)},
+        }
+        async with asyncio.TaskGroup() as group:
+            playing = group.create_task(_play_all(partial(registry.make, "program", options), rollout, number))
+            await asyncio.to_thread(_start_when_up, go, playing.done)
+            await playing
+
+
+def _start_when_up(go: Path, over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + UP_S
+    while (up := len(list(go.parent.iterdir()))) < TALKERS and not over():
+        if time.monotonic() > deadline:
+            raise RunFailed(f"only {up} of {TALKERS} programs have started within {UP_S:g} s")
+        time.sleep(0.01)
+    go.touch()
+
+
+async def _play_all(make: Make, rollout: Rollout, number: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        episodes = [group.create_task(play(make, rollout, _ticket(place, number), 0)) for place in range(TALKERS)]
+    for episode in (each.result() for each in episodes):
+        if len(episode.turns) != CALLS:
+            raise RunFailed(f"an episode has {len(episode.turns)} turns instead of {CALLS}: {episode.error}")
+
+
+def _ticket(place: int, number: int) -> Ticket:
+    return Ticket(
+        number=place,
+        kind=Kind.TRAIN,
+        task=Task(env_id="program", task_id=f"talk-{place}"),
+        group_size=1,
+        horizon_turns=CALLS,
+        sampling=Sampling(max_turn_tokens=TURN_TOKENS, seed=number * TALKERS + place),
+    )

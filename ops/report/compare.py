@@ -1,0 +1,229 @@
+"""Runs and evaluations side by side: what each came to on held-out tasks, and by how much it differs from the first.
+
+Pure functions of what directories hold. Evaluations of the same tasks are compared task by task; of runs, only counts
+are kept, so they are compared as independent samples.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import CONFIG
+from horizonrl.common.statistics import mean, newcombe, paired_interval, wilson
+from horizonrl.ops.evaluation.journal import FILE, read_journal
+from horizonrl.ops.report.curves import overlaid
+from horizonrl.ops.report.facts import Files, state
+from horizonrl.ops.run.directory import in_training, public_config, read_config
+
+MOST = 7
+"""Directories on one page: there are no more colours that a reader can tell apart."""
+Part = tuple[str, str]
+"""Environment and category."""
+WHOLE: Part = ("all", "")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One run or evaluation, as far as it is compared."""
+
+    name: str
+    kind: str
+    """`run` or `evaluation`."""
+    badges: Sequence[str]
+    settings: Mapping[str, Any]
+    """Flat, so that differences can be listed by key."""
+    counts: Mapping[Part, tuple[int, int]]
+    """Held-out successes and valid episodes; empty for a run without an evaluation."""
+    tasks: Mapping[Part, Mapping[str, float]] = field(default_factory=dict)
+    """Of an evaluation, each task's share of solved episodes."""
+    files: Files | None = None
+    """Of a run."""
+
+
+def is_evaluation(directory: Path) -> bool:
+    return (directory / FILE).is_file() and not (directory / CONFIG).is_file()
+
+
+def read_compared(directories: Sequence[Path]) -> list[Compared]:
+    """Read what is to be compared. Raises ConfigError for what is neither a run nor an evaluation."""
+    if len(directories) > MOST:
+        raise ConfigError(f"{len(directories)} directories: a page compares {MOST} at most")
+    if len({each.resolve() for each in directories}) < len(directories):
+        raise ConfigError("the same directory is given twice: a run does not differ from itself")
+    names = _names(directories)
+    return [
+        (_evaluation if is_evaluation(each) else _run)(each, name)
+        for each, name in zip(directories, names, strict=True)
+    ]
+
+
+def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
+    """Return what the page of a comparison shows, as JSON-able values. The first one is what the others differ from."""
+    shown = {
+        "kind": "comparison",
+        "name": ", ".join(each.name for each in compared),
+        "written": time.time(),
+        "notices": list(_notices(compared)),
+        "subjects": [{"name": each.name, "kind": each.kind, "badges": list(each.badges)} for each in compared],
+        "rows": _rows(compared),
+        "settings": _different(compared),
+    }
+    runs = [(number, each.files) for number, each in enumerate(compared) if each.files is not None]
+    named = [(compared[number].name, number, files.metrics, files.evals) for number, files in runs]
+    return shown | {"curves": overlaid(named), "resumes": [], "imitation": 0}
+
+
+def _run(directory: Path, name: str) -> Compared:
+    config, files = read_config(directory), Files.read(directory)
+    return Compared(
+        name, "run", _badges(directory, config, files), _flat(public_config(config)), _last(files), {}, files
+    )
+
+
+def _badges(directory: Path, config: RunConfig, files: Files) -> list[str]:
+    now = state(config, files)
+    life = "finished" if now["finished"] else "in training" if in_training(directory) else "stopped"
+    badges = [life, f"step {now['step']} of {now['steps']}", config.advantage.kind, f"{config.horizon.kind} horizon"]
+    if len(files.lineages) > 1:
+        badges.append(f"resumed {len(files.lineages) - 1}x")
+    return badges
+
+
+def _last(files: Files) -> dict[Part, tuple[int, int]]:
+    """Return the counts of the run's last evaluation with a valid episode, by part and as a whole."""
+    rounds = [line for line in files.evals if line["episodes"]]
+    if not rounds:
+        return {}
+    last = rounds[-1]
+    parts = {
+        (env, category): (part["successes"], part["episodes"])
+        for env, measured in last["environments"].items()
+        for category, part in measured["categories"].items()
+    }
+    return {WHOLE: (last["successes"], last["episodes"]), **parts}
+
+
+def _evaluation(directory: Path, name: str) -> Compared:
+    settings, lines = read_journal(directory)
+    tasks: dict[Part, dict[str, list[bool]]] = {}
+    broken = 0
+    for line in lines.values():
+        if line.stop.broken:  # not a zero (invariants: Broken is not zero)
+            broken += 1
+            continue
+        for part in (WHOLE, (line.env, line.category)):
+            tasks.setdefault(part, {}).setdefault(f"{line.env}/{line.task}", []).append(line.success)
+    badges = ["evaluation", f"{len(lines)} episodes", *([f"{broken} broken"] if broken else [])]
+    return Compared(
+        name,
+        "evaluation",
+        badges,
+        _flat(settings),
+        {part: _counted(played.values()) for part, played in tasks.items()},
+        {part: {task: sum(ends) / len(ends) for task, ends in played.items()} for part, played in tasks.items()},
+    )
+
+
+def _counted(ends: Any) -> tuple[int, int]:
+    flat = [end for of_task in ends for end in of_task]
+    return sum(flat), len(flat)
+
+
+def _names(directories: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that tell them apart."""
+    parts = [each.resolve().parts for each in directories]
+    length = 1
+    while len({each[-length:] for each in parts}) < len(parts):
+        length += 1
+    return ["/".join(each[-length:]) for each in parts]
+
+
+def _rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return a row per environment and category that any of them has played, the whole first."""
+    parts = sorted({part for each in compared for part in each.counts if part != WHOLE})
+    shown = [WHOLE, *parts] if len(parts) > 1 else parts
+    return [
+        {
+            "task": part[0] if part[1] in ("", "all") else " ".join(part),
+            "cells": [_cell(each, compared[0], part) for each in compared],
+        }
+        for part in shown
+    ]
+
+
+def _cell(one: Compared, first: Compared, part: Part) -> dict[str, Any] | None:
+    if part not in one.counts:
+        return None
+    successes, episodes = one.counts[part]
+    low, high = wilson(successes, episodes)
+    cell = {"value": successes / episodes, "low": low, "high": high, "episodes": episodes}
+    return cell | {"difference": None if one is first else _difference(one, first, part)}
+
+
+def _difference(one: Compared, first: Compared, part: Part) -> dict[str, Any] | None:
+    """Return the difference in success with its interval; None where the two did not play the same."""
+    if part not in first.counts or (part == WHOLE and set(one.counts) != set(first.counts)):
+        return None
+    if part in one.tasks and part in first.tasks:
+        both = one.tasks[part].keys() & first.tasks[part].keys()
+        pairs = [one.tasks[part][task] - first.tasks[part][task] for task in sorted(both)]
+        return _tested(mean(pairs), paired_interval(pairs), f"{len(pairs)} tasks, in pairs")
+    (k, n), (k_first, n_first) = one.counts[part], first.counts[part]
+    return _tested(k / n - k_first / n_first, newcombe((k, n), (k_first, n_first)), "as independent samples")
+
+
+def _tested(value: float | None, bounds: tuple[float, float], how: str) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    return {"value": value, "low": bounds[0], "high": bounds[1], "how": how, "differs": bounds[0] > 0 or bounds[1] < 0}
+
+
+def _notices(compared: Sequence[Compared]) -> Iterator[str]:
+    for each in compared:
+        if not each.counts:
+            what = "complete evaluation" if each.kind == "run" else "episode that did not break"
+            yield f"{each.name} has no {what}, so it has no row of its own."
+    parts = {frozenset(each.counts) for each in compared if each.counts}
+    if len(parts) > 1:
+        yield "They did not play the same environments and categories. Only what two have in common is compared."
+    if len({each.kind for each in compared}) > 1:
+        yield "A run is judged by its last evaluation during training, whose tasks and turns may be other ones."
+
+
+def _flat(values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{place}.{key}" if place else str(key)
+        if isinstance(value, Mapping):
+            flat |= _flat(value, name)
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value):
+                flat |= _flat(each, f"{name}[{number}]")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _different(compared: Sequence[Compared]) -> list[list[Any]] | None:
+    """Return the keys in which settings differ, with a value for each; of runs among runs, and of evaluations.
+
+    None where no two are of a kind.
+    """
+    rows: list[list[Any]] = []
+    kinds = [[each for each in compared if each.kind == kind] for kind in ("run", "evaluation")]
+    if max(map(len, kinds)) < 2:
+        return None
+    for own in kinds:
+        for key in dict.fromkeys(key for each in own for key in each.settings):
+            values = [each.settings.get(key) for each in own]
+            if key != "run.name" and any(value != values[0] for value in values):
+                rows.append([key, *(_text(each.settings.get(key)) if each in own else "" for each in compared)])
+    return rows
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else str(value)

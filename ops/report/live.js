@@ -1,0 +1,42 @@
+// A live page asks the server that it came from for what is new, and draws only what has changed.
+
+const LOOK_MS = 2000;
+
+async function follow() {
+  let { edition } = facts;
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+    if (document.hidden) continue;
+    let answer;
+    try {
+      answer = await (await fetch("facts", { cache: "no-store" })).json();
+    } catch {
+      return told("The server of this page has ended: what is shown is the last that it said.");
+    }
+    facts = { ...answer.facts, live: true };
+    drawOverview();
+    drawCurves(byId("curves"), openStep);
+    if (answer.edition !== edition) {
+      try {
+        const newer = new Store(await unpacked(`index?edition=${answer.edition}`), `?edition=${answer.edition}`);
+        edition = answer.edition;
+        [store, reader.store] = [newer, newer];
+        byId("total").textContent = grouped(store.episodes.length);
+        list.renew(store, asked().parameters);
+      } catch {
+        // Newer episodes took the place of these while they were asked for: the next look has them.
+      }
+    }
+    if (answer.ended) return told("The run has ended. `horizonrl report` writes its page.");
+  }
+}
+
+function told(text) {
+  byId("live").textContent = text;
+  byId("live").classList.remove("on");
+}
+
+if (facts.live) {
+  byId("live").hidden = false;
+  follow();
+}

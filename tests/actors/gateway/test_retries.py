@@ -1,0 +1,146 @@
+"""Retries, clients that hang up, engines that fail, and what is in flight when an episode ends."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import APIStatusError, InternalServerError
+
+from horizonrl.actors.policy import Generation
+from horizonrl.common.errors import EngineDead, PolicyFailure
+from horizonrl.common.types import StopReason
+from tests.actors.gateway.served import HELLO, Remembering, client, client_of, gateway_of, run, ticket
+
+
+class Gated(Remembering):
+    """Answers when the gate is open, and says that somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda read: "here it is")
+        self.gate, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def generate(self, ids: Any, **options: Any) -> Generation:  # type: ignore[override]
+        self.asked.set()
+        await self.gate.wait()
+        return await super().generate(ids, **options)
+
+
+def test_a_retry_joins_or_repeats_its_call_and_an_equal_body_alone_does_not() -> None:
+    async def scenario() -> None:
+        policy = Gated()
+        async with client(policy) as (openai, session):
+
+            async def ask(**headers: str) -> str:
+                reply = await openai.chat.completions.create(model="m", messages=HELLO, extra_headers=headers)
+                return reply.id
+
+            retry = {"x-stainless-retry-count": "1"}
+            first = asyncio.create_task(ask())
+            await policy.asked.wait()
+            joined = asyncio.create_task(ask(**retry))
+            while session.metrics.value("gateway_calls_total", reason="replayed") == 0:
+                await asyncio.sleep(0.01)
+            policy.gate.set()
+            assert await first == await joined == await ask(**retry)
+            assert len(policy.answered) == 1
+            assert await ask() != await joined
+            assert len(policy.answered) == 2
+
+    run(scenario)
+
+
+def test_a_client_that_hangs_up_gets_its_answer_when_it_retries() -> None:
+    async def scenario() -> None:
+        policy = Gated()
+        # OpenAI's client hangs up after its timeout, and numbers its retries.
+        async with client(policy, timeout=0.2, max_retries=1000) as (openai, session):
+            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+            await policy.asked.wait()
+            while session.metrics.value("gateway_calls_total", reason="replayed") == 0:
+                await asyncio.sleep(0.01)
+            policy.gate.set()
+            assert (await asking).choices[0].message.content == "here it is"
+            assert (len(policy.answered), session.answered) == (1, 1)
+
+    run(scenario)
+
+
+def test_an_answer_that_nobody_waits_for_is_counted_and_not_trained() -> None:
+    async def scenario() -> None:
+        policy = Gated()
+        async with client(policy) as (openai, session):
+            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+            await policy.asked.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.sleep(0.1)  # the server, in this loop too, sees that the client has gone
+            policy.gate.set()
+            await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "again"}])
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        assert [turn.trained for turn in episode.turns] == [False, True]
+
+    run(scenario)
+
+
+def test_a_call_can_be_kept_out_of_the_loss() -> None:
+    async def scenario() -> None:
+        async with client(Remembering(lambda read: "ok")) as (openai, session):
+            await openai.chat.completions.create(model="m", messages=HELLO, extra_headers={"X-Train": "0"})
+            await openai.chat.completions.create(model="m", messages=HELLO)
+        turns = session.graph.episode(0, StopReason.TERMINATED).turns
+        assert [turn.trained for turn in turns] == [False, True]
+
+    run(scenario)
+
+
+class Failing(Remembering):
+    def __init__(self, *failures: Exception) -> None:
+        super().__init__(lambda read: "ok")
+        self.failures = list(failures)
+
+    async def generate(self, ids: Any, **options: Any) -> Generation:  # type: ignore[override]
+        if self.failures:
+            raise self.failures.pop(0)
+        return await super().generate(ids, **options)
+
+
+def test_an_engines_failure_is_503_costs_no_call_and_is_forgotten_after_a_success() -> None:
+    async def scenario() -> None:
+        async with client(Failing(PolicyFailure("aborted")), ticket(horizon_turns=1)) as (openai, session):
+            with pytest.raises(InternalServerError) as failed:
+                await openai.chat.completions.create(model="m", messages=HELLO)
+            assert (failed.value.status_code, failed.value.code) == (503, "engine_failed")
+            assert session.failure is not None
+            # The client's own retries succeed.
+            await openai.with_options(max_retries=2).chat.completions.create(model="m", messages=HELLO)
+            assert session.failure is None
+
+    run(scenario)
+
+
+def test_without_an_engine_every_call_is_503() -> None:
+    async def scenario() -> None:
+        async with client(Failing(EngineDead("gone"))) as (openai, session):
+            for _ in range(2):
+                with pytest.raises(InternalServerError):
+                    await openai.chat.completions.create(model="m", messages=HELLO)
+            assert session.over.is_set()
+
+    run(scenario)
+
+
+def test_the_end_of_an_episode_answers_what_is_in_flight() -> None:
+    async def scenario() -> None:
+        policy = Gated()
+        async with gateway_of(policy) as gateway:
+            async with gateway.session(ticket(), 0) as session, client_of(gateway, session) as openai:
+                waiting = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+                await asyncio.sleep(0.2)
+                await session.close()
+                with pytest.raises(APIStatusError) as over:
+                    await waiting
+            assert over.value.status_code == 409
+            assert policy.answered == []
+
+    run(scenario)

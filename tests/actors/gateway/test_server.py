@@ -1,0 +1,307 @@
+"""The gateway as clients see it: OpenAI's own client over HTTP, and raw requests for what it would not send."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError
+
+from horizonrl.actors.gateway import server
+from horizonrl.common.types import PolicyVersion, StopReason
+from tests.actors.gateway.served import (
+    CHAT,
+    HELLO,
+    TOOL,
+    Remembering,
+    assert_trained_is_sampled,
+    client,
+    client_of,
+    gateway_of,
+    run,
+    session_of,
+    ticket,
+)
+
+CALLING = 'sure\n<tool_call>\n{"name": "go", "arguments": {"to": "north"}}\n</tool_call>'
+
+
+def test_a_conversation_is_one_branch_whose_ids_are_those_that_were_sampled() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok")
+        async with client(policy) as (openai, session):
+            messages = list(HELLO)
+            for left in (7, 6, 5):
+                raw = await openai.chat.completions.with_raw_response.create(model="any", messages=messages)
+                reply = raw.parse()
+                assert raw.headers["x-horizonrl-calls-left"] == str(left)
+                choice = reply.choices[0]
+                assert (choice.message.content, choice.finish_reason) == ("ok", "stop")
+                messages += [choice.message.model_dump(exclude_none=True), {"role": "user", "content": "on"}]
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        assert (episode.branches, len(episode.turns)) == ((), 3)
+        assert_trained_is_sampled(episode, policy)
+        assert CHAT.decode(episode.prompt_ids) == "user\nhello\nassistant\n"
+
+    run(scenario)
+
+
+def test_tool_calls_are_served_and_their_results_continue_the_branch() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: CALLING if "result" not in read else "done")
+        async with client(policy) as (openai, session):
+            tools: Any = [TOOL]
+            first = await openai.chat.completions.create(model="m", messages=HELLO, tools=tools)
+            message = first.choices[0].message
+            assert first.choices[0].finish_reason == "tool_calls"
+            assert message.content == "sure"
+            assert message.tool_calls is not None
+            call: Any = message.tool_calls[0]
+            assert (call.function.name, json.loads(call.function.arguments)) == ("go", {"to": "north"})
+            result: Any = {"role": "tool", "tool_call_id": call.id, "content": "result <|im_end|>"}
+            messages: Any = [*HELLO, message.model_dump(exclude_none=True), result]
+            last = await openai.chat.completions.create(model="m", messages=messages, tools=tools)
+            assert last.choices[0].message.content == "done"
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        assert episode.branches == ()
+        assert_trained_is_sampled(episode, policy)
+        special = CHAT.end_of_turn
+        assert episode.turns[0].observation_ids.count(special or -1) == 1, "a result cannot end a turn"
+
+    run(scenario)
+
+
+def test_results_are_rendered_in_the_order_of_the_calls_that_they_answer() -> None:
+    async def scenario() -> None:
+        two = CALLING + CALLING.removeprefix("sure").replace("north", "south")
+        policy = Remembering(lambda read: two if "[b]" not in read else "done")
+        async with client(policy) as (openai, session):
+            tools: Any = [TOOL]
+            first = await openai.chat.completions.create(model="m", messages=HELLO, tools=tools)
+            message = first.choices[0].message
+            assert message.tool_calls is not None
+            a, b = (call.id for call in message.tool_calls)
+            results = [{"role": "tool", "tool_call_id": i, "content": t} for i, t in ((b, "[b]"), (a, "[a]"))]
+            messages: Any = [*HELLO, message.model_dump(exclude_none=True), *results]
+            await openai.chat.completions.create(model="m", messages=messages, tools=tools)
+        read = CHAT.decode(session.graph.episode(0, StopReason.TERMINATED).turns[0].observation_ids)
+        assert read.index("[a]") < read.index("[b]")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_a_stream_has_the_whole_reply_and_its_end(usage: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.01)
+
+    async def scenario() -> None:
+        policy = Remembering(lambda read: CALLING, token_s=0.002)
+        async with client(policy) as (openai, session):
+            tools: Any = [TOOL]
+            options: Any = {"stream_options": {"include_usage": True}} if usage else {}
+            stream = await openai.chat.completions.create(
+                model="m", messages=HELLO, tools=tools, stream=True, **options
+            )
+            chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        calls = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or ()]
+        assert text == "sure"
+        assert [call.function and call.function.arguments for call in calls] == ['{"to": "north"}']
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
+        assert (chunks[-1].usage is not None) is usage
+        assert session.answered == 1
+
+    run(scenario)
+
+
+def test_stop_strings_end_the_text_and_the_ids_are_kept_through_the_match() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "think\nObservation: I make it up")
+        async with client(policy) as (openai, session):
+            reply = await openai.chat.completions.create(model="m", messages=HELLO, stop=["Observation:", "zzz"])
+            assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("think\n", "stop")
+            messages: Any = [*HELLO, {"role": "assistant", "content": "think\n"}, {"role": "user", "content": "seen"}]
+            await openai.chat.completions.create(model="m", messages=messages)
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        sampled, kept = policy.answered[0].generation.ids, episode.turns[0].output_ids
+        assert (kept, episode.branches) == (sampled[: len(kept)], ())
+        assert CHAT.decode(kept).endswith("Observation:")
+        assert len(kept) == len(episode.turns[0].logprobs) < len(sampled)
+        assert policy.answered[1].ids == episode.prompt_ids + kept + episode.turns[0].observation_ids
+
+    run(scenario)
+
+
+def test_logprobs_are_those_of_the_sampled_tokens() -> None:
+    async def scenario() -> None:
+        policy = Remembering()
+        async with client(policy) as (openai, _):
+            reply = await openai.chat.completions.create(model="m", messages=HELLO, logprobs=True, max_tokens=5)
+        logprobs = reply.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.content is not None
+        assert tuple(token.logprob for token in logprobs.content) == policy.answered[0].generation.logprobs
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == len(logprobs.content) <= 5
+        assert reply.usage.prompt_tokens == len(policy.answered[0].ids)
+
+    run(scenario)
+
+
+def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok " * 50)
+        async with client(policy, ticket(max_turn_tokens=7)) as (openai, session):
+            options: Any = {"temperature": 0.2, "seed": 3, "logit_bias": {"5": 1}, "tool_choice": "required"}
+            raw = await openai.chat.completions.with_raw_response.create(
+                model="m", messages=HELLO, max_tokens=99, tools=[TOOL], **options
+            )
+            assert raw.headers["x-horizonrl-ignored"] == "logit_bias, seed, temperature, tool_choice"
+            assert session.metrics.value("gateway_parameters_ignored_total") == 4
+            choice = raw.parse().choices[0]
+            assert choice.finish_reason == "length"
+            assert len(policy.answered[0].generation.ids) == 7
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"n": 2}, "unsupported_parameter"),
+        ({"functions": [{"name": "f"}]}, "unsupported_parameter"),
+        ({"messages": []}, "invalid_request"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "invalid_request"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_content"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter"),
+        ({"max_tokens": 0}, "invalid_request"),
+        ({"stop": [""]}, "invalid_request"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "context_length_exceeded"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_a_code_and_costs_no_call(body: dict[str, Any], code: str) -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok", max_context_tokens=2000)
+        async with client(policy, ticket(horizon_turns=1)) as (openai, _):
+            with pytest.raises(BadRequestError) as refused:
+                await openai.chat.completions.create(**{"model": "m", "messages": HELLO} | body)  # type: ignore[call-overload]
+            assert refused.value.code == code
+            await openai.chat.completions.create(model="m", messages=HELLO)
+
+    run(scenario)
+
+
+def test_halves_of_characters_and_odd_bodies_do_no_harm() -> None:
+    async def scenario() -> None:
+        async with session_of(Remembering(lambda read: "ok")) as (gateway, session), ClientSession() as http:
+            headers = {"Authorization": f"Bearer {session.key}"}
+            url = f"{gateway.base_url}/chat/completions"
+            half = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
+            for raw, status in ((half, 200), (b"[]", 400), (b"{", 400), (b"[" * 100_000, 400), (b"", 400)):
+                async with http.post(url, data=raw, headers=headers) as answer:
+                    assert answer.status == status
+            async with http.post(url, data=io.BytesIO(b"x" * (server.BODY_BYTES + 1)), headers=headers) as answer:
+                assert answer.status == 413
+
+    run(scenario)
+
+
+def test_the_key_comes_in_three_ways_and_dies_with_the_episode() -> None:
+    async def scenario() -> None:
+        async with gateway_of(Remembering(lambda read: "ok")) as gateway, ClientSession() as http:
+            async with gateway.session(ticket(), 0) as session:
+                root = gateway.base_url.removesuffix("/v1")
+                ways: list[tuple[str, dict[str, str]]] = [
+                    (f"{root}/v1", {"Authorization": f"Bearer {session.key}"}),
+                    (f"{root}/v1", {"x-api-key": session.key}),
+                    (f"{root}/e/{session.key}/v1", {"Authorization": "Bearer sk-something"}),
+                ]
+                for base, headers in ways:
+                    body = {"messages": HELLO}
+                    async with http.post(f"{base}/chat/completions", json=body, headers=headers) as answer:
+                        assert answer.status == 200
+                    async with http.get(f"{base}/models", headers=headers) as answer:
+                        assert answer.status == 200
+            assert len(session.key) >= 22
+            async with client_of(gateway, session) as openai:
+                with pytest.raises(ConflictError):
+                    await openai.chat.completions.create(model="m", messages=HELLO)
+            async with AsyncOpenAI(base_url=gateway.base_url, api_key="guess", max_retries=0) as openai:
+                with pytest.raises(AuthenticationError):
+                    await openai.chat.completions.create(model="m", messages=HELLO)
+                with pytest.raises(AuthenticationError):
+                    await openai.models.list()
+
+    run(scenario)
+
+
+def test_parallel_calls_never_exceed_the_horizon_and_the_last_is_marked() -> None:
+    async def scenario() -> None:
+        policy = Remembering(token_s=0.001)
+        async with client(policy, ticket(horizon_turns=3)) as (openai, session):
+            calls = [openai.chat.completions.create(model="m", messages=HELLO) for _ in range(8)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            served: Any = [answer for answer in answers if not isinstance(answer, BaseException)]
+            refused = [answer for answer in answers if isinstance(answer, BadRequestError)]
+            assert (len(served), len(refused), len(policy.answered)) == (3, 5, 3)
+            assert {answer.code for answer in refused} == {"horizon_reached"}
+            assert sorted(answer.horizonrl["last_call"] for answer in served) == [False, False, True]
+            assert session.over.is_set()
+        episode = session.graph.episode(0, StopReason.HORIZON)
+        assert len(episode.branches) == 2
+        assert_trained_is_sampled(episode, policy)
+
+    run(scenario)
+
+
+def test_parallel_calls_that_continue_one_reply_fork_it() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok", token_s=0.001)
+        async with client(policy) as (openai, session):
+            await openai.chat.completions.create(model="m", messages=HELLO)
+            history: Any = [*HELLO, {"role": "assistant", "content": "ok"}]
+            nexts: Any = [[*history, {"role": "user", "content": text}] for text in ("a", "b", "c")]
+            calls = (openai.chat.completions.create(model="m", messages=messages) for messages in nexts)
+            await asyncio.gather(*calls)
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        assert [turn.branch for turn in episode.turns].count(0) == 2
+        assert {branch.prompt_ids[: len(episode.prompt_ids)] for branch in episode.branches} == {episode.prompt_ids}
+        assert_trained_is_sampled(episode, policy)
+
+    run(scenario)
+
+
+def test_weights_that_change_in_the_middle_of_a_reply_are_in_its_spans() -> None:
+    async def scenario() -> None:
+        policy = Remembering()
+
+        def reply(ids: Any) -> Any:
+            yield from CHAT.encode_turn("long")[:2]
+            policy._version = PolicyVersion(version=1)
+            yield from CHAT.encode_turn("longer")
+
+        policy._script = reply
+        async with client(policy) as (openai, session):
+            await openai.chat.completions.create(model="m", messages=HELLO)
+        spans = session.graph.episode(0, StopReason.TERMINATED).turns[0].spans
+        assert [(span.version, span.tokens) for span in spans[:1]] == [(0, 2)]
+        assert [span.version for span in spans] == [0, 1]
+
+    run(scenario)
+
+
+def test_the_remaining_turns_are_announced_to_the_policy_and_not_to_the_program() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok")
+        async with client(policy, ticket(horizon_turns=5, announce=True)) as (openai, session):
+            messages = list(HELLO)
+            for _ in range(2):
+                await openai.chat.completions.create(model="m", messages=messages)
+                messages += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "on"}]
+        episode = session.graph.episode(0, StopReason.TERMINATED)
+        assert (episode.prompt, episode.turns[0].observation) == ("hello\n[5 turns left]", "on\n[4 turns left]")
+        assert (episode.branches, len(episode.turns)) == ((), 2)
+
+    run(scenario)

@@ -1,0 +1,143 @@
+"""Shaped rewards against plain formulas, and what they change in a batch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horizonrl.broker.groups import Entry
+from horizonrl.common.config.objective import AdvantageSection, RewardSection
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import Group, Kind, Phase, Task
+from horizonrl.learner.algorithm.reward import batch_rewards, overlong, shaped
+from horizonrl.learner.intake.accounts import TicketAccounts
+from horizonrl.learner.intake.batch import Batch, traces_of
+from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
+from tests.records import make_episode, make_group, make_ticket, make_turn
+
+RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64)
+
+
+def group_of(*episodes: list[float], env_id: str = "textcraft", kind: Kind = Kind.TRAIN) -> Group:
+    """Return a group with an episode for each list of its turns' rewards."""
+    made = tuple(
+        make_episode(index, *(make_turn(reward=reward) for reward in rewards)) for index, rewards in enumerate(episodes)
+    )
+    ticket = make_ticket(kind=kind, group_size=len(made)).model_copy(update={"task": Task(env_id=env_id, task_id="a")})
+    return make_group(rewards=[0.0]).model_copy(update={"ticket": ticket, "episodes": made})
+
+
+def test_the_punishment_is_daposs() -> None:
+    longest, cache = 512, 128
+    for tokens in range(0, 700, 7):
+        if tokens <= longest - cache:
+            dapo = 0.0
+        elif tokens <= longest:
+            dapo = ((longest - cache) - tokens) / cache
+        else:
+            dapo = -1.0
+        assert -overlong(tokens, longest - cache, longest) == pytest.approx(dapo)
+
+
+def test_cost_and_punishment_are_those_of_the_turns_and_the_whole_length() -> None:
+    episode = make_episode(0, make_turn(range(6)), make_turn(range(4), reward=1.0))
+    settings = RewardSection(turn_cost=0.1, overlong_band=(8, 12), overlong_cost=2.0)
+    assert shaped(episode, settings) == pytest.approx([-0.1, 1.0 - 0.1 - 2.0 * 0.5])
+    assert shaped(episode, RewardSection()) == [0.0, 1.0]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]), st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=3), min_size=2)
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["rloo", "gae"]),
+)
+def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list[list[float]]]], kind: str) -> None:
+    groups = [group_of(*episodes, env_id=env_id) for env_id, episodes in drawn]
+    advantage = AdvantageSection(kind=kind)  # type: ignore[arg-type]
+    rewards = batch_rewards(groups, RewardSection(normalisation="environment"), advantage)
+    for env_id in {env_id for env_id, _ in drawn}:
+        before = np.array([sum(e) for env, episodes in drawn for e in episodes if env == env_id])
+        after = [sum(e) for (env, _), episodes in zip(drawn, rewards, strict=True) for e in episodes if env == env_id]
+        mean = before.mean() if kind == "gae" else 0.0
+        assert after == pytest.approx((before - mean) / (before.std() + 1e-6), rel=1e-6, abs=1e-3)
+
+
+def test_every_return_from_a_turn_on_loses_the_mean() -> None:
+    settings = RewardSection(normalisation="environment")
+    (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, AdvantageSection(kind="gae"))
+    assert np.cumsum(rewards[0][::-1])[::-1] == pytest.approx([(4 - 2) / 2, (3 - 2) / 2], rel=1e-5)
+
+
+def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
+    groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
+    settings = RewardSection(normalisation="environment", turn_cost=0.5)
+    rewards = batch_rewards(groups, settings, AdvantageSection(kind="return"))
+    assert rewards[0] == [[9.0]] and rewards[1] == [[pytest.approx(1.0, rel=1e-5)], [pytest.approx(-1.0, rel=1e-5)]]
+
+
+def collected(rules: Rules, *groups: Group) -> Collector:
+    collector = Collector(rules, TicketAccounts())
+    for sequence, group in enumerate(groups, 1):
+        numbered = group.model_copy(update={"ticket": group.ticket.model_copy(update={"number": sequence})})
+        collector.consume(Entry(sequence=sequence, record=numbered), LearnerPosition(version=1, phase=Phase.RL))
+    return collector
+
+
+def test_with_a_cost_of_turns_a_shorter_way_to_the_same_reward_is_a_difference() -> None:
+    group = group_of([1.0], [0.0, 1.0])
+    assert not collected(RULES, group).pending.admitted
+    costly = replace(RULES, reward=RewardSection(turn_cost=0.1))
+    (long, short) = collected(costly, group).batch(1).traces[::-1]
+    assert short.rewards_L.sum() == pytest.approx(0.9) and long.rewards_L.sum() == pytest.approx(0.8)
+
+
+def test_an_environment_and_demonstrations_have_their_weight_in_rl() -> None:
+    rules = replace(RULES, loss_weights={"maze": 3.0}, demo_weight=0.5, demos_in_rl=True)
+    groups = group_of([1.0], [0.0], env_id="maze"), group_of([1.0], [0.0]), group_of([1.0], kind=Kind.DEMO)
+    assert [trace.weight for trace in collected(rules, *groups).batch(1).traces] == [3.0, 3.0, 1.0, 1.0, 0.5]
+    imitation = Collector(rules, TicketAccounts())
+    demo = group_of([1.0], env_id="maze", kind=Kind.DEMO)
+    imitation.consume(Entry(sequence=1, record=demo), LearnerPosition(version=0, phase=Phase.IMITATION))
+    assert [trace.weight for trace in imitation.batch(0).traces] == [3.0]
+
+
+def test_a_weight_that_is_not_used_leaves_the_digest_of_a_batch_as_it_was() -> None:
+    """The value is that of the release before weights: a run's ledger can still be replayed."""
+    (trace,) = traces_of(make_episode(0, make_turn(), make_turn(reward=1.0)))
+    assert Batch((trace,), 0).digest() == "f61bf92649b4d71d0d4709ab09a1419e"
+    assert Batch((replace(trace, weight=2.0),), 0).digest() != Batch((trace,), 0).digest()
+
+
+def test_a_trace_has_the_states_of_its_turns_where_the_advantage_asks_for_them() -> None:
+    turns = [make_turn(reward=reward).model_copy(update={"state": state}) for state, reward in (("a", 0.0), ("b", 1.0))]
+    group = group_of([0.0], [0.0])
+    group = group.model_copy(update={"episodes": (make_episode(0, *turns), group.episodes[1])})
+    asking = replace(RULES, advantage=AdvantageSection(state_weight=1.0))
+    assert [trace.states for trace in collected(asking, group).batch(1).traces] == [("a", "b"), ("",)]
+    assert [trace.states for trace in collected(RULES, group).batch(1).traces] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["--reward.normalisation=environment"], "grpo does not depend on the scale"),
+        (["--reward.overlong_band=[20,10]"], "a larger one at which it is full"),
+        (["--advantage.kind=maxrl", "--reward.turn_cost=0.1"], "may make negative"),
+        (["--rl.demo_weight=0.5"], "set demos_per_step"),
+        (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
+        (["--loss.kl_max=0.1"], "a batch makes a single update"),
+        (["--critic.warmup_steps=3"], "grpo has no critic"),
+        (["--advantage.kind=rloo", "--advantage.state_weight=1"], "compared by grpo or dr_grpo"),
+    ],
+)
+def test_what_contradicts_itself_or_does_nothing_is_refused(keys: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load([], keys)

@@ -1,0 +1,142 @@
+"""The adaptive curriculum: what categories yield, and what is drawn for it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.memory import MemoryTransport
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.state import MAX_CATEGORIES, CategoryYield
+from horizonrl.common.types import Group, Kind, Provenance, Task
+from horizonrl.learner.controller.curriculum import FLOOR, Curriculum, TaskSource
+from horizonrl.learner.controller.yields import Yields
+from tests.learner import world
+from tests.learner.world import World
+from tests.records import make_episode, make_ticket, make_turn
+
+SIZES = {"easy": 60, "middle": 30, "hard": 10}
+SOURCE = TaskSource(
+    "textcraft",
+    tuple(f"{category}-{place}" for category, size in SIZES.items() for place in range(size)),
+    1.0,
+    categories=tuple(category for category, size in SIZES.items() for _ in range(size)),
+)
+
+Seen = Sequence[tuple[str, bool]]
+seen_groups = st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.booleans()), max_size=60)
+
+
+def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN) -> Group:
+    task = Task(env_id="textcraft", task_id=f"{category}-0")
+    ticket = make_ticket(kind=kind, group_size=2).model_copy(update={"task": task})
+    episodes = tuple(make_episode(index, make_turn(reward=float(varied * index))) for index in (0, 1))
+    return Group(ticket=ticket, episodes=episodes, provenance=Provenance(actor="test"))
+
+
+def varies(group: Group) -> bool:
+    return len({episode.episode_return for episode in group.valid_episodes}) > 1
+
+
+def folded(seen: Seen, yields: Yields | None = None) -> Yields:
+    yields = yields or Yields([SOURCE])
+    yields.observe([group_of(*one) for one in seen], varies)
+    return yields
+
+
+def drawn(yields: Sequence[CategoryYield], tickets: int) -> list[str]:
+    curriculum = Curriculum(0, [SOURCE])
+    return [curriculum.task(Kind.TRAIN, number, yields).task_id for number in range(tickets)]
+
+
+def test_before_anything_was_seen_each_category_is_drawn_by_its_number_of_tasks() -> None:
+    counts = Counter(task_id.partition("-")[0] for task_id in drawn(Yields([SOURCE]).all(), 10_000))
+    assert all(counts[category] / 10_000 == pytest.approx(size / 100, abs=0.02) for category, size in SIZES.items())
+
+
+def test_more_is_drawn_from_what_yields_and_no_task_is_given_up() -> None:
+    yields = folded([("easy", False)] * 100 + [("middle", True)] * 100 + [("hard", False)] * 100)
+    counts = Counter(task_id.partition("-")[0] for task_id in drawn(yields.all(), 10_000))
+    # 30 tasks that always teach, against 60 and 10 at the floor.
+    expected = {"easy": 60 * FLOOR, "middle": 30, "hard": 10 * FLOOR}
+    total = sum(expected.values())
+    assert all(counts[name] / 10_000 == pytest.approx(share / total, abs=0.02) for name, share in expected.items())
+    assert set(drawn(yields.all(), 20_000)) == set(SOURCE.task_ids)
+
+
+@given(seen_groups)
+def test_the_shares_are_a_distribution_above_the_floor(seen: Seen) -> None:
+    shares = Curriculum(0, [SOURCE]).shares("textcraft", folded(seen).all())
+    assert sum(shares.values()) == pytest.approx(1.0)
+    chances = [share / SIZES[category] for category, share in shares.items()]
+    assert min(chances) >= FLOOR * max(chances) * (1 - 1e-9)
+
+
+@given(seen_groups)
+def test_two_controllers_draw_the_same_for_the_same_progress(seen: Seen) -> None:
+    yields = folded(seen).all()
+    assert drawn(yields, 20) == drawn(yields, 20)
+
+
+@given(seen_groups, st.integers(min_value=0, max_value=60))
+def test_a_resumed_fold_goes_on_as_if_nothing_had_happened(seen: Seen, place: int) -> None:
+    resumed = Yields([SOURCE])
+    resumed.restore(folded(seen[:place]).dump())
+    assert folded(seen[place:], resumed).all() == folded(seen).all()
+
+
+def test_old_groups_fade() -> None:
+    yields = folded([("hard", False)] * 200 + [("hard", True)] * 30)
+    hard = next(each for each in yields.all() if each.category == "hard")
+    assert hard.share > 0.75
+    assert hard.seen <= 20
+
+
+def test_only_train_groups_of_the_runs_own_tasks_count() -> None:
+    yields = Yields([SOURCE])
+    yields.observe([group_of("gone", True), group_of("easy", True, Kind.DEMO)], varies)
+    assert yields.all() == Yields([SOURCE]).all()
+
+
+def test_a_category_that_the_run_no_longer_has_is_forgotten() -> None:
+    yields = Yields([SOURCE])
+    yields.restore([{"env_id": "textcraft", "category": "gone", "varied": 3.0, "seen": 4.0}])
+    assert yields.all() == Yields([SOURCE]).all()
+
+
+def test_more_categories_than_a_progress_record_holds_are_refused() -> None:
+    names = tuple(f"c{place}" for place in range(MAX_CATEGORIES + 1))
+    with pytest.raises(ConfigError, match=rf"have {MAX_CATEGORIES + 1} categories of tasks: it follows at most"):
+        Yields([TaskSource("textcraft", names, 1.0, categories=names)])
+
+
+@pytest.mark.parametrize("deaths", [{}, {"learner": [9, 22, 41]}, {"controller": [8, 17, 30]}])
+def test_a_run_loses_and_doubles_nothing_whoever_dies(
+    deaths: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "SOURCES", [SOURCE])
+    monkeypatch.setattr("horizonrl.learner.state.sources_of", lambda _: [SOURCE])
+    run = World(tmp_path, deaths=deaths, overrides=("--curriculum.kind=adaptive",))
+
+    async def scenario() -> None:
+        await run.run()
+        await run.check()
+        # The learner of the last life has the yields of the whole log, whatever its lives before had read.
+        yields, log = Yields([SOURCE]), await GroupLog(MemoryTransport(run.server, "run")).read(after=0)
+        records: dict[str, Group] = {}
+        while (entry := await log.next(0.0)) is not None:
+            if isinstance(entry.record, Group):
+                records.setdefault(entry.record.ticket.ticket_id, entry.record)
+        steps = run.ledger()
+        consumed = [ticket for line in steps for _, ticket, *_ in sorted([*line["trained"], *line["dropped"]])]
+        yields.observe([records[ticket] for ticket in consumed if ticket in records], run.rules.has_signal)
+        progress = await world.StateStore(MemoryTransport(run.server, "run")).get(world.Key.PROGRESS)
+        assert isinstance(progress, world.Progress)
+        assert progress.yields == yields.all()
+
+    asyncio.run(scenario())
