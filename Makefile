@@ -28,11 +28,11 @@ train: setup
 	$(VENV)/bin/horizonrl train $(RECIPE)
 
 test: setup lint
-	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile
+	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile
 
 # What the quick tests run of the code; process tests run theirs in other processes, which are not counted.
 coverage: setup
-	$(VENV)/bin/pytest --numprocesses 2 --dist loadfile -m "not slow and not process" --cov --cov-report term:skip-covered
+	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile -m "not slow and not process" --cov --cov-report term:skip-covered
 
 lint: setup
 	$(VENV)/bin/ruff check .

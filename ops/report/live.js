@@ -9,7 +9,7 @@ async function follow() {
     if (document.hidden) continue;
     let answer;
     try {
-      answer = await (await fetch("facts", { cache: "no-store" })).json();
+      answer = await (await fetch(`facts?edition=${edition}`, { cache: "no-store" })).json();
     } catch {
       return told("The server of this page has ended: what is shown is the last that it said.");
     }
@@ -27,7 +27,7 @@ async function follow() {
         // Newer episodes took the place of these while they were asked for: the next look has them.
       }
     }
-    if (answer.ended) return told("The run has ended. `horizonrl report` writes its page.");
+    if (answer.ended && answer.edition === edition) return told("The run has ended. `horizonrl report` writes its page.");
   }
 }
 

@@ -51,7 +51,7 @@ class RunWatch:
     ended: bool = False
     asked_at: float = 0.0
     told: bool = False
-    """Whether a page has heard of the end."""
+    """Whether a page has all that the run left at its end."""
     _facts: dict[str, Any] = field(default_factory=dict)
     _editions: dict[int, Episodes] = field(default_factory=dict)
     _ledger: int = -1
@@ -94,13 +94,15 @@ class RunWatch:
         text = assemble(Shown({**self._facts, "edition": self.edition}, self.episodes), live=True)
         return web.Response(text=text, content_type="text/html")
 
-    async def facts(self, _: web.Request) -> web.Response:
+    async def facts(self, request: web.Request) -> web.Response:
         await self.look()
-        self.asked_at, self.told = time.monotonic(), self.ended
+        self.asked_at = time.monotonic()
+        self._tell(request)
         answer = {"facts": self._facts, "edition": self.edition, "ended": self.ended}
         return web.Response(text=inert_json(answer), content_type="application/json")
 
     async def index(self, request: web.Request) -> web.Response:
+        self._tell(request)
         return web.Response(text=packed_index(self._asked(request)))
 
     async def chunk(self, request: web.Request) -> web.Response:
@@ -109,11 +111,19 @@ class RunWatch:
             raise web.HTTPNotFound(text=f"there are {len(chunks)} chunks\n")
         return web.Response(text=chunks[number])
 
+    def _tell(self, request: web.Request) -> None:
+        """Note whether this page has, or now gets, the last episodes of a run that has ended."""
+        self.told = self.told or (self.ended and _edition(request) == self.edition)
+
     def _asked(self, request: web.Request) -> Episodes:
-        found = self._editions.get(int(request.query.get("edition", "-1")))
+        found = self._editions.get(_edition(request))
         if found is None:
             raise web.HTTPGone(text="newer episodes took the place of these: ask for the facts again\n")
         return found
+
+
+def _edition(request: web.Request) -> int:
+    return int(request.query.get("edition", "-1"))
 
 
 def application(watch: RunWatch) -> web.Application:

@@ -78,14 +78,18 @@ def test_a_context_that_fills_up_is_summarised_and_learner_and_actor_agree_on_ea
 
 @pytest.mark.process
 def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoint(workplace: Workplace) -> None:
-    process = workplace.start("train", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2")
+    process = workplace.start(
+        "train", "--actor.engine=scripted", "--learner.ranks=2", "--imitation.steps=1", "--rl.steps=2"
+    )
     assert process.wait(240) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == [1, 2, 3]
     assert (workplace.run_dir / "checkpoints" / "step-000003").is_dir()
 
     log = workplace.run_dir / "logs" / "learner.log"
     os.truncate(log, LOG_BYTES + 1)  # as after weeks: it begins anew
-    further = workplace.start("train", "--learner.ranks=1", "--imitation.steps=1", "--rl.steps=3")
+    further = workplace.start(
+        "train", "--actor.engine=scripted", "--learner.ranks=1", "--imitation.steps=1", "--rl.steps=3"
+    )
     assert further.wait(240) == 0, workplace.logs()
     assert log.with_name("learner.log.1").stat().st_size > LOG_BYTES > log.stat().st_size
     assert [(line["step"], line["lineage"]) for line in workplace.lines("ledger.jsonl")][-2:] == [(3, 0), (4, 1)]
@@ -95,7 +99,7 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
 
 @pytest.mark.process
 def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(workplace: Workplace) -> None:
-    process = workplace.start("train", "--actor.engine=scripted")
+    process = workplace.start("train", "--actor.engine=scripted", "--learner.backend=hash")
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     for part in psutil.Process(process.pid).children():
         if "horizonrl.ops.cli.main" in part.cmdline():  # all but the nats-server

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from horizonrl.common.errors import HorizonError
 from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
 from horizonrl.ops.cli.terminal import plain_console
 
@@ -65,4 +66,7 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except HorizonError as error:
+        sys.exit(f"error: {error}")

@@ -295,7 +295,7 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[d
     return figures, directory
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_two_ranks_make_the_steps_of_one_and_their_checkpoint_resumes_on_one(
     start: StartEngine, alone: tuple[dict[str, Any], Path], tiny_model: Path, tmp_path: Path, zero_stage: int
 ) -> None:

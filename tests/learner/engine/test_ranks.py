@@ -20,6 +20,7 @@ from horizonrl.learner.intake.batch import Batch, Trace, traces_of
 from tests.learner.branching import branching_group
 from tests.learner.ranks_program import resume, run_program, train
 from tests.learner.traces import make_batch
+from tests.namespaces import two_machines
 
 
 def flat(path: Path) -> torch.Tensor:
@@ -77,13 +78,18 @@ def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained
     return Trained(figures, directory)
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["stage 1", "stage 3"])
-def together(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Two ranks."""
+@pytest.fixture(scope="module")
+def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
+    """Two ranks, at each stage in the same two processes."""
     directory = tmp_path_factory.mktemp("together")
-    leader, follower = run_program(f"train-z{request.param}", tiny_model, directory, ranks=2)
+    leader, follower = run_program("stages", tiny_model, directory, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    return Trained(leader, directory)
+    return {stage: Trained(leader[stage], directory / stage) for stage in "123"}
+
+
+@pytest.fixture(params=["1", "3"], ids=["stage 1", "stage 3"])
+def together(request: pytest.FixtureRequest, stages: dict[str, Trained]) -> Trained:
+    return stages[request.param]
 
 
 def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close: float = 1e-3) -> None:
@@ -102,6 +108,19 @@ def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close:
 @pytest.mark.process
 def test_two_ranks_make_the_steps_of_one(alone: Trained, together: Trained, tiny_model: Path) -> None:
     assert_same_steps(alone, together, tiny_model)
+
+
+@pytest.mark.process
+def test_two_machines_make_the_weights_of_two_ranks_on_one(
+    stages: dict[str, Trained], tiny_model: Path, tmp_path: Path
+) -> None:
+    with two_machines() as machines:
+        apart, there = run_program("stages", tiny_model, tmp_path, 2, machines)
+    assert (apart["rc"], there["rc"]) == (0, 0), (apart, there)
+    for stage, together in stages.items():
+        assert apart[stage]["repeats"], "a step after `load` made other weights than before"
+        assert apart[stage]["digest"] == together.figures["digest"]
+        assert apart[stage]["grad_norm"] == together.figures["grad_norm"]
 
 
 @pytest.mark.process
