@@ -4,6 +4,7 @@ The server is asked for its tools once per process. After that, an episode start
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +31,7 @@ class McpTools:
     grader: MODULE:FUNCTION that takes an `Answered` and returns the reward; 1 or more is a success
     command: the program that serves MCP on stdin and stdout; one is started for each episode and ends with it
     url: the address of a server that speaks streamable HTTP, instead of a command
+    variables: names of environment variables that the command gets; of a url one, whose value is its bearer token
     show: names of the tools that the agent may call; default: all
     directory: where the command runs; default: a new directory for each episode
     max_observation_chars: bound of every observation
@@ -48,6 +50,7 @@ class McpTools:
         grader: str = "",
         command: tuple[str, ...] = (),
         url: str | None = None,
+        variables: tuple[str, ...] = (),
         show: tuple[str, ...] = (),
         directory: Path | None = None,
         max_observation_chars: Chars = MAX_OBSERVATION_CHARS,
@@ -55,10 +58,14 @@ class McpTools:
         file = load_tasks(path)
         if bool(command) == bool(url):
             raise ConfigError("an mcp environment needs options.command or options.url, and not both")
+        if url and len(variables) > 1:
+            raise ConfigError(f"options.url takes one bearer token, and options.variables has {len(variables)} names")
+        if missing := [name for name in variables if not os.environ.get(name)]:
+            raise ConfigError(f"options.variables: the environment variable {missing[0]!r} is not set here")
         self.version = f"{self.version} sha256:{file.digest[:16]}"
         self._tasks = file.tasks
         self._grader = load_grader(grader)
-        self._server = Server(command, url, directory)
+        self._server = Server(command, url, directory, variables)
         self._show = show
         self._max_chars = max_observation_chars
         self._session: Session | None = None

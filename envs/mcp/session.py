@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 from mcp_types import INVALID_PARAMS, TextContent, Tool
 
 from horizonrl.common.errors import EnvironmentFailure
@@ -31,6 +32,8 @@ class Server:
     url: str | None = None
     directory: Path | None = None
     """Where the command runs; by default a directory of its own, which is removed with it."""
+    variables: tuple[str, ...] = ()
+    """Names of environment variables: passed to the command; of a url only one, whose value is its bearer token."""
 
 
 class Session:
@@ -98,7 +101,7 @@ class Session:
             place = stack.enter_context(scratch())
             stderr = stack.enter_context((place / "stderr").open("w+", encoding="utf-8", errors="replace"))
             try:
-                client = await stack.enter_async_context(self._make(place, stderr))
+                client = await stack.enter_async_context(await self._make(stack, place, stderr))
                 if not connected.done():  # who waited for it may have been cancelled
                     connected.set_result(client)
                 await self._stopping.wait()
@@ -108,9 +111,12 @@ class Session:
                     connected.set_exception(EnvironmentFailure(f"no MCP server: {leaf(error)}{tail(stderr)}"))
                     connected.exception()  # nobody may be waiting any more
 
-    def _make(self, place: Path, stderr: TextIO) -> Client:
+    async def _make(self, stack: AsyncExitStack, place: Path, stderr: TextIO) -> Client:
+        values = {name: os.environ[name] for name in self._server.variables}
         if self._server.url is not None:
-            return Client(self._server.url)
+            headers = {"Authorization": f"Bearer {token}" for token in values.values()}
+            http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+            return Client(streamable_http_client(self._server.url, http_client=http))
         work = place / "work"
         work.mkdir()
         # Bound to this process: a killed actor leaves no server behind.
@@ -119,8 +125,8 @@ class Session:
             command=command[0],
             args=command[1:],
             cwd=self._server.directory or work,
-            # The SDK passes on HOME, PATH and the like, and nothing else: no key of ours reaches a server.
-            env={"PYTHONUNBUFFERED": "1"},
+            # The SDK passes on HOME, PATH and the like: no other key of ours reaches a server.
+            env={"PYTHONUNBUFFERED": "1"} | values,
         )
         return Client(stdio_client(parameters, errlog=stderr))
 

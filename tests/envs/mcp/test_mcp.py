@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.rollout import Rollout
@@ -121,22 +123,46 @@ def test_it_keeps_the_contract_of_environments_over_http(path: Path, url: str) -
     assert report.version.startswith("1 sha256:")
 
 
-def test_a_server_program_has_its_own_directory_and_nothing_of_our_environment(
+def test_a_server_program_has_its_own_directory_and_of_our_environment_only_what_is_named(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORIZONRL_SECRET", "x")
+    monkeypatch.setenv("SHELF_TOKEN", "y")
 
     async def scenario() -> None:
-        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+        environment = McpTools(
+            path=path, grader="tests.envs.mcp.graders:same", command=COMMAND, variables=("SHELF_TOKEN",)
+        )
         await environment.reset("sum")
         names, directory, _ = (await environment.call(call("environment"))).observation.split()
         assert "HORIZONRL_SECRET" not in names
-        assert "PATH" in names.split(",")
+        assert {"PATH", "SHELF_TOKEN"} < set(names.split(","))
         assert Path(directory).is_dir()
         await environment.close()
         assert not Path(directory).exists()
 
     asyncio.run(scenario())
+
+
+def test_an_address_gets_the_named_token_and_no_error_shows_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELF_TOKEN", "s3cret")
+    seen: set[str | None] = set()
+
+    async def refuse(request: web.Request) -> web.Response:
+        seen.add(request.headers.get("Authorization"))
+        raise web.HTTPUnauthorized
+
+    async def scenario() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/mcp", refuse)
+        async with TestServer(app) as server:
+            options = {"path": path, "grader": "tests.envs.mcp.graders:same", "url": str(server.make_url("/mcp"))}
+            with pytest.raises(EnvironmentFailure) as failure:
+                await registry.make("mcp", options | {"variables": ["SHELF_TOKEN"]}).reset("sum")
+            assert "s3cret" not in str(failure.value)
+
+    asyncio.run(scenario())
+    assert seen == {"Bearer s3cret"}
 
 
 def test_a_server_that_dies_or_fails_to_start_is_the_environments_failure(path: Path) -> None:
@@ -230,6 +256,8 @@ def test_a_grader_that_fails_is_a_broken_episode(path: Path, grader: str, reason
         ({"path": None}, "needs options.path"),
         ({"command": ()}, "options.command or options.url"),
         ({"url": "http://127.0.0.1:1/mcp"}, "not both"),
+        ({"variables": ["NOT_SET_HERE"]}, "'NOT_SET_HERE' is not set"),
+        ({"command": (), "url": "http://127.0.0.1:1/mcp", "variables": ["PATH", "HOME"]}, "one bearer token"),
         ({"grader": "nothing"}, "MODULE:FUNCTION"),
         ({"grader": "json:nothing"}, "cannot be imported"),
         ({"grader": "tests.envs.mcp.test_mcp:PATH"}, "no function"),
