@@ -114,8 +114,8 @@ class Session:
     async def _make(self, stack: AsyncExitStack, place: Path, stderr: TextIO) -> Client:
         values = {name: os.environ[name] for name in self._server.variables}
         if self._server.url is not None:
-            headers = {"Authorization": f"Bearer {token}" for token in values.values()}
-            http = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+            http = await stack.enter_async_context(create_mcp_http_client())
+            http.headers.update([("Authorization", f"Bearer {token}") for token in values.values()])
             return Client(streamable_http_client(self._server.url, http_client=http))
         work = place / "work"
         work.mkdir()
