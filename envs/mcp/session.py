@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from httpx2 import AsyncClient, Timeout
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp_types import INVALID_PARAMS, TextContent, Tool
 
 from horizonrl.common.errors import EnvironmentFailure
@@ -19,6 +20,8 @@ from horizonrl.common.scratch import scratch
 
 STOP_S = 20.0
 """The protocol's own grace periods for a program that does not end take less."""
+CONNECT_S, READ_S = 30.0, 300.0
+"""The SDK's own: a stream of events may be silent for long."""
 MOST_PAGES = 100
 TAIL_CHARS = 400
 """Of what a failed server wrote to stderr."""
@@ -114,8 +117,10 @@ class Session:
     async def _make(self, stack: AsyncExitStack, place: Path, stderr: TextIO) -> Client:
         values = {name: os.environ[name] for name in self._server.variables}
         if self._server.url is not None:
-            http = await stack.enter_async_context(create_mcp_http_client())
-            http.headers.update([("Authorization", f"Bearer {token}") for token in values.values()])
+            headers = [("Authorization", f"Bearer {token}") for token in values.values()]
+            http = await stack.enter_async_context(
+                AsyncClient(headers=headers, timeout=Timeout(CONNECT_S, read=READ_S))
+            )
             return Client(streamable_http_client(self._server.url, http_client=http))
         work = place / "work"
         work.mkdir()
