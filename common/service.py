@@ -203,7 +203,7 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
             missed = 0 if beat.is_set() else missed + 1
             beat.clear()
             if missed == WATCH_TICKS:
-                _end_process("loop_stalled", f"the event loop has not run for {limit_s:g} s: something blocks it")
+                end_process("loop_stalled", f"the event loop has not run for {limit_s:g} s: something blocks it")
 
     # A daemon thread, so that a watch that is stuck does not keep the process alive.
     beats, watch = loop.create_task(beating()), threading.Thread(target=watching, daemon=True)
@@ -220,19 +220,20 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
 
 def _deadline(limit_s: float, event: str, since: str) -> threading.Timer:
     """Return a timer that ends the process `limit_s` after its start, unless it is cancelled."""
-    timer = threading.Timer(limit_s, _end_process, (event, f"this process has not ended within {limit_s:g} s {since}"))
+    timer = threading.Timer(limit_s, end_process, (event, f"this process has not ended within {limit_s:g} s {since}"))
     timer.daemon = True
     return timer
 
 
-def _end_process(event: str, reason: str) -> None:
-    """Report the reason and the stack of the main thread, and end the process, whatever else it is doing."""
+def end_process(event: str, reason: str, culprit: threading.Thread | None = None) -> None:
+    """Report the reason and the stack of a thread, by default the main one, and end the process, whatever it does."""
+    thread = culprit or threading.main_thread()
 
     def report() -> None:
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        frame = sys._current_frames()[thread.ident or 0]
         log.error(event, reason=reason)
         stack = "".join(traceback.format_stack(frame))
-        print(f"error: {reason}; the main thread stands at:\n{stack}", file=sys.stderr, flush=True)
+        print(f"error: {reason}; thread {thread.name} stands at:\n{stack}", file=sys.stderr, flush=True)
 
     # In a thread of its own: writing the log may be what hangs, and the process has to end anyway.
     reporter = threading.Thread(target=report, daemon=True)

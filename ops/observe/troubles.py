@@ -36,6 +36,7 @@ TROUBLES = {
     "end_published_again": "published a group again whose parts had been purged while it was joined",
     "environment_not_closed": "an environment could not be closed",
     "environment_not_prepared": "an environment could not prepare ahead of need",
+    "environment_stuck": "was ended: a call of an environment never returned",
     "evaluation_given_up": "an evaluation never ended",
     "fetching_actor_stuck": "found an actor of its host stopped in a download: it downloads itself",
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",

@@ -11,7 +11,7 @@ from horizonrl.ops.run.logfiles import shorten
 from tests.ops.runs import write_log
 
 ROOT = Path(__file__).parents[3]
-LOGGED = re.compile(r'log\.(?:warning|error)\(\s*"([a-z_]+)"')
+LOGGED = re.compile(r'(?:log\.(?:warning|error)|end_process)\(\s*"([a-z_]+)"')
 NAMED = re.compile(r'"((?:loop|stop|close)_[a-z]+)"')
 """Events that `common/service.py` hands to the function that writes them."""
 
