@@ -13,7 +13,17 @@ from horizonrl.common.config.section import AboveZero, Band, NotNegative, Positi
 
 class AdvantageSection(Section):
     kind: Literal[
-        "grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return", "dpo"
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "maxrl",
+        "otb",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gae",
+        "vtrace",
+        "return",
+        "dpo",
     ] = "grpo"
     """Advantage estimator (docs/algorithms.md). return is the return itself; with loss reinforce and no correction it
     clones episodes weighted by reward (AgentEvol)."""
@@ -39,7 +49,7 @@ class AdvantageSection(Section):
     @property
     def group_relative(self) -> bool:
         """Whether episodes are compared with their siblings, so that a group of equal returns teaches nothing."""
-        return self.kind in ("grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp_baseline", "dpo")
+        return self.kind in ("grpo", "dr_grpo", "rloo", "maxrl", "otb", "reinforce_pp_baseline", "dpo")
 
     @property
     def needs_critic(self) -> bool:
@@ -242,7 +252,7 @@ class Objective(Section):
         """Whether a forward pass at the start of the step must score the batch."""
         # With a single update, the policy at the start of the step is the one in training, so it needs no pass.
         proximal = self.loss.kind == "decoupled_ppo" and self.correction.proximal == "exact" and self.loss.updates > 1
-        return self.needs_reference or self.advantage.needs_critic or proximal
+        return self.needs_reference or self.advantage.needs_critic or self.advantage.kind == "otb" or proximal
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -271,11 +281,12 @@ class Objective(Section):
                 f"loss.importance_cap is {loss.importance_cap} but only bounds the ratio of ppo, and loss.kind is "
                 f"{loss.kind}: set it to none and use that loss's own cap (cispo_cap, token_cap, ...)"
             )
-        if advantage.credit == "turn" and advantage.kind not in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return"):
+        by_turn = ("grpo", "dr_grpo", "otb", "reinforce_pp_baseline", "return")
+        if advantage.credit == "turn" and advantage.kind not in by_turn:
             raise ValueError(
                 f"advantage.credit is turn but advantage.kind {advantage.kind} has its own credit (rloo, maxrl and dpo "
                 "use whole episodes; reinforce_pp, gae and vtrace use the rewards to come): set credit to episode, or "
-                "kind to grpo, dr_grpo or reinforce_pp_baseline"
+                "kind to grpo, dr_grpo, otb or reinforce_pp_baseline"
             )
         # A discount needs a distance in turns or tokens. The return of a whole episode has none.
         ahead = advantage.credit == "turn" or advantage.kind in ("reinforce_pp", "gae", "vtrace")

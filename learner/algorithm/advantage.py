@@ -12,7 +12,7 @@ every branch (docs/algorithms.md, "Episodes of several branches").
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import AdvantageSection, Objective
-from horizonrl.learner.algorithm.credit import by_state, to_go
+from horizonrl.learner.algorithm.credit import by_state, optimal_token_baseline, to_go
 from horizonrl.learner.algorithm.reward import STD_FLOOR
 from horizonrl.learner.intake.batch import Trace, by_episode
 
@@ -38,6 +38,8 @@ class Scores:
     """log-probability under the reference."""
     values_N: Floats
     """The critic's estimate of the return from the token on."""
+    collisions_N: Floats
+    """Σ π² over the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +221,9 @@ def _played(
     # Turns are counted from 0, so a −1 in front makes the first token begin one.
     begins_N = np.diff(places_N[order_N], prepend=-1) != 0
     zeros_N = np.zeros(len(mu_N))
-    own = Scores(zeros_N, zeros_N, zeros_N)
+    own = Scores(zeros_N, zeros_N, zeros_N, zeros_N)
     if scores is not None:
-        columns = zip(*((each.logprobs_N, each.reference_N, each.values_N) for each in scores), strict=True)
-        own = Scores(*(joined(column) for column in columns))
+        own = Scores(*(joined([getattr(each, field.name) for each in scores]) for field in fields(Scores)))
     turns_N, untrained_K = np.cumsum(begins_N) - 1, None
     if traces[0].episode is not None:
         turns_N, untrained_K = places_N[order_N].astype(np.int64), traces[0].rewards_K.astype(np.float64)
@@ -265,6 +266,8 @@ def _estimated(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> li
             return [_vtrace(episode, settings) for episode in group]
         case "reinforce_pp":
             return [_untargeted(_ahead(e, e.rewards_N + e.penalties_N, e.rewards_by_turn(), settings)) for e in group]
+        case "otb":
+            return _otb(group, settings)
         case "dpo":
             return _dpo(group, settings.dpo_beta)
         case kind:
@@ -295,6 +298,13 @@ def _compared(
             own_N = own_N + _ahead(episode, penalties, episode.by_turn(penalties), settings)
         made.append(_untargeted(own_N))
     return made
+
+
+def _otb(group: Sequence[ScoredEpisode], settings: AdvantageSection) -> list[Estimate]:
+    credits = [np.broadcast_to(_credits(episode.rewards_by_turn(), settings), episode.turns) for episode in group]
+    returns = [credits_K[episode.turns_N] for credits_K, episode in zip(credits, group, strict=True)]
+    energies = [1.0 - 2.0 * np.exp(episode.scores.logprobs_N) + episode.scores.collisions_N for episode in group]
+    return [_untargeted(advantages_N) for advantages_N in optimal_token_baseline(returns, energies)]
 
 
 def _credits(rewards_K: Floats, settings: AdvantageSection) -> Floats:

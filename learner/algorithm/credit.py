@@ -1,6 +1,6 @@
 """What follows a turn, and how it compares with the same point of other episodes. Pure functions of NumPy arrays.
 
-Axes: S any sequence of steps, K the turns of one episode.
+Axes: S any sequence of steps, K the turns of one episode, N its trained tokens, T places of tokens.
 """
 
 from collections import defaultdict
@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+CERTAIN = 1e-8
+"""Weight of a path on which the policy was certain of every token, so that a group of such paths has a plain mean."""
 
 
 def to_go(rewards_S: Floats, discount: float) -> Floats:
@@ -40,3 +43,18 @@ def by_state(
             for (e, k), value in zip(places, compared, strict=True):
                 beside[e][k] = value
     return beside
+
+
+def optimal_token_baseline(returns: Sequence[Floats], energies: Sequence[Floats]) -> list[Floats]:
+    """Return G_t − B_t of each episode of a group, float64 [N] each, B_t = Σ G_t W_t / Σ W_t (OTB, arXiv 2602.07078).
+
+    `returns` are G, and `energies` 1 − 2 π + Σ π² of each token: the squared norm of its gradient with respect to the
+    logits. W_t is their sum up to the token, so that a path weighs as much as its gradient varies. The sums of B_t are
+    over the episodes that have a t-th token; where one alone does, B_t is its own return and teaches nothing.
+    """
+    weighed_T, weights_T = np.zeros((2, max(map(len, returns))))
+    for returns_N, energies_N in zip(returns, energies, strict=True):
+        weights_N = np.cumsum(energies_N) + CERTAIN
+        weighed_T[: len(weights_N)] += returns_N * weights_N
+        weights_T[: len(weights_N)] += weights_N
+    return [np.asarray(returns_N - (weighed_T / weights_T)[: len(returns_N)]) for returns_N in returns]

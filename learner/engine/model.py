@@ -37,17 +37,22 @@ class ScorerOutput(NamedTuple):
     """Entropy of the distribution at the token's temperature, in nats."""
     values_N: Tensor
     """The critic's estimate of the return from the token on; 0 without a critic."""
+    collisions_N: Tensor
+    """Σ π² over the vocabulary, at the token's temperature; 0 where gradients are recorded or nobody uses it."""
 
 
 class TokenScorer(nn.Module):
     """Wraps a Hugging Face causal LM. Every use goes through `forward`, where the hooks of ZeRO stage 3 see it."""
 
-    def __init__(self, lm: nn.Module, critic: bool = False, head_dtype: str | None = None) -> None:
+    def __init__(
+        self, lm: nn.Module, critic: bool = False, head_dtype: str | None = None, collisions: bool = False
+    ) -> None:
         """`head_dtype` is the precision of the logits; None is that of the model's head."""
         super().__init__()
         self.lm = lm
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self.critic = _critic(lm) if critic else None
+        self._collisions = collisions
         self._logit_scale = _logit_scale(cast(Any, lm).config)
         self.packs: bool = self._probed()
         """Whether episodes stand one after the other and share prompts. Every layer must be attention of a kind that
@@ -86,11 +91,12 @@ class TokenScorer(nn.Module):
         hidden, ids, temperatures = (torch.split(whole, rows) for whole in wholes)
         last = len(rows) - 1
         scores = [self._scores(hidden[n], ids[n], temperatures[n], again=n < last) for n in range(len(rows))]
-        logprobs_N, entropies_N = (torch.cat(column) for column in zip(*scores, strict=True))
-        if self.critic is None:
-            return ScorerOutput(logprobs_N, entropies_N, values_N=torch.zeros_like(logprobs_N))
-        # Detached: the critic reads the policy's features, and its errors must not move them.
-        return ScorerOutput(logprobs_N, entropies_N, values_N=self.critic(hidden_ND.detach())[:, 0].float())
+        logprobs_N, entropies_N, collisions_N = (torch.cat(column) for column in zip(*scores, strict=True))
+        values_N = torch.zeros_like(logprobs_N)
+        if self.critic is not None:
+            # Detached: the critic reads the policy's features, and its errors must not move them.
+            values_N = self.critic(hidden_ND.detach())[:, 0].float()
+        return ScorerOutput(logprobs_N, entropies_N, values_N, collisions_N)
 
     def _chunks(self, hidden_ND: Tensor) -> list[int]:
         """Return the rows of each chunk. The last one is full, because its logits are kept and computed only once."""
@@ -101,15 +107,19 @@ class TokenScorer(nn.Module):
 
     def _scores(
         self, hidden_CD: Tensor, ids_C: Tensor, temperatures_C: Tensor, again: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if again and torch.is_grad_enabled():
             asked = (hidden_CD, ids_C, temperatures_C)
-            found: tuple[Tensor, Tensor]
+            found: tuple[Tensor, Tensor, Tensor]
             found = checkpoint(self._scores, *asked, use_reentrant=False, preserve_rng_state=False)
             return found
         logits_CV = self._logits(hidden_CD)
         # The family's factor goes into the temperature, so that no scaled copy of the logits is made.
-        return token_scores(logits_CV, ids_C, temperatures_C / self._logit_scale)
+        temperatures_C = temperatures_C / self._logit_scale
+        logprobs_C, entropies_C = token_scores(logits_CV, ids_C, temperatures_C)
+        if self._collisions and not torch.is_grad_enabled():
+            return logprobs_C, entropies_C, collisions(logits_CV, temperatures_C)
+        return logprobs_C, entropies_C, torch.zeros_like(logprobs_C)
 
     def _logits(self, hidden_CD: Tensor) -> Tensor:
         head: Any = cast(Any, self.lm).get_output_embeddings()
@@ -206,6 +216,17 @@ def token_scores(logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor | floa
     scores: tuple[Tensor, Tensor]
     scores = _TokenScores.apply(logits_NV, ids_N, temperatures_N)  # type: ignore[no-untyped-call]
     return scores
+
+
+def collisions(logits_NV: Tensor, temperatures_N: Tensor) -> Tensor:
+    """Return Σ softmax(logits / temperature)², the chance that two draws are the same token, in float32."""
+    parts = []
+    for logits_CV, temperatures_C in zip(
+        torch.split(logits_NV, CHUNK_ROWS), torch.split(temperatures_N, CHUNK_ROWS), strict=True
+    ):
+        scaled_CV = logits_CV.float() / temperatures_C[:, None]
+        parts.append((torch.logsumexp(2 * scaled_CV, -1) - 2 * torch.logsumexp(scaled_CV, -1)).exp())
+    return torch.cat(parts)
 
 
 class _TokenScores(torch.autograd.Function):

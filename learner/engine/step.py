@@ -290,13 +290,13 @@ class PolicyGradientEngine:
         tokens = [trace.trained_tokens for trace in batch.traces]
         starts = np.cumsum([0, *tokens])
         # In the batch's order and not in that of the micro-batches, which depends on the number of ranks.
-        table = torch.zeros(3, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
+        table = torch.zeros(4, int(starts[-1]), dtype=torch.float64, device=self._backend.device)
         for micro_batch in self._packed(batch.traces):
             output = self._output(micro_batch)
             reference_N = torch.zeros_like(output.logprobs_N)
             if self._reference is not None:
                 reference_N = self._reference(*self._asked(micro_batch)).logprobs_N
-            rows = torch.stack([output.logprobs_N, reference_N, output.values_N]).double()
+            rows = torch.stack([output.logprobs_N, reference_N, output.values_N, output.collisions_N]).double()
             ends = np.cumsum([0, *(tokens[place] for place in micro_batch.indices_B)])
             for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
                 table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
@@ -379,4 +379,5 @@ def build_scorer(settings: EngineSettings) -> TokenScorer:
         checkpoint_layers(lm)
     elif settings.zero_stage < 3:  # stage 3 would gather each layer's parameters once more
         keep_products(lm)
-    return TokenScorer(lm, critic=settings.objective.advantage.needs_critic, head_dtype=settings.head_dtype)
+    advantage = settings.objective.advantage
+    return TokenScorer(lm, advantage.needs_critic, settings.head_dtype, collisions=advantage.kind == "otb")

@@ -25,6 +25,7 @@ from horizonrl.learner.algorithm.advantage import (
     rloo,
     vtrace,
 )
+from horizonrl.learner.algorithm.credit import optimal_token_baseline
 from horizonrl.learner.intake.batch import Trace
 
 DPO = ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]
@@ -34,8 +35,8 @@ NOT_DPO = [
     "advantage.truncated=mask",
     "correction.veto_band=[0.1,10]",
 ]
-KINDS = ["grpo", "dr_grpo", "rloo", "maxrl", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
-TURN_CREDIT = ["grpo", "dr_grpo", "reinforce_pp_baseline", "return"]
+KINDS = ["grpo", "dr_grpo", "rloo", "maxrl", "otb", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
+TURN_CREDIT = ["grpo", "dr_grpo", "otb", "reinforce_pp_baseline", "return"]
 
 
 def trace(turns: list[tuple[int, float]], group: int = 0, seed: int = 0, **facts: Any) -> Trace:
@@ -60,7 +61,7 @@ def trace(turns: list[tuple[int, float]], group: int = 0, seed: int = 0, **facts
 
 def scores_for(traces: list[Trace], seed: int = 0) -> list[Scores]:
     rng = np.random.default_rng(seed)
-    return [Scores(*rng.normal(-1, 0.4, (3, t.trained_tokens))) for t in traces]
+    return [Scores(*rng.normal(-1, 0.4, (3, t.trained_tokens)), rng.uniform(0, 1, t.trained_tokens)) for t in traces]
 
 
 def objective_of(kind: str, kl: float = 0.0, **options: Any) -> Objective:
@@ -131,6 +132,18 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
                 "maxrl": [(R - mean) / mean if mean > 1e-6 else 0.0 for R in mine],
                 "return": mine,
             }[settings.kind]
+        elif settings.kind == "otb":
+            gained, paths = {}, {}
+            for o in siblings:
+                whole = settings.credit == "episode"
+                gained[o] = [sum(turn_rewards(o)) if whole else ahead(turn_rewards(o), k) for k, _ in tokens[o]]
+                pi, squares = np.exp(scores[o].logprobs_N), scores[o].collisions_N
+                paths[o] = [sum(1 - 2 * pi[j] + squares[j] for j in range(n + 1)) for n in range(len(pi))]
+            row = []
+            for n in range(len(tokens[e])):
+                there = [o for o in siblings if len(tokens[o]) > n]
+                weight = sum(paths[o][n] + 1e-8 for o in there)
+                row.append(gained[e][n] - sum(gained[o][n] * (paths[o][n] + 1e-8) for o in there) / weight)
         elif settings.kind == "reinforce_pp":
             row = [
                 sum(gamma ** (j - k) * (r - beta * kl) for (j, r), kl in list(zip(tokens[e], kls[e], strict=True))[n:])
@@ -220,6 +233,24 @@ def test_comparisons_by_hand() -> None:
     assert_allclose(rloo(np.array([6.0, 1.0, 2.0])), [4.5, -3, -1.5])
 
 
+def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_the_least_variance() -> None:
+    returns = [np.full(3, reward) for reward in (1.0, 0.0, 0.0)]
+    for energy in (0.0, 0.5):
+        made = optimal_token_baseline(returns, [np.full(3, energy)] * 3)
+        assert_allclose(made, [[2 / 3] * 3, [-1 / 3] * 3, [-1 / 3] * 3])
+    # A path's gradient varies as its energy: the mean square of (G − B) times the energy is least at B.
+    energies = np.array([0.9, 0.1, 0.4])
+    rewards = np.array([1.0, 0.0, 3.0])
+    best = rewards[0] - optimal_token_baseline(rewards[:, None], energies[:, None])[0][0]
+
+    def spread(baseline: float) -> float:
+        return float((energies * (rewards - baseline) ** 2).mean())
+
+    assert spread(best) < min(spread(best + 0.01), spread(best - 0.01), spread(rewards.mean()))
+    longer = optimal_token_baseline([np.ones(2), np.zeros(1)], [np.ones(2), np.ones(1)])
+    assert_allclose(longer[0], [0.5, 0.0], atol=1e-12)  # alone at its second token
+
+
 def test_maxrl_has_the_gradient_of_the_log_of_the_chance_of_success() -> None:
     """Over k successes of n: ∇ log p̂ = Σ r ∇ log π / (n p̂), less the baseline (arXiv 2602.02710)."""
     assert_allclose(maxrl(np.array([1.0, 0.0, 0.0, 0.0])), [3, -1, -1, -1])
@@ -282,7 +313,7 @@ def test_a_turn_that_the_policy_would_not_take_teaches_vtrace_nothing_of_what_ca
 def test_dpo_pairs_the_best_with_the_worst() -> None:
     traces = [trace([(2, reward)]) for reward in (1.0, 0.0, 0.5, 0.5)]
     zeros = np.zeros(2)
-    scores = [Scores(zeros, zeros, zeros)] * 4
+    scores = [Scores(zeros, zeros, zeros, zeros)] * 4
     made = estimates(traces, scores, objective_of("dpo"))
     assert [m.advantages_N[0] for m in made] == [0.25, -0.25, 0.0, 0.0]  # β σ(0), and equals teach nothing
 
@@ -311,7 +342,7 @@ def test_dpo_has_the_gradient_of_its_loss(traces: list[Trace], seed: int) -> Non
 def test_a_terminal_reward_reaches_every_generated_token(kind: str) -> None:
     traces = [trace([(2, 0.0), (3, 0.0), (1, reward)], seed=index) for index, reward in enumerate((1.0, 0.0))]
     zeros = np.zeros(6)
-    quiet = [Scores(t.logprobs_L[t.mask_L].astype(np.float64), zeros, zeros) for t in traces]
+    quiet = [Scores(t.logprobs_L[t.mask_L].astype(np.float64), zeros, zeros, zeros) for t in traces]
     rewarded, unrewarded = (e.advantages_N for e in estimates(traces, quiet, objective_of(kind, trace_decay=1.0)))
     assert (rewarded > unrewarded).all()
     assert rewarded.size == 6

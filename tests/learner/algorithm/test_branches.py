@@ -58,7 +58,7 @@ def scores_of(traces: list[Trace], episodes: list[tuple[int, int]]) -> list[Scor
         tokens = [int((places[:n] == place).sum()) for n, place in enumerate(places)]
         own = [reference(group, episode, int(place), token) for place, token in zip(places, tokens, strict=True)]
         zeros = np.zeros(len(own))
-        made.append(Scores(zeros, np.array(own), zeros))
+        made.append(Scores(zeros, np.array(own), zeros, zeros))
     return made
 
 
@@ -190,7 +190,7 @@ def test_the_reward_of_a_turn_without_loss_counts_in_the_return() -> None:
 @pytest.mark.parametrize("kind", LINEAR_ONLY)
 def test_what_follows_one_sequence_refuses_several(kind: str) -> None:
     traces = traces_in([branching_group(1)])
-    zeros = [Scores(*np.zeros((3, trace.trained_tokens))) for trace in traces]
+    zeros = [Scores(*np.zeros((4, trace.trained_tokens))) for trace in traces]
     objective = objective_of("grpo").model_copy(update={"advantage": AdvantageSection(kind=kind)})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"advantage.kind {kind} follows one token sequence"):
         estimates(traces, zeros, objective)

@@ -154,7 +154,8 @@ def test_imitation_is_the_negative_log_likelihood() -> None:
 
 def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSection) -> LossStats:
     logprobs_N, tokens_known = columns(rows)
-    output, objective = ScorerOutput(logprobs_N, -logprobs_N.detach(), torch.zeros(len(rows))), Objective(loss=settings)
+    output = ScorerOutput(logprobs_N, -logprobs_N.detach(), *torch.zeros(2, len(rows)))
+    objective = Objective(loss=settings)
     return loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)
 
 
@@ -200,12 +201,12 @@ def test_tallies_add_up_like_their_tokens(
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
     tokens_known = known(nothing, nothing, nothing, nothing.long())
-    stats = loss_stats(nothing, ScorerOutput(nothing, nothing, nothing), tokens_known, Objective())
+    stats = loss_stats(nothing, ScorerOutput(*[nothing] * 4), tokens_known, Objective())
     assert stats == LossStats()
 
 
 def test_demonstrations_are_cloned_and_compared_with_no_behaviour_policy() -> None:
-    output = ScorerOutput(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), torch.zeros(2))
+    output = ScorerOutput(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), *torch.zeros(2, 2))
     zero = torch.zeros(2)
     experts = known(zero, zero + 5, zero, zero.long(), demo_N=torch.tensor([True, True]))
     stats = loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())

@@ -53,7 +53,7 @@ OBJECTIVES = {
 def scores_for(batch: Batch) -> list[Scores]:
     """Scores that belong to the trace, wherever it stands."""
     draws = [np.random.default_rng(int(trace.ids_L.sum())) for trace in batch.traces]
-    return [Scores(*draw.normal(-6, 0.3, (3, t.trained_tokens))) for draw, t in zip(draws, batch.traces, strict=True)]
+    return [Scores(*draw.normal(-6, 0.3, (4, t.trained_tokens))) for draw, t in zip(draws, batch.traces, strict=True)]
 
 
 def gradient(
@@ -139,7 +139,7 @@ def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: T
         nothing_N, episodes_N = torch.zeros_like(logs_N), torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1])
         own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
         tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
-        stats += loss_stats(nothing_N, ScorerOutput(logs_N, nothing_N, nothing_N), tokens_known, Objective())
+        stats += loss_stats(nothing_N, ScorerOutput(logs_N, nothing_N, nothing_N, nothing_N), tokens_known, Objective())
     return math.sqrt(stats.ess_of_episodes)
 
 

@@ -25,6 +25,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "several micro-batches": {"micro_batch_tokens": 128},
     "adapters": {"lora_rank": 4},
     "several updates": {"objective": Objective(loss=LossSection(minibatches=2))},
+    "scores before the step": {"objective": Objective(advantage=AdvantageSection(kind="otb"))},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "betas and epsilon": {"betas": (0.8, 0.95), "epsilon": 1e-5},
 }

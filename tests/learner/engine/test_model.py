@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizonrl.learner.engine import attention, model
-from horizonrl.learner.engine.model import CHUNK_ROWS, TokenScorer, load_language_model, token_scores
+from horizonrl.learner.engine.model import CHUNK_ROWS, TokenScorer, collisions, load_language_model, token_scores
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from tests.learner.traces import make_batch, make_groups
 
@@ -39,7 +39,7 @@ def test_packed_episodes_score_as_if_they_were_alone(lm: Any) -> None:
     batch = make_batch(traces=5)
     (micro_batch,) = pack(batch.traces, 1, 1000)[0]
     scorer = TokenScorer(lm)
-    logprobs_N, entropies_N, _ = scorer(*laid_out(micro_batch))
+    logprobs_N, entropies_N, *_ = scorer(*laid_out(micro_batch))
     alone: list[float] = []
     entropies: list[float] = []
     for trace in sorted(batch.traces, key=lambda trace: -len(trace.ids_L)):
@@ -81,7 +81,7 @@ def test_chunks_of_logits_change_neither_scores_nor_gradient(
     for most in (1000, chunk):
         monkeypatch.setattr(model, "LOGITS_BYTES", most * 512 * 4)
         lm.zero_grad()
-        logprobs_N, entropies_N, _ = scorer(*laid_out(mb))
+        logprobs_N, entropies_N, *_ = scorer(*laid_out(mb))
         (logprobs_N * torch.linspace(-1, 1, len(logprobs_N)) + 0.1 * entropies_N).sum().backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in lm.parameters()])
         outcomes.append((logprobs_N.detach(), entropies_N.detach(), gradient))
@@ -95,7 +95,7 @@ def test_a_shared_prefix_changes_neither_scores_nor_gradient(lm: Any) -> None:
     for flat in (False, True):
         (mb,) = pack(batch.traces, 1, 1000, flat)[0]
         assert mb.segments_S4[:, 2:].any() == flat
-        logprobs_N, entropies_N, _ = scorer(*laid_out(mb))
+        logprobs_N, entropies_N, *_ = scorer(*laid_out(mb))
         lm.zero_grad()
         pulls_B = torch.tensor([float(batch.traces[place].rewards_L.sum()) for place in mb.indices_B])
         (logprobs_N * pulls_B[torch.from_numpy(mb.episodes_N)]).sum().backward()
@@ -143,13 +143,13 @@ def test_each_tokens_temperature_divides_its_logits(lm: Any) -> None:
     ids_T, scorer = torch.randint(512, (10,), generator=torch.Generator().manual_seed(0)), TokenScorer(lm)
     logits_V = lm(input_ids=ids_T[None]).logits[0, 4]
     oracle = [(logits_V / T).log_softmax(-1)[ids_T[5]].item() for T in (0.7, 1.0)]
-    logprobs_N, _, _ = scorer(ids_T, *rows(10), torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
+    logprobs_N, *_ = scorer(ids_T, *rows(10), torch.tensor([5, 5]), torch.tensor([0.7, 1.0]))
     assert logprobs_N.tolist() == pytest.approx(oracle, abs=1e-5)
 
 
 def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
     lm.zero_grad()
-    logprobs_N, _, _ = TokenScorer(lm)(torch.zeros(1, dtype=torch.int64), *rows(1), NOTHING)
+    logprobs_N, *_ = TokenScorer(lm)(torch.zeros(1, dtype=torch.int64), *rows(1), NOTHING)
     logprobs_N.sum().backward()
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
 
@@ -169,6 +169,24 @@ def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
     assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
     assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
     assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, CHUNK_ROWS + 1])
+def test_two_draws_are_the_same_token_as_often_as_the_squares_say(tokens: int) -> None:
+    torch.manual_seed(tokens)
+    logits_NV, temperatures_N = torch.randn(tokens, 50).mul_(5), torch.rand(tokens) + 0.5
+    oracle_N = (logits_NV / temperatures_N[:, None]).double().softmax(-1).square().sum(-1)
+    assert_allclose(collisions(logits_NV, temperatures_N), oracle_N, rtol=1e-5)
+
+
+def test_only_a_score_that_is_asked_for_has_the_squares(lm: Any) -> None:
+    (micro_batch,) = pack(make_batch(traces=3).traces, 1, 1000)[0]
+    asked, plain = laid_out(micro_batch), TokenScorer(lm)
+    scorer = TokenScorer(lm, collisions=True)
+    with torch.no_grad():
+        scored, unasked = scorer(*asked), plain(*asked)
+    assert (scored.collisions_N > 0).all() and (scored.collisions_N >= (2 * scored.logprobs_N).exp()).all()
+    assert not unasked.collisions_N.any() and not scorer(*asked).collisions_N.any()
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
