@@ -25,7 +25,6 @@ from horizonrl.learner.algorithm.advantage import (
     rloo,
     vtrace,
 )
-from horizonrl.learner.algorithm.credit import optimal_token_baseline
 from horizonrl.learner.intake.batch import Trace
 
 DPO = ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]
@@ -231,24 +230,6 @@ def test_what_is_trained_is_whitened_without_the_episodes_that_are_masked(
 def test_comparisons_by_hand() -> None:
     assert_allclose(grpo(np.array([1.0, 0.0, 0.0, 1.0])), [1, -1, -1, 1], rtol=1e-5)
     assert_allclose(rloo(np.array([6.0, 1.0, 2.0])), [4.5, -3, -1.5])
-
-
-def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_the_least_variance() -> None:
-    returns = [np.full(3, reward) for reward in (1.0, 0.0, 0.0)]
-    for energy in (0.0, 0.5):
-        made = optimal_token_baseline(returns, [np.full(3, energy)] * 3)
-        assert_allclose(made, [[2 / 3] * 3, [-1 / 3] * 3, [-1 / 3] * 3])
-    # A path's gradient varies as its energy: the mean square of (G − B) times the energy is least at B.
-    energies = np.array([0.9, 0.1, 0.4])
-    rewards = np.array([1.0, 0.0, 3.0])
-    best = rewards[0] - optimal_token_baseline(rewards[:, None], energies[:, None])[0][0]
-
-    def spread(baseline: float) -> float:
-        return float((energies * (rewards - baseline) ** 2).mean())
-
-    assert spread(best) < min(spread(best + 0.01), spread(best - 0.01), spread(rewards.mean()))
-    longer = optimal_token_baseline([np.ones(2), np.zeros(1)], [np.ones(2), np.ones(1)])
-    assert_allclose(longer[0], [0.5, 0.0], atol=1e-12)  # alone at its second token
 
 
 def test_maxrl_has_the_gradient_of_the_log_of_the_chance_of_success() -> None:
