@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
@@ -37,26 +38,35 @@ async def turn() -> None:
 
     A pass of an event loop runs everything that is ready. When the replies to 32 episodes arrive together, their 32
     steps would be one pass, and everything else on the loop would wait for all of them. A call that comes PASS_S after
-    the first one of its pass waits for another pass.
+    the first one of its pass waits in line, of which every pass lets one go: each is woken once, however long the line.
     """
     loop = asyncio.get_running_loop()
-    while (current := _PASSES.get(loop)) and time.monotonic() - current.began_at >= PASS_S:
-        await current.over.wait()
+    current = _PASSES.get(loop)
     if current is None:
         # Not the loop's time: uvloop's stands still within a pass.
         _PASSES[loop] = _Pass(time.monotonic())
-        loop.call_soon(_end_pass, loop)  # at the beginning of the next one
+        loop.call_soon(_begin_pass, loop)
+    elif current.waiting or time.monotonic() - current.began_at >= PASS_S:
+        current.waiting.append(loop.create_future())
+        await current.waiting[-1]
 
 
 @dataclass(slots=True)
 class _Pass:
     began_at: float
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
 
 # Weak, since loops end before the process does.
 _PASSES: MutableMapping[asyncio.AbstractEventLoop, _Pass] = WeakKeyDictionary()
 
 
-def _end_pass(loop: asyncio.AbstractEventLoop) -> None:
-    _PASSES.pop(loop).over.set()
+def _begin_pass(loop: asyncio.AbstractEventLoop) -> None:
+    waiting = _PASSES[loop].waiting
+    while waiting and waiting[0].done():  # who waited was cancelled
+        waiting.popleft()
+    if not waiting:
+        del _PASSES[loop]
+        return
+    waiting.popleft().set_result(None)
+    loop.call_soon(_begin_pass, loop)  # behind the call that goes now, whose time is then spent
