@@ -56,6 +56,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: Any, /, **options: Any) -> Any: ...
 
+    def get_vocab(self) -> Any: ...
+
     def decode(self, token_ids: Any, /, **options: Any) -> Any: ...
 
 
@@ -130,6 +132,20 @@ class ChatTemplate:
         # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt.
         closed = self.end_of_turn is not None and tuple(last_output_ids[-1:]) == (self.end_of_turn,)
         return ids[1:] if closed else ids
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Return whether a text alone has more than so many tokens. Takes a second per megabyte; for another thread."""
+        if len(text) > tokens * self._longest_token:
+            return True
+        # The tokenizer's own batch leaves Python's lock to the event loop; `encode` keeps it.
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        ids = self._encode_plain(text) if fast is None else fast.encode_batch([text], add_special_tokens=False)[0].ids
+        return len(ids) > tokens
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters, at most: the vocabulary spells each byte as a character or more."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def decode(self, output_ids: Sequence[int]) -> str:
         """Return the text that an environment reads: special tokens, such as the end of the turn, are left out."""

@@ -72,6 +72,8 @@ def conversation(given: Any) -> tuple[ChatMessage, ...]:
         if not isinstance(one, dict):
             raise CallRefused(400, "invalid_request", f"a message is an object, not {one!r:.100}", "messages")
         role = one.get("role")
+        if role != "assistant" and one.get("content") is None:
+            raise CallRefused(400, "invalid_request", f"a message of role {role!r:.100} has no content", "messages")
         if role == "tool":
             results.append((str(one.get("tool_call_id")), ChatMessage("tool", text_of(one.get("content")))))
             continue

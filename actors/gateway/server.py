@@ -89,8 +89,10 @@ class Gateway:
         app = web.Application(client_max_size=BODY_BYTES)
         for base in ("/v1", "/e/{key}/v1"):
             app.router.add_get(f"{base}/models", self._models)
+            app.router.add_get(f"{base}/models/{{model}}", self._models)
             for path, api in APIS.items():
                 app.router.add_post(f"{base}/{path}", partial(self._answer, api))
+        app.router.add_route("*", "/{path:.*}", _unknown)
         # Episodes end before the gateway does: nothing is left to wait for.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -135,6 +137,8 @@ class Gateway:
         except CallRefused as refused:
             return web.json_response(refused.body(), status=refused.status)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "horizonrl"}
+        if "model" in request.match_info:  # any name is served
+            return web.json_response(model | {"id": request.match_info["model"]})
         return web.json_response({"object": "list", "data": [model]})
 
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
@@ -144,13 +148,14 @@ class Gateway:
             body = _object(raw)
             await turn()  # tokenising a long conversation takes milliseconds
             asked = api.parse(body)
+            await session.refuse_overlong(asked)
             if asked.tools:
                 session.parser = await self._tool_parser()
             call = session.begin(
                 asked,
                 sha256(request.path.encode() + raw).digest(),
                 retried=request.headers.get(RETRY_HEADER, "0").strip() not in ("", "0"),
-                trained=request.headers.get(TRAIN_HEADER, "1").strip() != "0",
+                trained=_trained(request),
             )
             if body.get("stream"):
                 return await self._stream(api, request, body, call)
@@ -169,7 +174,7 @@ class Gateway:
 
     async def _reply(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
         answer = await _answered(call)
-        response = web.json_response(api.reply(answer, _reply_id(call), body), headers=_headers(answer))
+        response = web.json_response(api.reply(answer, call.name, body), headers=_headers(answer))
         with _delivering(request, call):
             await response.prepare(request)
             await response.write_eof()
@@ -195,7 +200,7 @@ class Gateway:
             if not response.prepared:
                 response.headers.update(_headers(result))
                 await response.prepare(request)
-            await response.write("".join(api.events(result, _reply_id(call), body)).encode())
+            await response.write("".join(api.events(result, call.name, body)).encode())
             await response.write_eof()
         return response
 
@@ -227,14 +232,24 @@ def _headers(answer: Answer) -> dict[str, str]:
     return {CALLS_LEFT_HEADER: str(answer.calls_left), **ignored}
 
 
-def _reply_id(call: Call) -> str:
-    """Return the name of a reply: the same for everyone who joined its call."""
-    return f"{id(call):x}"
+async def _unknown(request: web.Request) -> web.StreamResponse:
+    served = ", ".join(("models", *APIS))
+    refused = CallRefused(404, "not_found", f"{request.method} {request.path} is not served; these are: {served}")
+    return web.json_response(refused.body(), status=refused.status)
+
+
+def _trained(request: web.Request) -> bool:
+    said = request.headers.get(TRAIN_HEADER, "1").strip()
+    if said not in ("0", "1"):
+        raise CallRefused(400, "invalid_request", f"{TRAIN_HEADER} is 0 or 1, not {said!r:.100}", TRAIN_HEADER)
+    return said == "1"
 
 
 async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
+    except (ConnectionError, web.RequestPayloadError):
+        raise CallRefused(400, "invalid_request", "the body ended before it was whole") from None
     except web.HTTPRequestEntityTooLarge:
         raise CallRefused(413, "request_too_large", f"a body has at most {BODY_BYTES} bytes") from None
 
@@ -246,6 +261,8 @@ def _object(raw: bytes) -> dict[str, Any]:
         body = None
     if not isinstance(body, dict):
         raise CallRefused(400, "invalid_request", "the body is no JSON object")
+    if not isinstance(body.get("stream") or False, bool):
+        raise CallRefused(400, "invalid_request", "stream is true or false", "stream")
     return body
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from secrets import token_urlsafe
+from secrets import token_hex, token_urlsafe
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, SampledToken
@@ -28,12 +28,16 @@ log = get_logger()
 MOST_IN_FLIGHT = 64
 """Calls of one episode at once. One more is answered with 429, which clients try again."""
 KEY_BYTES = 16
+LIKELY_CHARS = 8
+"""Characters per token, generously. Only a text that is longer for its context is counted before it is rendered."""
 
 
 @dataclass(eq=False, slots=True)
 class Call:
     sample: SampledCall
     answered: asyncio.Future[Answer | CallRefused]
+    name: str = field(default_factory=lambda: token_hex(12))
+    """Of its reply: the same for everyone who joins it."""
 
 
 @dataclass
@@ -90,6 +94,13 @@ class Session:
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         return call
+
+    async def refuse_overlong(self, request: CallRequest) -> None:
+        """Refuse a text that is far too long before it is rendered, which would hold up all other episodes."""
+        limit, text = self.policy.max_context_tokens, "\n".join(message.content for message in request.messages)
+        if len(text) > LIKELY_CHARS * limit and await asyncio.to_thread(self.chat.exceeds, text, limit):
+            message = f"the conversation has {len(text)} characters: more than the {limit} tokens of the context hold"
+            raise self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", message, "messages"))
 
     async def close(self) -> None:
         """Serve nothing more; end what is being sampled."""

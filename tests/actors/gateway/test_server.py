@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError, NotFoundError
 
+from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.gateway import server
 from horizonrl.common.types import PolicyVersion, StopReason
 from tests.actors.gateway.served import (
@@ -178,6 +179,9 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter"),
         ({"max_tokens": 0}, "invalid_request"),
         ({"stop": [""]}, "invalid_request"),
+        ({"messages": [{"role": "user"}]}, "invalid_request"),
+        ({"stream": "yes"}, "invalid_request"),
+        ({"extra_headers": {"X-Train": "banana"}}, "invalid_request"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "context_length_exceeded"),
     ],
 )
@@ -191,6 +195,48 @@ def test_what_cannot_be_served_is_refused_with_a_code_and_costs_no_call(body: di
             await openai.chat.completions.create(model="m", messages=HELLO)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("content", ["x" * 20_000, "word " * 4_000, "x " * 8_000_000])
+def test_a_text_far_beyond_the_context_is_not_rendered_on_the_event_loop(
+    content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatTemplate, "render", None)
+
+    async def scenario() -> None:
+        async with client(Remembering(max_context_tokens=2000)) as (openai, session):
+            with pytest.raises(BadRequestError) as refused:
+                await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
+            assert (refused.value.code, session.cut) == ("context_length_exceeded", StopReason.CONTEXT)
+
+    run(scenario)
+
+
+def test_paths_that_are_not_served_are_refused_as_calls_are() -> None:
+    async def scenario() -> None:
+        async with client(Remembering()) as (openai, _):
+            assert (await openai.models.retrieve("policy")).id == "policy"
+            with pytest.raises(NotFoundError) as refused:
+                await openai.embeddings.create(model="m", input="x")
+            assert refused.value.code == "not_found"
+
+    run(scenario)
+
+
+def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with session_of(Remembering()) as (gateway, session):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\n"
+            writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+            await writer.drain()
+            await asyncio.sleep(0.1)
+            writer.close()
+            await writer.wait_closed()
+            await asyncio.sleep(0.1)
+
+    run(scenario)
+    assert caplog.records == []
 
 
 def test_halves_of_characters_and_odd_bodies_do_no_harm() -> None:
