@@ -21,6 +21,7 @@ from horizonrl.envs.api import Endpoint, Outcome, TaskSpec
 from horizonrl.envs.program.function import ANSWER, VERDICT
 from horizonrl.envs.program.functions import absolute, load_function
 from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
+from horizonrl.envs.program.warm import Function, run_function
 
 EXAMPLE = 'options = { program = "agent.py:solve", tasks = "tasks.jsonl", grader = "agent.py:grade" }'
 GRADE_S = 120.0
@@ -80,13 +81,13 @@ class ProgramEnvironment:
         digest = sha256(json.dumps([listed.digest, program, grader], sort_keys=True).encode())
         self.version = f"{self.version} sha256:{digest.hexdigest()[:16]}"
         self._tasks = listed.tasks
-        self._play = _argv("play", program)
+        self._given = environment or {}
+        self._play = self._runnable("play", program)
         self._prints = not isinstance(program, str)
         """A command's answer is what it prints."""
         self._grader = grader
         self._limits = Limits(timeout_s, memory_mib << 20)
         self._timeout_truncates = timeout_truncates
-        self._given = environment or {}
         self._held = ExitStack()
         self._directory: Path | None = None
         self._truncated = False
@@ -140,8 +141,8 @@ class ProgramEnvironment:
             printed = (directory / OUTPUT).read_text("utf-8", "replace") if (directory / OUTPUT).is_file() else ""
             answer.write_text(json.dumps(printed), encoding="utf-8")
         limits = Limits(GRADE_S, self._limits.memory_bytes)
-        argv = _argv("grade", self._grader)
-        ended = await self._run(argv, directory, {"ANSWER_FILE": str(answer)}, limits, "grade.txt")
+        runnable = self._runnable("grade", self._grader)
+        ended = await self._run(runnable, directory, {"ANSWER_FILE": str(answer)}, limits, "grade.txt")
         if ended.code:
             raise EnvironmentFailure(f"the grader ended with exit code {ended.code}: {ended.last_words()[-800:]}")
         if isinstance(self._grader, str):
@@ -149,17 +150,22 @@ class ProgramEnvironment:
         return _verdict_of(ended.last_words().rpartition("\n")[2], "the last line of the grader")
 
     async def _run(
-        self, argv: Sequence[str], directory: Path, more: Mapping[str, str], limits: Limits, output: str = OUTPUT
+        self, what: Command | Function, directory: Path, more: Mapping[str, str], limits: Limits, output: str = OUTPUT
     ) -> Ended:
         task = {"TASK_FILE": str(directory / "task.json")}
         environment = clean_environment(directory) | self._given | task | dict(more)
-        return await run_program(argv, directory, environment, directory / output, limits)
+        if isinstance(what, Function):
+            return await run_function(what, directory, environment, directory / output, limits)
+        return await run_program(what, directory, environment, directory / output, limits)
+
+    def _runnable(self, what: str, given: Command | str) -> Command | Function:
+        if isinstance(given, str):
+            return Function(what, absolute(given), tuple(sorted(self._given.items())))
+        return _with_whole_paths(given)
 
 
-def _argv(what: str, given: Command | str) -> Command:
-    """Return a command. An argument that names a file gets its whole path: programs run in another directory."""
-    if isinstance(given, str):
-        return ("python", "-m", "horizonrl.envs.program.function", what, absolute(given))
+def _with_whole_paths(given: Command) -> Command:
+    """Give arguments that name a file their whole path: programs run in another directory."""
     # Absolute, not resolved: the `python` of a virtual environment is a link to one that has none of its packages.
     return tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in given)
 

@@ -20,7 +20,11 @@ ANSWER, VERDICT = "answer.json", "verdict.json"
 
 def main() -> None:
     what, name = sys.argv[1:]
-    function = load_function(name)
+    call(what, load_function(name))
+
+
+def call(what: str, function: Callable[..., Any]) -> None:
+    """Let a function play or grade the task in the working directory."""
     task = json.loads(Path(os.environ["TASK_FILE"]).read_text(encoding="utf-8"))
     if what == "play":
         _write(ANSWER, _called(function, task))

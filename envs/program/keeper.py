@@ -26,20 +26,32 @@ GONE_S = 0.005
 
 def main() -> int:
     """Run the program that stdin describes; return what to exit with."""
-    libc = ctypes.CDLL(None)
-    # Whatever the program starts and leaves becomes this process's child, also what left its process group.
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    kept = keep()
+    if isinstance(kept, int):
+        return kept
+    try:
+        os.execvpe(kept["argv"][0], kept["argv"], kept["environment"])
+    except OSError as error:
+        os.write(2, f"{kept['argv'][0]}: {error}\n".encode())
+    finally:
+        os._exit(NOT_STARTED)
+
+
+def keep() -> dict[str, Any] | int:
+    """Fork. In the child, which is to become the program, return what stdin describes; in the keeper its exit code."""
+    libc = adopt()
     line = b""
     while not line.endswith(b"\n"):
         got = os.read(0, 1 << 16)
         if not got:  # the actor died while it wrote
             return NOT_STARTED
         line += got
-    spec = json.loads(line)
+    spec: dict[str, Any] = json.loads(line)
     keeper = os.getpid()
     program = os.fork()
     if program == 0:
-        _become(spec, keeper, libc)
+        _enter(spec, keeper, libc)
+        return spec
     ended = select.poll()
     ended.register(os.pidfd_open(program), select.POLLIN)
     ended.register(0, select.POLLIN | select.POLLHUP)
@@ -48,8 +60,15 @@ def main() -> int:
     return code if code >= 0 else 128 - code
 
 
-def _become(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
-    """Turn this process into the program; never returns."""
+def adopt() -> ctypes.CDLL:
+    """Let whatever this process's descendants leave become its child, also what left its process group."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return libc
+
+
+def _enter(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
+    """Take on the session, files, directory and limits of the program."""
     try:
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -60,6 +79,8 @@ def _become(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
         os.dup2(nothing, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        os.close(nothing)
+        os.close(output)
         os.chdir(spec["directory"])
         for kind, most in (
             (resource.RLIMIT_AS, spec["memory_bytes"]),
@@ -69,10 +90,8 @@ def _become(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
             hard = resource.getrlimit(kind)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (most, most))
-        os.execvpe(spec["argv"][0], spec["argv"], spec["environment"])
     except OSError as error:
         os.write(2, f"{spec['argv'][0]}: {error}\n".encode())
-    finally:
         os._exit(NOT_STARTED)
 
 
@@ -82,7 +101,7 @@ def _end(program: int) -> int:
         os.killpg(program, signal.SIGKILL)
     status = 0
     while True:
-        for pid in _children():
+        for pid in children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -95,7 +114,8 @@ def _end(program: int) -> int:
             time.sleep(GONE_S)
 
 
-def _children() -> list[int]:
+def children() -> list[int]:
+    """Return the ids of this process's children."""
     own, found = os.getpid(), []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -51,15 +51,17 @@ def clean_environment(directory: Path) -> dict[str, str]:
     }
 
 
-async def run_program(
-    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
-) -> Ended:
-    """Run a program to its end. Cancelling this, or the end of this process, kills it with all that it started.
-
-    `environment` names the directory, as `clean_environment` does. Raises EnvironmentTimeout when it takes too long.
-    """
+def keeper_command() -> list[str]:
+    """Return the command of a keeper, which reads a specification from its stdin. Raises ConfigError beyond Linux."""
     if sys.platform != "linux":
         raise ConfigError(f"programs are kept with what Linux has, and this is {sys.platform}")
+    return [sys.executable, "-I", "-S", keeper.__file__]
+
+
+def specification(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+) -> bytes:
+    """Return the line that tells a keeper what to run."""
     spec = {
         "argv": list(argv),
         "environment": dict(environment),
@@ -67,21 +69,35 @@ async def run_program(
         "output": str(output),
         "memory_bytes": limits.memory_bytes,
     }
+    return json.dumps(spec).encode() + b"\n"
+
+
+async def judged(code: int, directory: Path, output: Path) -> Ended:
+    """Return how a program ended by its keeper's exit code. Raises EnvironmentFailure when the keeper was killed."""
+    if code < 0:  # the program ended with it, and what it had started may not have
+        await asyncio.to_thread(end_marked, str(directory))
+        raise EnvironmentFailure(f"the keeper of the program was killed by signal {-code}")
+    return Ended(code, output)
+
+
+async def run_program(
+    argv: Sequence[str], directory: Path, environment: Mapping[str, str], output: Path, limits: Limits
+) -> Ended:
+    """Run a program to its end. Cancelling this, or the end of this process, kills it with all that it started.
+
+    `environment` names the directory, as `clean_environment` does. Raises EnvironmentTimeout when it takes too long.
+    """
     kept = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", keeper.__file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-        env={}, cwd="/",
-    )  # fmt: skip
+        *keeper_command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env={}, cwd="/"
+    )
     assert kept.stdin is not None
     try:
         with contextlib.suppress(ConnectionError):
-            kept.stdin.write(json.dumps(spec).encode() + b"\n")
+            kept.stdin.write(specification(argv, directory, environment, output, limits))
             await kept.stdin.drain()
         async with asyncio.timeout(limits.timeout_s):
             code = await kept.wait()
-        if code < 0:  # somebody killed the keeper: the program ended with it, and what it had started may not have
-            await asyncio.to_thread(end_marked, str(directory))
-            raise EnvironmentFailure(f"the keeper of the program was killed by signal {-code}")
-        return Ended(code, output)
+        return await judged(code, directory, output)
     except TimeoutError:
         raise EnvironmentTimeout(f"the program ran for longer than {limits.timeout_s:g} s") from None
     finally:

@@ -132,9 +132,13 @@ def test_a_smolagents_program_is_trained_as_it_is(copied: Copied) -> None:
     (packages / "sums.py").write_text(SUMS)
     recipe = example.place / "examples/smolagents/recipe.toml"
     text = recipe.read_text().replace('engine = "scripted"', 'engine = "sums:start"')
-    text = text.replace("steps = 20", "steps = 1").replace("groups_per_step = 4", "groups_per_step = 1")
-    recipe.write_text(text.replace("group_size = 8", "group_size = 4"))
+    text = re.sub(r"^(group_size|groups_per_step) = .*", r"\1 = 4", text, flags=re.MULTILINE)
+    text = re.sub(r"^(steps|every) = .*", r"\1 = 1", text, flags=re.MULTILINE)
+    # The tiny model's tokens are shorter, and so its replies have more of them.
+    recipe.write_text(text.replace("max_turn_tokens = 24", "max_turn_tokens = 64").replace("tasks = 30", "tasks = 3"))
     example.run_all()
-    lines = example.lines("runs/smolagents")
-    assert [line["step"] for line in lines] == [1]
-    assert all(0 < float(str(line["reward_mean"])) < 1 for line in lines)
+    imitation, rl = example.lines("runs/smolagents")
+    assert (imitation["phase"], imitation["reward_mean"], rl["phase"]) == ("imitation", 1.0, "rl")
+    assert 0 < float(str(rl["reward_mean"])) < 1
+    example.run("python examples/smolagents/plot.py runs/smolagents success.svg")
+    assert (example.place / "success.svg").read_text().count("<svg") == 1

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,9 @@ async def _measured(small: bool) -> dict[str, Any]:
                 for way, round_ in (("native", _native), ("gateway", _through_gateway)):
                     timed.clear()
                     await round_(rollout, number)
+                    # On a busy machine a round takes minutes, and a silent bench looks like one that hangs.
+                    name = f"round {number} of {ROUNDS}" if number else "warming up"
+                    print(f"{name}, {way}: {timed.tokens_per_s:,.0f} tokens/s", file=sys.stderr, flush=True)
                     if number:
                         rates[way].append(timed.tokens_per_s)
     finally:

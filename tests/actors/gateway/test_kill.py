@@ -47,9 +47,9 @@ def tasks(tmp_path: Path) -> str:
 
 
 async def programs_of(actor: int, count: int) -> list[psutil.Process]:
-    """Wait until an actor's programs run, and return them with their keepers."""
+    """Wait until an actor's programs run, and return them with their keepers, their template, and its keeper."""
     async with asyncio.timeout(60):
-        while len(found := psutil.Process(actor).children(recursive=True)) < 2 * count:
+        while len(found := psutil.Process(actor).children(recursive=True)) < 2 * count + 2:
             await asyncio.sleep(0.02)
     return found
 
@@ -79,13 +79,13 @@ def test_a_program_that_is_killed_breaks_its_episode_alone(tasks: str, victim: s
         async with gateway_of(Remembering(lambda read: "ok")) as served:
             rollout = Rollout(served.policy, CHAT, None, 5.0, gateway=served)
             options = {"program": f"{AGENT}:hang", "tasks": tasks}
-            before = {process.pid for process in psutil.Process().children()}
             playing = asyncio.create_task(play(lambda: registry.make("program", options), rollout, ticket(), 0))
             async with asyncio.timeout(60):
                 while not served.metrics.value("gateway_calls_total", reason="answered"):
                     await asyncio.sleep(0.02)
-            (keeper,) = [process for process in psutil.Process().children() if process.pid not in before]
-            (program,) = keeper.children()
+            program = max(psutil.Process().children(recursive=True), key=lambda process: len(process.parents()))
+            keeper = program.parent()
+            assert keeper is not None
             os.kill((keeper if victim == "keeper" else program).pid, signal.SIGKILL)
             episode = await playing
             assert left([program.pid]) == []

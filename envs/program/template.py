@@ -1,0 +1,215 @@
+"""Plays the episodes of one function in forks of a process that has imported its module, which is so paid for once.
+
+    python -m horizonrl.envs.program.template play|grade NAME LISTENER
+
+warm.py starts it under a keeper, with the descriptor of a Unix socket that listens. A connection is an episode: its
+first line is what a keeper reads, and it hears BEGUN, and at the end the keeper's exit code. Each episode has a keeper
+of its own, a fork of this process, and the keeper's fork is the program.
+
+A process that is to be forked must have one thread, and must know nothing of an episode. If the module starts threads,
+or reads a variable that only an episode has, this process ends with NOT_WARM and says why.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from horizonrl.envs.program import keeper
+from horizonrl.envs.program.function import call
+from horizonrl.envs.program.functions import load_function
+
+EPISODE_VARIABLES = frozenset({"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE"})
+BEGUN = b"begun\n"
+NOT_WARM = 75
+IDLE_S = 60.0
+"""Time without an episode after which a template ends; the next episode starts another."""
+IMPORT_S = 60
+MODULES = "modules.json"
+"""What the first program that ended well had imported by then: clients import most of themselves when they are used."""
+SEEDED = ("numpy.random", "torch.random")
+"""Modules whose generators every fork would continue from the same state; `random` sees to its own."""
+
+
+def main() -> None:
+    what, name, listener = sys.argv[1:]
+    # numpy's library starts a thread for each further core when it is loaded.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    ended_well: list[bool] = []
+    atexit.register(_leave, ended_well)
+    read = _variables_read()
+    function = load_function(name)
+    if reason := _unfit(read):
+        print(f"{name}: its module {reason}", flush=True)
+        sys.exit(NOT_WARM)
+    template = Template(socket.socket(fileno=int(listener)), read)
+    if template.serve():
+        call(what, function)
+        template.tell_modules()
+        ended_well.append(True)
+
+
+def _leave(ended_well: list[bool]) -> None:
+    """Registered before all others and so called after them: what is left to do is to take every module apart.
+
+    That takes 60 ms for `openai`, more than its call.
+    """
+    if ended_well:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class Template:
+    """Forks a keeper for each connection, and cleans up after one that is killed."""
+
+    def __init__(self, server: socket.socket, read: set[str]) -> None:
+        self._server = server
+        self._read = read
+        self._home = Path.cwd()
+        self._known = set(sys.modules)
+        self._learned = False
+        self._spared = keeper.children()
+        """What the module itself has started."""
+        self._keepers: dict[int, tuple[int, socket.socket]] = {}
+        """By process descriptor: the process, and the connection that waits for its exit code."""
+
+    def serve(self) -> bool:
+        """Return True in each program; return False here, after IDLE_S without an episode."""
+        keeper.adopt()  # of a keeper that is killed
+        poll = select.poll()
+        poll.register(self._server, select.POLLIN)
+        gc.freeze()
+        while (ready := poll.poll(None if self._keepers else IDLE_S * 1000)) or self._keepers:
+            for descriptor, _ in ready:
+                if descriptor in self._keepers:
+                    poll.unregister(descriptor)
+                    self._end(descriptor)
+                elif (begun := self._begin()) is not None:
+                    poll.register(begun, select.POLLIN)
+                else:
+                    return True
+        return False
+
+    def tell_modules(self) -> None:
+        """Called in a program that has ended well: let later ones find imported what this one has imported."""
+        with contextlib.suppress(OSError), (self._home / MODULES).open("x") as file:
+            json.dump([name for name in sys.modules if name not in self._known], file)
+
+    def _begin(self) -> int | None:
+        """Fork a keeper and return its descriptor; return None in the program."""
+        self._learn()
+        connection, _ = self._server.accept()
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):  # the actor has gone, which the keeper will see
+                connection.send(BEGUN)
+            descriptor = os.pidfd_open(pid)
+            self._keepers[descriptor] = (pid, connection)
+            return descriptor
+        self._server.close()
+        for descriptor, (_, other) in self._keepers.items():
+            os.close(descriptor)
+            other.close()
+        os.dup2(connection.fileno(), 0)
+        connection.close()
+        kept: dict[str, Any] | int = keeper.NOT_STARTED
+        try:
+            kept = keeper.keep()
+        finally:
+            if isinstance(kept, int):
+                os._exit(kept)
+        self._become(kept)
+        return None
+
+    def _become(self, episode: dict[str, Any]) -> None:
+        """Exchange what is left of the template in this fork: what a process of its own would have found."""
+        os.environ.clear()
+        os.environ.update(episode["environment"])
+        tempfile.tempdir = None
+        sys.path[:] = [episode["directory"] if place == str(self._home) else place for place in sys.path]
+        for name in SEEDED:
+            if name in sys.modules:
+                sys.modules[name].seed()
+
+    def _end(self, descriptor: int) -> None:
+        pid, connection = self._keepers.pop(descriptor)
+        os.close(descriptor)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code < 0:
+            self._sweep()
+        with connection, contextlib.suppress(OSError):
+            connection.send(b"%d\n" % code)
+
+    def _sweep(self) -> None:
+        """Kill what a killed keeper has left: it has become ours, and its environment need not name the episode."""
+        while stray := set(keeper.children()) - {pid for pid, _ in self._keepers.values()} - set(self._spared):
+            for pid in stray:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+    def _learn(self) -> None:
+        """Import what a program has imported, if a trial fork shows that it leaves this process fit to be forked."""
+        if self._learned or not (self._home / MODULES).is_file():
+            return
+        self._learned = True
+        names = json.loads((self._home / MODULES).read_text(encoding="utf-8"))
+        trial = os.fork()
+        if trial == 0:
+            code = 1
+            try:
+                signal.alarm(IMPORT_S)
+                _import(names)
+                code = 1 if _unfit(self._read) else 0
+            finally:
+                os._exit(code)
+        if os.waitpid(trial, 0)[1] == 0:
+            _import(names)
+            gc.freeze()
+
+
+def _variables_read() -> set[str]:
+    """Return a set that fills with the episode's variables that are looked up in this process from now on."""
+    read: set[str] = set()
+    environ: Any = os.environ  # which encodes the name of each variable that is looked up
+    encode = environ.encodekey
+
+    def noting(name: Any) -> Any:
+        if name in EPISODE_VARIABLES:
+            read.add(name)
+        return encode(name)
+
+    environ.encodekey = noting
+    return read
+
+
+def _unfit(read: Iterable[str]) -> str:
+    """Return why this process may not be forked, if it may not."""
+    if read:
+        return f"reads {', '.join(sorted(read))} while it is imported"
+    if (count := len(os.listdir("/proc/self/task"))) > 1:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return f"starts {count - 1} threads while it is imported ({', '.join(names) or 'not in Python'})"
+    return ""
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # what a program has loaded in another way than by its name
+            importlib.import_module(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Functions in forks of a process that has imported their module: what that saves, and that no episode notices it."""
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from horizonrl.envs.program.process import Ended, Limits, clean_environment
+from horizonrl.envs.program.warm import Function, run_function
+from tests.envs.program.test_process import left, printed
+
+LIMITS = Limits(60.0, 4 << 30)
+
+
+class Module:
+    """A program's file in a directory of its own, and runs of its function `play`."""
+
+    def __init__(self, place: Path) -> None:
+        self.file = place / "agent.py"
+        self._place = place
+        self._runs = 0
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def run(self, limits: Limits = LIMITS) -> Any:
+        """Return the answer of one run, or how it ended if it failed."""
+        ended = asyncio.run(self.ran(limits))
+        return ended if ended.code else json.loads((ended.output.parent / "answer.json").read_text())
+
+    async def ran(self, limits: Limits = LIMITS) -> Ended:
+        self._runs += 1
+        directory = self._place / f"run{self._runs}"
+        directory.mkdir()
+        (directory / "task.json").write_text("{}")
+        episode = {"TASK_FILE": str(directory / "task.json"), "OPENAI_API_KEY": f"key {self._runs}"}
+        environment = clean_environment(directory) | episode
+        function = Function("play", f"{self.file}:play", ())
+        return await run_function(function, directory, environment, directory / "out", limits)
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Module:
+    return Module(tmp_path)
+
+
+def test_a_module_is_imported_once_for_all_episodes(module: Module, tmp_path: Path) -> None:
+    imports = tmp_path / "imports"
+    module.write(f"open({str(imports)!r}, 'a').write('x')\ndef play(task): return 1\n")
+
+    async def several() -> list[Ended]:
+        return await asyncio.gather(*(module.ran() for _ in range(4)))
+
+    assert [ended.code for ended in asyncio.run(several())] == [0] * 4
+    assert module.run() == 1
+    assert imports.read_text() == "x"
+
+
+def test_what_a_program_imports_when_it_is_used_is_there_for_later_ones(module: Module) -> None:
+    module.write(
+        "import os, sys\ndef play(task):\n    there = 'wave' in sys.modules\n    import wave\n"
+        "    open('own.py', 'w').write('name = ' + repr(os.getcwd()))\n    import own\n"
+        "    return [there, own.name == os.getcwd()]\n"
+    )
+    assert [module.run(), module.run()] == [[False, True], [True, True]], "and it imports what it has written itself"
+
+
+def test_an_episode_sees_its_own_environment_and_draws_its_own_numbers(module: Module) -> None:
+    module.write(
+        "import os, random, tempfile, numpy\ntempfile.gettempdir()\ndef play(task):\n"
+        "    return [dict(os.environ), random.random(), numpy.random.random(), tempfile.gettempdir()]\n"
+    )
+    first, second = module.run(), module.run()
+    assert [found[0]["OPENAI_API_KEY"] for found in (first, second)] == ["key 1", "key 2"]
+    ours = {"PATH", "HOME", "TMPDIR", "LANG", "TASK_FILE", "OPENAI_API_KEY"}
+    assert set(first[0]) - {"LC_CTYPE"} == ours
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_an_edited_program_is_played_as_it_is_now(module: Module) -> None:
+    module.write("def play(task): return 'before'\n")
+    assert module.run() == "before"
+    module.write("def play(task): return 'afterwards'\n")
+    assert module.run() == "afterwards"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(600,), name='watcher', daemon=True).start()\n"
+            "def play(task): return 'played'\n",
+            "starts 1 threads while it is imported (watcher)",
+        ),
+        (
+            "import os\nKEY = os.environ.get('OPENAI_API_KEY', 'none')\n"
+            "def play(task): return 'played' if KEY.startswith('key ') else KEY\n",
+            "reads OPENAI_API_KEY while it is imported",
+        ),
+        (
+            "import os\nKEY = os.environ['OPENAI_' + 'API_KEY']\ndef play(task): return 'played'\n",
+            "importing it ahead of an episode failed: KeyError: 'OPENAI_API_KEY'",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_shared_is_imported_for_each_episode(module: Module, text: str, reason: str) -> None:
+    module.write(text)
+    with capture_logs() as logs:
+        assert [module.run(), module.run()] == ["played", "played"]
+    (line,) = [line for line in logs if line["event"] == "program_starts_cold"]
+    assert reason in line["reason"]
+
+
+def test_where_no_socket_can_be_made_each_episode_has_a_fresh_process(
+    module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / ("far" * 30)
+    far.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(far))
+    module.write("def play(task): return 'played'\n")
+    with capture_logs() as logs:
+        assert [module.run(), module.run()] == ["played", "played"]
+    assert ["path too long" in line["reason"] for line in logs] == [True]
+    assert list(far.iterdir()) == []
+
+
+def test_a_later_import_that_starts_threads_is_left_to_the_episodes(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    module.write(
+        "import os, sys\nTEMPLATE = os.getpid()\n"
+        "def play(task):\n    there = 'busy' in sys.modules\n    import busy\n    return [TEMPLATE, there]\n"
+    )
+    ((template, _), *_) = runs = [module.run() for _ in range(3)]
+    assert runs == [[template, False]] * 3
+
+
+def test_errors_exits_and_limits_are_those_of_a_process_of_its_own(module: Module, tmp_path: Path) -> None:
+    module.write("def play(task): raise RuntimeError('the kitchen is on fire')\n")
+    failed = module.run()
+    assert (failed.code, failed.last_words().endswith("RuntimeError: the kitchen is on fire")) == (1, True)
+    assert "template" not in failed.last_words().partition("agent.py")[2]
+    module.write("import atexit, sys\ndef play(task):\n    atexit.register(print, 'bye')\n    sys.exit(7)\n")
+    left_early = module.run()
+    assert (left_early.code, left_early.last_words()) == (7, "bye")
+    module.write("def play(task): bytearray(5 << 30)\n")
+    assert "MemoryError" in module.run().last_words()
+    module.write("import os\ndef play(task): return sorted(os.listdir('/proc/self/fd'))\n")
+    assert len(module.run()) == 4, "stdin, stdout, stderr, and the directory that is listed"
+
+
+@pytest.mark.process
+def test_a_template_that_is_killed_is_replaced_and_leaves_nothing(module: Module) -> None:
+    module.write(
+        "import os, time\nTEMPLATE = os.getpid()\n"
+        "def play(task):\n    print(TEMPLATE, flush=True)\n    time.sleep(600)\n"
+    )
+
+    async def scenario() -> list[int]:
+        playing = asyncio.create_task(module.ran())
+        out = module.file.parent / "run1" / "out"
+        (pid,) = await asyncio.to_thread(printed, out, 1)
+        template = psutil.Process(pid)
+        pids = [template.pid, *(process.pid for process in template.children(recursive=True))]
+        assert len(pids) == 3, "the template, a keeper and its program"
+        os.kill(template.pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="killed by signal 9"):
+            await playing
+        return pids
+
+    assert left(asyncio.run(scenario())) == []
+    module.write("def play(task): return 'again'\n")
+    assert module.run() == "again"
+
+
+@pytest.mark.process
+def test_a_template_without_episodes_ends_and_the_next_episode_starts_another(module: Module) -> None:
+    module.write(
+        "import __main__\n__main__.IDLE_S = 0.2\nimport os\nTEMPLATE = os.getpid()\ndef play(task): return TEMPLATE\n"
+    )
+    first = module.run()
+    assert left([first]) == []
+    assert module.run() not in (first, None)
