@@ -44,7 +44,11 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _write(name: str, value: Any) -> None:
-    Path(name).write_text(json.dumps(value, default=str), encoding="utf-8")
+    try:
+        text = json.dumps(value)
+    except TypeError as error:  # as text, an object would be graded by its address
+        raise TypeError(f"return a text, a number, a list or a dict instead: {error}") from None
+    Path(name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

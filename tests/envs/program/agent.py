@@ -45,6 +45,11 @@ def crash(task: dict[str, Any]) -> None:
     raise RuntimeError("the kitchen is on fire")
 
 
+def unwritable(task: dict[str, Any]) -> object:
+    solve(task)
+    return object()
+
+
 def hang(task: dict[str, Any]) -> None:
     solve(task)
     time.sleep(600)

@@ -61,6 +61,7 @@ def test_a_program_may_write_its_reward_and_a_grader_may_say_what_success_is(tas
     ("options", "stop", "error"),
     [
         ({"program": f"{AGENT}:crash"}, StopReason.ENV_ERROR, "the kitchen is on fire"),
+        ({"program": f"{AGENT}:unwritable"}, StopReason.ENV_ERROR, "Object of type object is not JSON serializable"),
         ({"program": f"{AGENT}:hang", "timeout_s": 5}, StopReason.ENV_TIMEOUT, "longer than 5 s"),
         ({"program": f"{AGENT}:silent"}, StopReason.ENV_ERROR, "without a call of the model"),
         ({"program": f"{AGENT}:solve", "grader": "reward.json"}, StopReason.ENV_ERROR, "no verdict"),
