@@ -90,7 +90,7 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
     if unknown := [option for option in options if option not in known]:
         raise ConfigError(
             f"environment {env_id!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], known)} Known: "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known)) or 'none'}"
         )
     return _call(env_id, environment, options)
 
@@ -128,8 +128,8 @@ def require_steps(env_id: str) -> None:
     """Raise ConfigError for an environment that drives itself: nobody else can step it."""
     if drives_itself(env_id):
         raise ConfigError(
-            f"environment {env_id!r} drives itself, so there are no steps to check or to serve: play it with "
-            "`horizonrl eval`, or in a run (docs/bring-your-own-agent.md)"
+            f"environment {env_id!r} drives itself, so there are no steps to check, to serve or to play by "
+            "hand: play it with `horizonrl eval`, or in a run (docs/bring-your-own-agent.md)"
         )
 
 

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.overrides import load_config
 
 
+@checked
 def load_recipe(
     recipe: str | Path | Sequence[str | Path] = (), overrides: Mapping[str, Any] | None = None
 ) -> RunConfig:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.config.arguments import checked
 from horizonrl.ops.api.configs import words
 from horizonrl.ops.api.programs import RunningCommand
 from horizonrl.ops.api.rows import Rows
@@ -39,6 +40,7 @@ class Evaluation:
         yield from read_journal(self.directory)[1].values()
 
 
+@checked
 def open_evaluation(directory: str | Path) -> Evaluation:
     """Return an evaluation that is there. Raises ConfigError if the directory is no complete evaluation's."""
     evaluation = Evaluation(directory)
@@ -46,6 +48,7 @@ def open_evaluation(directory: str | Path) -> Evaluation:
     return evaluation
 
 
+@checked
 def evaluate(
     model: str | Path, out: str | Path, choice: Choice | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Evaluation:

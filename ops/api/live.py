@@ -6,10 +6,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.api.programs import RunningCommand
 from horizonrl.ops.api.run import Run, RunEvent, open_run
+from horizonrl.ops.run.directory import note_holder, train_lock
 
 OUTPUT = "train.txt"
 """In `logs/`: what `horizonrl train` prints."""
@@ -60,15 +62,20 @@ class LiveRun(Run):
             self.program.process.wait(seconds)
 
 
+@checked
 def start(config: RunConfig) -> LiveRun:
     """Start training on this machine, as `horizonrl train` does: broker, controller, learner and actors.
 
     Returns at once. The processes end with this one; the same call resumes the run. What they print is in
-    `logs/train.txt` of the run directory.
+    `logs/train.txt` of the run directory. Raises RunFailed if the run is in training already.
     """
-    return LiveRun(config, RunningCommand.start(["train"], config.run_dir / LOGS / OUTPUT, config))
+    with train_lock(config.run_dir) as lock:
+        program = RunningCommand.start(["train"], config.run_dir / LOGS / OUTPUT, config, lock)
+        note_holder(lock, program.process.pid)
+    return LiveRun(config, program)
 
 
+@checked
 def train(config: RunConfig) -> Run:
     """Train to the last step and return the finished run. Raises RunFailed or ConfigError if training failed.
 

@@ -5,17 +5,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from horizonrl.common.children import bound
+from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
 from horizonrl.common.run_dir import LOGS
-from horizonrl.common.scratch import scratch
-from horizonrl.ops.run.directory import to_toml
+from horizonrl.ops.run.directory import INHERITED_LOCK, to_toml
 
 Role = Literal["broker", "controller", "learner", "actor"]
 STOP_S = 180.0
@@ -36,21 +35,26 @@ class RunningCommand:
     """The file that it writes to, after what is there already."""
     process: "subprocess.Popen[bytes]" = field(repr=False)
     _begin: int
-    _held: ExitStack = field(repr=False)
-    """What is removed when it has ended."""
     _stopped: bool = False
 
     @classmethod
-    def start(cls, words: Sequence[str], output: Path, config: RunConfig | None = None) -> "RunningCommand":
-        """Start `horizonrl WORDS`, with a recipe of `config` as the last word; it writes to the file `output`."""
-        held = ExitStack()
+    def start(
+        cls, words: Sequence[str], output: Path, config: RunConfig | None = None, lock: IO[str] | None = None
+    ) -> "RunningCommand":
+        """Start `horizonrl WORDS`, with a recipe of `config` as the last word; it writes to the file `output`.
+
+        The recipe stays beside `output`, so that the same command can be given again. `lock` is the file of a
+        `train_lock`, which the command takes over.
+        """
         environment = dict(os.environ)
+        output.parent.mkdir(parents=True, exist_ok=True)
         if config is not None:
-            recipe = held.enter_context(scratch()) / "recipe.toml"
+            recipe = output.with_suffix(".toml")
             recipe.touch(mode=0o600)
             recipe.write_text(to_toml(config))
             words, environment = [*words, str(recipe)], _environment(config)
-        output.parent.mkdir(parents=True, exist_ok=True)
+        if lock is not None:
+            environment[INHERITED_LOCK] = str(lock.fileno())
         with output.open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-m", "horizonrl.ops.cli.main", *words],
@@ -60,8 +64,9 @@ class RunningCommand:
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the program
                 preexec_fn=bound(),
+                pass_fds=() if lock is None else (lock.fileno(),),
             )
-            return cls(words[0], output, process, sink.tell(), held)
+            return cls(words[0], output, process, sink.tell())
 
     @property
     def running(self) -> bool:
@@ -83,7 +88,6 @@ class RunningCommand:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"`horizonrl {self.command}` still runs after {timeout_s:g} s") from None
-        self._held.close()
         # 130 and 143: ended by the signal of `stop`, as it should.
         if code and not (self._stopped and code in (130, 143)):
             raise self._failure(code)
@@ -101,8 +105,6 @@ class RunningCommand:
                 raise RunFailed(
                     f"`horizonrl {self.command}` did not end within {STOP_S:g} s and was killed: see {self.output}"
                 ) from None
-            finally:
-                self._held.close()
 
     def _failure(self, code: int) -> HorizonError:
         _, found, message = f"\n{self.said}".rpartition("\nerror: ")
@@ -113,6 +115,7 @@ class RunningCommand:
         return kind(message.strip())
 
 
+@checked
 def start_role(role: Role, config: RunConfig, name: str | None = None) -> RunningCommand:
     """Start one role in a process of its own, as `horizonrl ROLE` does; it logs to `logs/NAME.log` of the run.
 

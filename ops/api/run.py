@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.run_dir import EVALS, LEDGER, METRICS, REPORT
 from horizonrl.ops.api.evaluation import Evaluation, evaluate
@@ -138,6 +139,7 @@ class Run:
         """Play held-out tasks with the run's best version, else its newest, as `horizonrl eval RUN` does."""
         return evaluate(self.directory, out, choice, overrides)
 
+    @checked
     def export(self, out: str | Path, *, best: bool = False) -> Path:
         """Write the newest weights, or the best evaluated ones, as a Hugging Face directory; return it.
 
@@ -148,6 +150,7 @@ class Run:
         export_run(self.directory, Path(out), best=best)
         return Path(out)
 
+    @checked
     def report(self, file: str | Path | None = None) -> Path:
         """Write the run as one HTML page, `report.html` in its directory by default; return the file."""
         from horizonrl.ops.report.page import save_page
@@ -157,6 +160,7 @@ class Run:
         return target
 
 
+@checked
 def open_run(directory: str | Path) -> Run:
     """Return a run that is there. Raises ConfigError if the directory is no run's."""
     run = Run(directory)

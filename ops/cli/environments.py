@@ -58,8 +58,10 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
 
 def chosen(action: str, env_ids: Sequence[str], overrides: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
     """Return the one environment that a command names, and its options."""
-    if len(env_ids) != 1:
+    if not env_ids:
         raise ConfigError(f"which environment? One of: {', '.join(registry.names())}")
+    if len(env_ids) > 1:
+        raise ConfigError(f"envs {action} takes one environment, not {len(env_ids)}: {', '.join(env_ids)}")
     given = parse_overrides(overrides)
     if unknown := [key for key in given if key != "options"]:
         raise ConfigError(f"envs {action} takes --options.KEY VALUE, not --{unknown[0]}")

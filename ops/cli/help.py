@@ -111,9 +111,11 @@ def refuse_unknown(command: str, unknown: Sequence[str]) -> None:
 
 
 def refuse_overrides(command: str, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a key of the config that the command would ignore."""
+    """Raise ConfigError for a key of the config, or an environment's option, that the command would ignore."""
     if overrides:
-        raise ConfigError(f"{overrides[0].partition('=')[0]}: `horizonrl {command}` takes no keys of the config")
+        flag = overrides[0].partition("=")[0]
+        what = "options of environments" if flag.startswith("--options.") else "keys of the config"
+        raise ConfigError(f"{flag}: `horizonrl {command}` takes no {what}")
 
 
 def _sections() -> Mapping[str, Mapping[str, Any]]:

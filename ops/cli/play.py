@@ -23,6 +23,7 @@ def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Seq
     env_id, options = chosen("play", env_ids, overrides)
     if registry.demonstrations_only(env_id):
         raise ConfigError(f"environment {env_id!r} only replays recorded episodes, so nobody can play it")
+    registry.require_steps(env_id)
     task_id = registry.tasks(env_id, options)[0].task_id if task_id is None else task_id
     console = plain_console()
     say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
@@ -32,8 +33,8 @@ def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Seq
 async def _play(env_id: str, options: Mapping[str, Any], task_id: str, replies: Iterator[str], say: Say) -> int:
     environment = registry.make(env_id, options)
     try:
-        say(f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n")
-        say((await environment.reset(task_id)).text)
+        first = await environment.reset(task_id)  # before the banner: there may be no such task
+        say(f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n\n{first.text}")
         return await _episode(environment, replies, say)
     finally:
         await environment.close()

@@ -7,11 +7,12 @@ samples; its seed is a function of these and of the run's seed, so that a second
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import xxhash
 
+from horizonrl.common.config.arguments import require_kinds
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
@@ -80,20 +81,29 @@ TABLE = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What is asked for."""
+    """What is asked for: the environments, the tasks in them, and how they are played.
 
-    env_ids: tuple[str, ...] = ()
+    Raises ConfigError for a value of a wrong type or out of bounds.
+    """
+
+    env_ids: Sequence[str] = ()
+    """Environments; the run's or the recipe's by default."""
     table: bool = False
+    """Whether the paper's 27 tasks are played, on our own environments; then `categories` stays empty."""
     split: Literal["train", "test", "all"] = "test"
-    categories: tuple[str, ...] = ()
+    categories: Sequence[str] = ()
+    """Only these; all by default."""
     tasks: int | None = None
     """Of each category; all by default."""
-    samples: tuple[int, ...] = ()
-    turns: tuple[int, ...] = ()
+    samples: Sequence[int] = ()
+    """The k of each pass@k; the largest is how often each task is played. `eval.samples` by default."""
+    turns: Sequence[int] = ()
+    """Turn limits, with a block of results for each; else the run's, the recipe's, the paper's or 30."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of every environment, over those of its recipe."""
 
     def __post_init__(self) -> None:
+        require_kinds("Choice", vars(self), {each.name: each.type for each in fields(self)})
         for name, values, most in (
             ("--tasks", () if self.tasks is None else (self.tasks,), sys.maxsize),
             ("--samples", self.samples, MAX_GROUP_SIZE),

@@ -24,6 +24,8 @@ MOST = 7
 Part = tuple[str, str]
 """Environment and category."""
 WHOLE: Part = ("all", "")
+NEITHER = f", and no {FILE} of an evaluation"
+"""What else a directory lacks that is not a run's."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def comparison(compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def _run(directory: Path, name: str) -> Compared:
-    config, files = read_config(directory), Files.read(directory)
+    config, files = read_config(directory, besides=NEITHER), Files.read(directory)
     return Compared(
         name, "run", _badges(directory, config, files), _flat(public_config(config)), _last(files), {}, files
     )

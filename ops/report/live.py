@@ -17,6 +17,7 @@ from aiohttp import web
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import TRAIN_LOCK
+from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
 from horizonrl.ops.report.facts import Files, facts
 from horizonrl.ops.report.page import Shown, assemble, episode_notices, inert_json, packed_index, run_episodes
@@ -150,7 +151,9 @@ async def only_here(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def watch_run(run_dir: Path, port: int, overrides: tuple[str, ...] = ()) -> int:
-    """Serve a run's page until Ctrl-C, SIGTERM or the end of the run. Raises ConfigError if the run is over."""
+    """Serve a run's page until Ctrl-C, SIGTERM or the end of the run. Raises ConfigError unless a run goes on."""
+    if is_evaluation(run_dir):
+        raise ConfigError(f"--watch follows runs only, and {run_dir} is an evaluation: leave --watch out")
     watch = RunWatch(run_dir, read_config(run_dir, overrides))
     return asyncio.run(_serve(watch, port))
 

@@ -18,7 +18,7 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import REPORT
-from horizonrl.ops.report.compare import comparison, is_evaluation, read_compared
+from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
 from horizonrl.ops.report.episodes import Episodes, collect, packed
 from horizonrl.ops.report.facts import Files, ends, facts
 from horizonrl.ops.report.judged import judged
@@ -56,7 +56,7 @@ def write_report(directories: Sequence[Path], out: Path | None, overrides: Seque
     elif is_evaluation(directories[0]):
         shown = Shown(*judged(directories[0]))
     else:
-        shown = shown_run(directories[0], read_config(directories[0], overrides))
+        shown = shown_run(directories[0], read_config(directories[0], overrides, besides=NEITHER))
     replace_file(file, assemble(shown))
     what = f"{len(shown.episodes.rows):,} episodes" if alone else f"{len(directories)} compared"
     print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")

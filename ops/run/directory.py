@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import tomli_w
@@ -15,6 +15,9 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.run_dir import ADDRESS, CONFIG, TRAIN_LOCK
 from horizonrl.ops.run.models import hub_id
+
+INHERITED_LOCK = "HORIZONRL_TRAIN_LOCK"
+"""Environment variable of a `horizonrl train`: the descriptor of its run directory's lock, which its starter took."""
 
 
 def to_toml(config: RunConfig) -> str:
@@ -64,19 +67,8 @@ def read_address(run_dir: Path) -> str | None:
 @contextmanager
 def only_train(run_dir: Path) -> Iterator[None]:
     """Hold a run directory for one `horizonrl train`. Raises RunFailed with the process that holds it already."""
-    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
-
-    run_dir.mkdir(parents=True, exist_ok=True)
-    # Not "w", which would erase the process id of the `train` that holds the lock.
-    with (run_dir / TRAIN_LOCK).open("a+") as file:
-        if not locked(file):
-            raise RunFailed(
-                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
-                f"`horizonrl status {run_dir}` shows it. End it, or give this run another run.name"
-            )
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    with train_lock(run_dir) as file:
+        note_holder(file, os.getpid())
         try:
             yield
         finally:
@@ -84,11 +76,43 @@ def only_train(run_dir: Path) -> Iterator[None]:
             file.truncate(0)
 
 
+@contextmanager
+def train_lock(run_dir: Path) -> Iterator[IO[str]]:
+    """Lock a run directory for this process, and for a `horizonrl train` that gets the file as INHERITED_LOCK.
+
+    Raises RunFailed with the process that holds it already.
+    """
+    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    inherited = os.environ.pop(INHERITED_LOCK, None)
+    # Not "w", which would erase the process id of the `train` that holds the lock.
+    with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+") as file:
+        if not locked(file):
+            raise RunFailed(
+                f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
+                f"`horizonrl status {run_dir}` shows it. End it, or give this run another run.name"
+            )
+        os.set_inheritable(file.fileno(), False)  # the parts of a run must not hold the lock after their `train`
+        yield file
+
+
+def note_holder(lock: IO[str], process: int) -> None:
+    """Write down which process holds a run directory."""
+    lock.truncate(0)
+    lock.write(str(process))
+    lock.flush()
+
+
 def in_training(run_dir: Path) -> bool:
     """Return whether the directory's last `train` still lives; if so, a broker that is away will come back."""
     # The id may have passed to another program by now. Then `status` waits PATIENCE_S for a broker that is gone.
     holder = _holder(run_dir)
-    return holder is not None and psutil.pid_exists(holder)
+    try:
+        # One that has ended keeps its id until the program that started it asks how it ended.
+        return holder is not None and psutil.Process(holder).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _holder(run_dir: Path) -> int | None:
@@ -97,12 +121,17 @@ def _holder(run_dir: Path) -> int | None:
     return int(process) if process.isdecimal() else None
 
 
-def read_config(run_dir: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run directory's config, with overrides. Raises ConfigError when there is none."""
+def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = "") -> RunConfig:
+    """Read a run directory's config, with overrides. Raises ConfigError when there is none.
+
+    `besides` is what else the directory lacks, where a command takes others than runs too.
+    """
     if not (run_dir / CONFIG).is_file():
+        if in_training(run_dir):
+            raise ConfigError(f"{run_dir} is still starting: it holds no {CONFIG} yet. Try again in some seconds")
         meant = Path("runs") / run_dir.name
         hint = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
-        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{hint}")
+        raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{besides}{hint}")
     return RunConfig.load([run_dir / CONFIG], overrides)
 
 

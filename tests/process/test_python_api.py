@@ -91,6 +91,8 @@ def test_a_run_is_stopped_resumed_and_ends_with_the_program_that_started_it(fold
         assert live.running
     assert not live.running
     live.wait()  # it was stopped, and did not fail
+    resume = re.search("Resume with:  horizonrl train (.+)", live.program.said)
+    assert resume and horizonrl.load_recipe(resume[1]) == live.config
     code = f"""
 import sys, horizonrl
 with horizonrl.start(horizonrl.load_recipe(sys.argv[1], {overrides})) as live:

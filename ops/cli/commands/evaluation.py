@@ -145,5 +145,5 @@ def _envs(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
             return play_environment(arguments.env_ids, arguments.task, overrides, multiline=arguments.multiline)
         case _:
-            refuse_overrides(arguments.command, overrides)
+            refuse_overrides("envs list", overrides)
             return environments.list_environments(arguments.env_ids)

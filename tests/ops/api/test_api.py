@@ -1,11 +1,14 @@
 """The Python API on run directories that are there, without a process of ours."""
 
 import asyncio
+import gc
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,7 @@ from horizonrl.common.run_dir import METRICS
 from horizonrl.ops.api import programs, run
 from horizonrl.ops.api.configs import words
 from horizonrl.ops.report.facts import Files
+from horizonrl.ops.run.directory import in_training, only_train
 from tests.ops.report.runs import Scale, run_config, write_run
 
 
@@ -165,6 +169,31 @@ def test_a_program_that_fails_raises_what_it_said(tmp_path: Path) -> None:
     failed.stop()  # nothing is left to stop
 
 
+def test_a_run_outlives_its_object_and_is_known_while_it_starts(tmp_path: Path) -> None:
+    wrong = [{"id": "parity", "options": {"style": "compact"}}]
+    config = horizonrl.load_recipe(overrides={"run.root": str(tmp_path), "run.name": "mine", "envs": wrong})
+    process, run_dir = horizonrl.start(config).program.process, tmp_path / "mine"
+    gc.collect()
+    with pytest.raises(horizonrl.RunFailed, match=rf"another `horizonrl train` \(process {process.pid}\) works in"):
+        horizonrl.start(config)
+    with pytest.raises(horizonrl.ConfigError, match="is still starting"):
+        horizonrl.open_run(run_dir)
+    process.wait(120)
+    assert (run_dir / "logs/train.txt").read_text().startswith("error: environment 'parity' has no option 'style'")
+    assert horizonrl.load_recipe(run_dir / "logs/train.toml") == config
+    with pytest.raises(horizonrl.ConfigError, match="is no run directory"):
+        horizonrl.open_run(run_dir)
+    with only_train(run_dir), pytest.raises(horizonrl.RunFailed, match="another `horizonrl train`"):
+        horizonrl.start(config)
+
+
+def test_a_train_that_ended_unnoticed_trains_no_more(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / "train.lock").write_text(str(ended.pid))
+        assert not in_training(tmp_path)
+
+
 def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORIZONRL_RL__STEPS", "3")
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
@@ -194,3 +223,48 @@ def test_a_choice_is_the_commands_words() -> None:
     given = " ".join(_choice(choice))
     assert given == '--split all --tasks 3 --env parity maze --samples 1 4 --turns 2 --options.style="compact"'
     assert list(_choice(horizonrl.Choice())) == ["--split", "test"]
+    assert list(_choice(horizonrl.Choice(["parity"], samples=[2]))) == "--split test --env parity --samples 2".split()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"env_ids": "parity"}, r"Choice: env_ids is 'parity', and should be list\[str\]"),
+        ({"env_ids": 1}, r"env_ids is 1, and should be list\[str\]"),
+        ({"split": "foo"}, "split is 'foo', and should be one of 'train', 'test', 'all'"),
+        ({"samples": "ab"}, r"samples is 'ab', and should be list\[int\]"),
+        ({"samples": 2}, r"samples is 2, and should be list\[int\]"),
+        ({"tasks": "2"}, "tasks is '2', and should be int, or None"),
+    ],
+)
+def test_a_choice_of_a_wrong_type_is_refused_as_it_is_made(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(horizonrl.ConfigError, match=message):
+        horizonrl.Choice(**given)
+
+
+def test_every_field_of_a_choice_is_on_the_page() -> None:
+    table = (Path(__file__).parents[3] / "docs/python-api.md").read_text().partition("`Choice` has")[2]
+    assert [name for name in vars(horizonrl.Choice()) if f"`{name}`" not in table.partition("```python")[0]] == []
+
+
+def test_a_wrong_argument_is_a_config_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    api: Any = horizonrl
+    config, file = horizonrl.load_recipe("laptop"), tmp_path / "file"
+    file.touch()
+    for call, message in (
+        (lambda: api.train("laptop"), r"^train: config is 'laptop', .* RunConfig; pass load_recipe\('laptop'\)$"),
+        (lambda: api.start("laptop"), "^start: config is 'laptop'"),
+        (lambda: api.start({"rl.steps": 4}), "^start: config is {'rl.steps': 4}, and should be RunConfig$"),
+        (lambda: api.load_recipe(5), r"^load_recipe: recipe is 5, and should be str \| Path \| list\[str \| Path\]$"),
+        (lambda: api.load_recipe("laptop", ["rl.steps=4"]), r"overrides is .* should be dict\[str, Any\], or None"),
+        (lambda: api.evaluate("m", "out", {"tasks": 1}), "choice is {'tasks': 1}, and should be Choice, or None"),
+        (lambda: api.evaluate("m", file), f"^{file}: File exists: give another path, or fix this one$"),
+        (lambda: api.open_run(None), r"directory is None, and should be str \| Path$"),
+        (lambda: api.open_run(file).export(5), "is no run directory"),
+        (lambda: api.Run(file).export(5), r"^export: out is 5, and should be str \| Path$"),
+        (lambda: api.start_role("foo", config), "should be one of 'broker', 'controller', 'learner', 'actor'$"),
+    ):
+        with pytest.raises(horizonrl.ConfigError, match=message):
+            call()
+    assert list(tmp_path.iterdir()) == [file]

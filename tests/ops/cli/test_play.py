@@ -53,9 +53,11 @@ def test_options_reach_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: 
     ("words", "message"),
     [
         ([], "which environment"),
-        (["parity", "wordle"], "which environment"),
+        (["parity", "wordle"], "envs play takes one environment, not 2: parity, wordle"),
         (["parity", "--task", "round-99"], "has no task"),
         (["transcripts", "--options.path", "x"], "only replays recorded episodes"),
+        (["program"], "'program' drives itself"),
+        (["parity", "--options.style", "1"], "'parity' has no option 'style'. Known: none"),
         (["parity", "--rl.lr", "1"], "envs play takes --options.KEY VALUE, not --rl"),
     ],
 )
@@ -63,4 +65,6 @@ def test_what_cannot_be_played_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert play(monkeypatch, "", *words) == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.out == ""

@@ -19,6 +19,7 @@ from horizonrl.common.run_dir import TRAIN_LOCK
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.report import live
 from horizonrl.ops.report.live import RunWatch, application
+from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 
 
@@ -115,6 +116,9 @@ def test_a_run_that_nobody_trains_is_not_watched(begun: Path, capsys: pytest.Cap
     assert main(["report", str(begun), str(begun), "--watch"]) == 2
     assert main(["report", str(begun), "--watch", "--out", "x.html"]) == 2
     assert "--watch serves one run" in capsys.readouterr().err
+    judged = write_evaluation(begun.parent / "judged", [True])
+    assert main(["report", str(judged), "--watch"]) == 2
+    assert f"--watch follows runs only, and {judged} is an evaluation" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["a signal", "the end of the run"])
