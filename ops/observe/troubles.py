@@ -54,6 +54,7 @@ TROUBLES = {
     "node_refused": "refused a machine whose recipe, release or model differs",
     "part_ended": "ended and was started again",
     "part_killed": "did not end in time and was killed",
+    "program_starts_cold": "starts a program anew for each episode: its module cannot be imported once for all",
     "prompts_not_shared": "trains a model whose cache cannot share prompts: its groups cost more",
     "ranks_ended": "ended because one of its ranks did",
     "recipe_differs": "waits because its recipe differs from the run's",
