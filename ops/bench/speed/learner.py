@@ -66,7 +66,7 @@ def _measured(model_dir: Path, directory: Path, small: bool) -> list[dict[str, A
     turns = 3 if small else 30
     for what, batch in (
         ("learner step, one turn", make_batch(1 if small else 2, turns=1, generated=110, observed=0)),
-        (f"learner step, {turns} turns", make_batch(1, turns=turns, generated=14, observed=32)),
+        (f"learner step, {turns} turns", make_batch(1, turns=turns, generated=8, observed=16)),
     ):
         tokens = sum(len(trace.ids_L) for trace in batch.traces)
         steps = {
