@@ -10,7 +10,7 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend c
 INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
-.PHONY: setup train test coverage lint format docs generated gpu-bundle pins clean
+.PHONY: setup train test suite coverage lint format docs generated gpu-bundle pins clean
 
 setup: $(VENV)/ready
 
@@ -27,8 +27,12 @@ $(VENV)/ready: requirements/cpu.txt requirements/dev.txt pyproject.toml
 train: setup
 	$(VENV)/bin/horizonrl train $(RECIPE)
 
-test: setup lint
-	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 lint suite
+
+# Three workers, because the programs of many tests often wait.
+suite: setup
+	$(VENV)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # What the quick tests run of the code; process tests run theirs in other processes, which are not counted.
 coverage: setup

@@ -21,6 +21,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONGEST = ("tests/process/", "tests/examples/", "tests/learner/engine/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files begin, so that none of them is left alone at the end (with --no-loadscope-reorder)."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 @pytest.fixture(autouse=True)
 def logs_end_with_their_test() -> Iterator[None]:
     """Remove the handler that a command has configured: its stream is the test's, and closed after it."""

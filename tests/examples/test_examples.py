@@ -88,6 +88,7 @@ def test_an_endpoint_is_evaluated_as_the_page_shows(copied: Copied) -> None:
     assert rows == shown
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_a_copy_of_its_directory(copied: Copied) -> None:
     example = copied("resume-elsewhere")
     example.run_all()

@@ -48,7 +48,7 @@ def plot_success(panels: Mapping[str, Mapping[str, Band]], x_label: str, legend_
             axes.set_axisbelow(True)
         grid[0, 0].set_ylim(bottom=0)
         grid[0, 0].yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0, symbol=" %"))
-        grid[0, 0].xaxis.set_major_locator(MaxNLocator(6))
+        grid[0, 0].xaxis.set_major_locator(MaxNLocator(6, integer=True))
         grid[0, 0].xaxis.set_major_formatter(EngFormatter(sep=" "))
         for axes in grid[-1]:
             axes.set_xlabel(x_label)

@@ -185,7 +185,8 @@ def test_a_browser_that_dies_fails_its_episodes_and_is_replaced() -> None:
 def test_a_driver_that_dies_is_replaced_after_one_failed_reset() -> None:
     async def scenario(environment: MiniWob) -> None:
         await environment.reset("click-test-0")
-        (driver,) = (child for child in psutil.Process().children() if "playwright" in " ".join(child.cmdline()))
+        living = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+        (driver,) = (child for child in living if "playwright" in " ".join(child.cmdline()))
         driver.kill()
         with pytest.raises(EnvironmentFailure):
             await environment.step("click [1]")

@@ -123,6 +123,7 @@ def test_two_machines_make_the_weights_of_two_ranks_on_one(
         assert apart[stage]["grad_norm"] == together.figures["grad_norm"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
     trained = []
