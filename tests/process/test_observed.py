@@ -6,11 +6,9 @@ Prometheus and promtool come with Debian's package `prometheus`; where it is not
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.common.metrics import EVERY, PREFIX, TABLE
 from horizonrl.ops.deploy.grafana.dashboards import DASHBOARDS
 from tests.process.conftest import Workplace, opened_workplace
@@ -93,14 +92,6 @@ def answers(url: str) -> bool:
         return bool(get(url))
     except OSError:  # HTTPError is one too
         return False
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def start_prometheus(place: Workplace, ports: list[int], own_port: int) -> str:
