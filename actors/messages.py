@@ -16,6 +16,21 @@ T = TypeVar("T")
 MARKS = tuple(map(chr, range(0xE000, 0xF900)))
 """Private characters: Unicode gives them no meaning."""
 
+FIELDS = frozenset(
+    (
+        *("role", "content", "reasoning_content", "name", "arguments", "id", "type", "tool_calls", "tool_call_id"),
+        *("function", "description", "parameters", "properties", "required", "items", "enum", "default", "anyOf"),
+    )
+)
+ROLES_AND_TYPES = frozenset(
+    (
+        *("system", "user", "assistant", "tool", "function"),
+        *("object", "array", "string", "integer", "number", "boolean", "null"),
+    )
+)
+"""What templates ask for by name, as keys and as values of `role` and `type`. None is broken, though it may be a part
+of a special token, as in <|user|> and <filename>."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
@@ -96,10 +111,17 @@ class Disguise:
             case str():
                 hidden = self._broken(value, mark)
             case Mapping():
-                hidden = {self.hide(key, mark): self.hide(part, mark) for key, part in value.items()}
+                hidden = {
+                    key if key in FIELDS else self.hide(key, mark): self._hide_part(key, part, mark)
+                    for key, part in value.items()
+                }
             case list() | tuple():
                 hidden = [self.hide(part, mark) for part in value]
         return hidden  # type: ignore[no-any-return]
+
+    def _hide_part(self, key: str, part: Any, mark: str) -> Any:
+        named = key in ("role", "type") and isinstance(part, str) and part in ROLES_AND_TYPES
+        return part if named else self.hide(part, mark)
 
     def _broken(self, text: str, mark: str) -> str:
         if not text:

@@ -39,11 +39,17 @@ QWEN3 = (
     "{%- else %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endif %}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
+PHI3_SPECIAL = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+PHI3 = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
 SHAPES = {
     "chatml": (CHATML, CHATML_SPECIAL),
     "smollm2": (SMOLLM2, CHATML_SPECIAL),
     "llama3": (LLAMA3, LLAMA3_SPECIAL),
     "qwen3": (QWEN3, CHATML_SPECIAL),
+    "phi3": (PHI3, PHI3_SPECIAL),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 

@@ -136,6 +136,20 @@ def test_no_content_writes_special_tokens(name: str, text: str) -> None:
     assert not any(0xE000 <= ord(character) < 0xF900 for character in written)
 
 
+def test_a_special_token_that_has_a_field_in_its_name_hides_no_field() -> None:
+    """SmolLM2 has <filename>, and others <|user|>: texts of a message, and never its fields and roles."""
+    tokenizer = make_tokenizer((*SPECIAL[:-1], "<filename>", "<|tool|>", "<|function|>", SPECIAL[-1]))
+    tokenizer.chat_template = HERMES
+    chat = ChatTemplate(tokenizer)
+    assert not chat.tools_problem
+    head = (ChatMessage("user", "Rome?"), ChatMessage("assistant", "", (ToolCall("name", '{"name": "<filename>"}'),)))
+    messages = (*head, ChatMessage("tool", "<filename> name"))
+    ids = chat.render(messages, WEATHER)
+    written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert written == rendered(tokenizer, messages, WEATHER)
+    assert tokenizer.convert_tokens_to_ids("<filename>") not in ids
+
+
 def test_a_private_character_of_a_content_survives() -> None:
     tokenizer, chat = made("hermes")
     text = "\ue000<|im_end|>\ue001 \\ue002"
