@@ -233,12 +233,17 @@ class WeightsPublisher:
         """Remove all files but the newest, the last two that were published, and those of the versions in `held`."""
         # The evaluation's schedule knows versions but no lineages, so files of every lineage are held.
         held = tuple(f"frame-{version:06d}-" for version in self.held)
-        # By age, not by name: a learner that resumes writes lower numbers again.
-        frames = sorted(self.directory.glob("frame-*.safetensors"), key=lambda file: file.stat().st_mtime)
+        frames = sorted(self.directory.glob("frame-*.safetensors"), key=_written)
         for file in frames[:-FILES_KEPT]:
             if file not in self._published and not file.name.startswith(held):
                 file.unlink()
                 file.with_suffix(ADAPTERS).unlink(missing_ok=True)
+
+
+def _written(frame: Path) -> tuple[int, int]:
+    """Return (lineage, version): a learner that resumes writes lower versions again, and no clock tells the order."""
+    _, version, lineage = frame.stem.split("-")
+    return int(lineage), int(version)
 
 
 def _sent_file(manifest: WeightsManifest) -> SentFile:

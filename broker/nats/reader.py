@@ -19,7 +19,7 @@ import base64
 import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import nats.js.errors
@@ -93,15 +93,17 @@ async def stored_message(
         raise _gone(stream) from None
 
 
-async def stored_batch(connection: Connection, stream: str, prefix: str, query: Query) -> list[Message]:
-    """Return messages of a stream in order, `batch` at most, from any replica: perhaps none although there are some.
+async def add_batch(connection: Connection, stream: str, prefix: str, query: Query, found: list[Message]) -> None:
+    """Append messages of a stream in order, `batch` at most, from any replica: perhaps none although there are some.
 
-    `query` is `{"seq": n, "next_by_subj": subject, "batch": most}`.
+    `query` is `{"seq": n, "next_by_subj": subject, "batch": most}`. What has been appended when this is cancelled is
+    whole and in order: over a slow line, a caller without time still gets on.
     """
+    had = len(found)
     subject, body = f"{connection.api(stream)}.DIRECT.GET.{stream}", json.dumps({**query, "max_bytes": BATCH_BYTES})
 
-    async def batch() -> list[Message]:
-        found: list[Message] = []
+    async def batch() -> None:
+        del found[had:]
         async with connection.client.unread_answers() as (inbox, answers), asyncio.timeout(None) as patience:
             await connection.client.publish(subject, body.encode(), reply=inbox)
             while True:
@@ -110,17 +112,17 @@ async def stored_batch(connection: Connection, stream: str, prefix: str, query: 
                 added = ADDED_LINES.fullmatch(headers)
                 # A status: the end of the batch, nothing there, or nobody to answer. The next look asks the leader.
                 if added is None:
-                    return found
+                    return
                 own, its_subject, sequence, time, before = added.groups()
                 # An answer before this one is lost: from there on, the messages are requested again.
-                if before not in (None, b"%d" % found[-1].sequence if found else b"0"):
-                    return found
+                if before not in (None, b"%d" % (found[-1].sequence if len(found) > had else 0)):
+                    return
                 name = its_subject.decode().removeprefix(prefix)
                 found.append(to_message(name, data, int(sequence), _parse(connection, own), _seconds(time.decode())))
                 if before is None:
-                    return found
+                    return
 
-    return await connection.ask(batch)
+    await connection.ask(batch)
 
 
 def _wrapped(answer: Msg, prefix: str, connection: Connection) -> Message | None:
@@ -188,37 +190,40 @@ class NatsReader:
     async def fetch(self, limit: int, timeout_s: float) -> list[Message]:
         loop = asyncio.get_running_loop()
         began = loop.time()
+        found: list[Message] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not (messages := await self._look(limit)):
+                await self._look(limit, found)
+                while not found:
                     pause = POLL_SHARE * (loop.time() - began)
                     await asyncio.sleep(min(max(pause, SOONEST_S), LATEST_S))
-                return messages
-        return []
+                    await self._look(limit, found)
+        # Not under the time limit, which may have cut a batch short: what has come is kept.
+        await self._move_behind(found)
+        return found
 
-    async def _look(self, limit: int) -> list[Message]:
-        """Return up to `limit` messages that are stored now.
-
-        The position moves last, so that a caller whose time runs out in here has read nothing.
-        """
+    async def _look(self, limit: int, found: list[Message]) -> None:
+        """Append up to `limit` messages that are stored now."""
         # Read before the check: a reconnect during the check makes the next look check again.
         reconnects = self._connection.counters.reconnects
         # A server that restarted may have lost its end or have another log, so the position is not trusted across it.
         if self._reconnects != reconnects:
             await self._check_gap(self._next)
             self._reconnects = reconnects
-        found: list[Message] = []
         query: dict[str, object] = {"seq": self._next, "next_by_subj": self._subject}
         if not self._flowing:
             # The leader first: most looks of a reader that waits find nothing, and cost only this one request.
             first = await stored_message(self._connection, self._stream, self._prefix, query, direct=self._direct)
             if first is None:
-                return found
+                return
             found.append(first)
         if len(found) < limit:
             query |= {"batch": limit - len(found)} | ({"seq": found[0].sequence + 1} if found else {})
-            found += await stored_batch(self._connection, self._stream, self._prefix, query)
+            await add_batch(self._connection, self._stream, self._prefix, query, found)
         self._flowing = bool(found)
+
+    async def _move_behind(self, found: Sequence[Message]) -> None:
+        """Make the position that behind these messages. Raises LogGap if there were others before or between them."""
         # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.
         expected = (self._next, *(message.sequence + 1 for message in found))
         for wanted, message in zip(expected, found, strict=False):
@@ -228,7 +233,6 @@ class NatsReader:
         if found:
             self._next = found[-1].sequence + 1
             self._freshness.saw(self._stream, found[-1].sequence)
-        return found
 
     async def _check_gap(self, wanted: int) -> None:
         """Raise LogGap unless the stream still holds the message at `wanted`, or will store it next.

@@ -122,7 +122,12 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(
                     f"{flag} sets part of a value that another flag has set as a whole: give only one of them"
                 )
-        place[key] = _parse_value(value)
+        given, before = _parse_value(value), place.get(key)
+        if isinstance(before, dict):
+            if not isinstance(given, dict):
+                raise ConfigError(f"{flag} sets as a whole what another flag has set a part of: give only one of them")
+            given = before | given
+        place[key] = given
     return parsed
 
 

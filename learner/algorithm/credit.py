@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-CERTAIN = 1e-8
-"""Weight of a path on which the policy was certain of every token, so that a group of such paths has a plain mean."""
+CERTAIN = 1e-4
+"""Weight of a path on which the policy was certain of every token, so that a group of such paths has a plain mean. It
+lies above the rounding of float32 probabilities, 1e-6, and far below one uncertain token, 0.1 and more."""
 
 
 def to_go(rewards_S: Floats, discount: float) -> Floats:
@@ -49,12 +50,13 @@ def optimal_token_baseline(returns: Sequence[Floats], energies: Sequence[Floats]
     """Return G_t − B_t of each episode of a group, float64 [N] each, B_t = Σ G_t W_t / Σ W_t (OTB, arXiv 2602.07078).
 
     `returns` are G, and `energies` 1 − 2 π + Σ π² of each token: the squared norm of its gradient with respect to the
-    logits. W_t is their sum up to the token, so that a path weighs as much as its gradient varies. The sums of B_t are
+    logits, and so at least 0; what rounding puts below counts as 0. W_t is their sum up to the token, so that a path
+    weighs as much as its gradient varies. The sums of B_t are
     over the episodes that have a t-th token; where one alone does, B_t is its own return and teaches nothing.
     """
     weighed_T, weights_T = np.zeros((2, max(map(len, returns))))
     for returns_N, energies_N in zip(returns, energies, strict=True):
-        weights_N = np.cumsum(energies_N) + CERTAIN
+        weights_N = np.cumsum(np.maximum(energies_N, 0.0)) + CERTAIN
         weighed_T[: len(weights_N)] += returns_N * weights_N
         weights_T[: len(weights_N)] += weights_N
     return [np.asarray(returns_N - (weighed_T / weights_T)[: len(returns_N)]) for returns_N in returns]

@@ -13,7 +13,7 @@ from horizonrl.common.config.objective import AdvantageSection, RewardSection
 from horizonrl.common.types import Episode, Group, Kind
 
 STD_FLOOR = 1e-6
-"""Added to a standard deviation, so that equal values give zeros instead of NaN."""
+"""Added to a standard deviation, so that equal values give zeros instead of NaN. Below it, values count as equal."""
 
 EpisodeRewards = list[float]
 """A reward for each turn of an episode, in order of time."""
@@ -59,6 +59,8 @@ def _normalise(rewards: list[list[EpisodeRewards]], groups: Sequence[Group], cen
 
     (R − μ_e) / (σ_e + 1e-6) of the return R. The mean is taken from the last turn, so that every return from a turn on
     loses it too. Where siblings are compared it would cancel, except under a discount, which would bend it.
+
+    Equal returns are not divided: the rewards of single turns, which may differ, would become a million times as large.
     """
     by_env: defaultdict[str, list[EpisodeRewards]] = defaultdict(list)
     for group, episodes in zip(groups, rewards, strict=True):
@@ -66,7 +68,8 @@ def _normalise(rewards: list[list[EpisodeRewards]], groups: Sequence[Group], cen
             by_env[group.ticket.task.env_id] += episodes
     for episodes in by_env.values():
         returns = np.array([sum(episode) for episode in episodes])
-        mean, scale = (float(returns.mean()) if centred else 0.0), float(returns.std()) + STD_FLOOR
+        mean, deviation = (float(returns.mean()) if centred else 0.0), float(returns.std())
+        scale = deviation + STD_FLOOR if deviation > STD_FLOOR else 1.0
         for episode in episodes:
             episode[-1] -= mean
             episode[:] = [reward / scale for reward in episode]

@@ -155,6 +155,12 @@ def check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]
     differing = [name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)]
     if differing:
         name = differing[0]
+        if all("critic." in other for other in differing):
+            has = "has a critic, and" if name in saved else "has no critic, but"
+            raise CheckpointMismatch(
+                f"the checkpoint {directory} {has} advantage.kind now asks for {'none' if name in saved else 'one'}: "
+                "resume with the advantage.kind that the run began with, or begin a new run from its weights"
+            )
         raise CheckpointMismatch(
             f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
             f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} here; "

@@ -310,11 +310,11 @@ class PolicyGradientEngine:
         if not objective.needs_reference:
             return
         every = objective.reference.refresh_every
+        if self._reference is not None and (every is None or version < self._reference_version + every):
+            return
+        self._unsaved()  # before there is a reference: a checkpoint of the time before must not find it
         if self._reference is None:
             self._reference = self._frozen_model()
-        elif every is None or version < self._reference_version + every:
-            return
-        self._unsaved()
         self._reference_version = version
         # The reference is a full model without adapters, so it takes the merged weights, as actors do.
         own = dict(self._reference.lm.named_parameters())

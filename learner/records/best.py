@@ -9,6 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.logs import get_logger
+from horizonrl.learner.records.checkpoint import sync
+
+log = get_logger()
+
 RESULT_FILE = "eval.json"
 
 
@@ -17,10 +22,13 @@ class Best:
         self._directory = directory
 
     def read(self) -> dict[str, Any] | None:
-        """Return the result of the kept version; None if no version is kept."""
+        """Return the result of the kept version; None if no version is kept, or if the file was damaged."""
         try:
             result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text())
         except FileNotFoundError:
+            return None
+        except ValueError as error:
+            log.warning("best_unreadable", file=str(self._directory / RESULT_FILE), error=str(error))
             return None
         return result if self.weights(result).is_file() else None
 
@@ -45,7 +53,11 @@ class Best:
         os.replace(incoming, link)
         incoming.unlink(missing_ok=True)  # still there if both were links to the same file: rename does nothing then
         incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
+        # A power cut must not leave a result whose weights, or whose text, never reached the disk.
+        for written in (link, incoming_result, self._directory):
+            sync(written)
         os.replace(incoming_result, self._directory / RESULT_FILE)
+        sync(self._directory)
         # Only now, since the earlier result named its file until it was replaced.
         for other in self._directory.glob("*.safetensors"):
             if other != link:

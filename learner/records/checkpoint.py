@@ -82,7 +82,7 @@ class CheckpointStore:
         with self._space_for(incoming):
             _seal(incoming, {"step": step, "state": dict(state)})
         incoming.rename(visible)
-        _sync(self._root)  # the rename is durable only once the directory that holds the name is
+        sync(self._root)  # the rename is durable only once the directory that holds the name is
         self._tidy()
         return visible
 
@@ -177,7 +177,7 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
     """Make a directory's files durable, then list them in `state.json`, which makes the checkpoint complete."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     for path in files:
-        _sync(path)
+        sync(path)
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
     try:
         text = json.dumps({**facts, "files": sizes}, indent=2, sort_keys=True)
@@ -185,13 +185,13 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the state of step {facts['step']} is not JSON ({error}): use plain values") from error
     # Last of all files, so that it never lists one that a power cut could still take away.
     (directory / STATE_FILE).write_text(text + "\n", encoding="utf-8")
-    _sync(directory / STATE_FILE)
+    sync(directory / STATE_FILE)
     # A file's fsync does not cover its name, which is part of the directory.
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
-        _sync(folder)
+        sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     # Read-only, because a directory cannot be opened in any other way; fsync does not mind.
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.run.directory import read_config, read_lines
-from horizonrl.ops.run.models import resolve_model
+from horizonrl.ops.run.models import model_identity, resolve_model
 
 PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
@@ -81,7 +81,8 @@ async def _replay(
         with scratch() as place:
             async with _log_of(request.run_dir, config) as transport:
                 lineages = read_lines(request.run_dir / LINEAGES)
-                replay = Replay(config, transport, engine, rules, place, lineages)
+                same = replace(rules, model_digest=identity["model"], template_digest=identity["template"])
+                replay = Replay(config, transport, engine, same, place, lineages)
                 async for done in replay.steps(start, ledger):
                     row = {
                         "step": done.step,
@@ -96,7 +97,9 @@ async def _replay(
                     }
                     rows.append(row)
 
-    await on_ranks(config, resolve_model(config.model.name), lead)
+    model_dir = resolve_model(config.model.name)
+    identity = model_identity(model_dir)
+    await on_ranks(config, model_dir, lead)
 
 
 @asynccontextmanager

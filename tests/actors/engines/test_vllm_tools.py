@@ -1,5 +1,7 @@
 """vLLM's own parsers behind our seam: what the template writes is read, and what is not whole stays text."""
 
+from pathlib import Path
+
 import pytest
 
 from horizonrl.actors.chat import ChatTemplate
@@ -9,6 +11,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.tiny_model import make_tokenizer
 from tests.templates import HERMES, XML, tool_tokenizer
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.process  # the import of vLLM takes 11 to 17 s
 
 WEATHER: Tools = (
@@ -44,6 +47,11 @@ def test_the_parser_is_found_by_what_the_template_writes(parsers: dict[str, Tool
     assert read(f"Let me see.\n{call}\n{call}", WEATHER) == Parsed("Let me see.", "", (ROME, ROME))
     assert read(f"<think>\nRome?\n</think>\n\n{call}", WEATHER) == Parsed("", "Rome?", (ROME,))
     assert read("Just words.", WEATHER) == Parsed("Just words.")
+
+
+def test_the_example_for_a_model_without_tools_has_a_template_that_a_parser_reads() -> None:
+    template = (ROOT / "examples/native-tools/template.jinja").read_text()
+    assert parser_for(ChatTemplate(tool_tokenizer(template))).name == "hermes"
 
 
 @pytest.mark.parametrize("family", CALLS)

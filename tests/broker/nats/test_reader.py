@@ -9,8 +9,10 @@ from typing import Any, cast
 import pytest
 from nats.aio.client import Client
 
+from horizonrl.broker.api import Message
 from horizonrl.broker.nats.connection import Connection
-from horizonrl.broker.nats.reader import stored_batch
+from horizonrl.broker.nats.freshness import Freshness
+from horizonrl.broker.nats.reader import NatsReader, add_batch
 
 END = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 9\r\n\r\n"
 NOBODY = b"NATS/1.0 503\r\n\r\n"
@@ -45,6 +47,16 @@ class Scripted(Connection):
     def api(self, stream: str) -> str:
         return "$JS.API"
 
+    def jetstream(self, *_: object) -> Any:
+        return None
+
+
+def batch(answers: list[bytes]) -> list[Message]:
+    found: list[Message] = []
+    query = {"seq": 5, "next_by_subj": "run.groups.>", "batch": 8}
+    asyncio.run(add_batch(Scripted(answers), "run_GROUPS", "run.", query, found))
+    return found
+
 
 @pytest.mark.parametrize(
     ("answers", "sequences"),
@@ -61,8 +73,7 @@ class Scripted(Connection):
     ids=["whole", "one-lost", "first-lost", "server-2.10", "moved", "nobody", "nothing", "no-headers"],
 )
 def test_a_batch_ends_where_an_answer_is_missing(answers: list[bytes], sequences: list[int]) -> None:
-    query = {"seq": 5, "next_by_subj": "run.groups.>", "batch": 8}
-    found = asyncio.run(stored_batch(Scripted(answers), "run_GROUPS", "run.", query))
+    found = batch(answers)
     assert [message.sequence for message in found] == sequences
     assert {message.subject for message in found} <= {"groups.train"}
     assert {message.stored_at for message in found} <= {1767323045.0}
@@ -70,7 +81,19 @@ def test_a_batch_ends_where_an_answer_is_missing(answers: list[bytes], sequences
 
 def test_a_publishers_headers_are_kept_and_the_servers_are_not() -> None:
     own = b"NATS/1.0\r\nNats-Msg-Id: train-1\r\nStatus: 408\r\nNats-Last-Sequence: 3\r\n"
-    query = {"seq": 5, "next_by_subj": "run.groups.>", "batch": 8}
-    (found,) = asyncio.run(stored_batch(Scripted([answer(5, 0, own), END]), "run_GROUPS", "run.", query))
+    (found,) = batch([answer(5, 0, own), END])
     assert found.message_id == "train-1"
     assert found.headers == {"Status": "408", "Nats-Last-Sequence": "3"}
+
+
+def test_what_has_come_when_the_time_runs_out_is_kept() -> None:
+    """Else a reader behind a slow line would ask for the same batch for ever."""
+
+    async def read() -> tuple[list[int], int]:
+        connection = Scripted([answer(5, 0), answer(6, 5)])  # and then nothing, not even an end
+        reader = NatsReader(connection, ("run_GROUPS", "run.groups.>", "run."), 4, Freshness(clustered=False))
+        reader._flowing, reader._reconnects = True, connection.counters.reconnects
+        found = await reader.fetch(8, 0.1)
+        return [message.sequence for message in found], reader._next
+
+    assert asyncio.run(read()) == ([5, 6], 7)

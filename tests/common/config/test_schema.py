@@ -32,9 +32,16 @@ def test_later_recipes_win_then_the_environment_then_overrides(tmp_path: Path, m
     assert (rl.lr, rl.steps, rl.max_staleness, rl.groups_per_step) == (1e-6, 2, 3, 4)
 
 
+def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
+    for overrides in (["--rl.steps=5", '--rl={"lr": 1e-6}'], ['--rl={"lr": 1e-6}', "--rl.steps=5"]):
+        rl = RunConfig.load([], overrides).rl
+        assert (rl.steps, rl.lr) == (5, 1e-6)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["--rl.steps=5", "--rl=fast"], r"--rl sets as a whole what another flag has set a part of"),
         (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key\. Known keys: .*\blr\b"),
         (["--rll.lr", "1"], r"rll: no such key; did you mean rl\? Known keys: "),
         (["--horizon.horizons", "[0]"], r"horizon\.horizons\.0: .*greater than or equal to 1 \(got 0\)"),

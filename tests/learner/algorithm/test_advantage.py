@@ -137,12 +137,12 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
                 whole = settings.credit == "episode"
                 gained[o] = [sum(turn_rewards(o)) if whole else ahead(turn_rewards(o), k) for k, _ in tokens[o]]
                 pi, squares = np.exp(scores[o].logprobs_N), scores[o].collisions_N
-                paths[o] = [sum(1 - 2 * pi[j] + squares[j] for j in range(n + 1)) for n in range(len(pi))]
+                paths[o] = [sum(max(0, 1 - 2 * pi[j] + squares[j]) for j in range(n + 1)) for n in range(len(pi))]
             row = []
             for n in range(len(tokens[e])):
                 there = [o for o in siblings if len(tokens[o]) > n]
-                weight = sum(paths[o][n] + 1e-8 for o in there)
-                row.append(gained[e][n] - sum(gained[o][n] * (paths[o][n] + 1e-8) for o in there) / weight)
+                weight = sum(paths[o][n] + 1e-4 for o in there)
+                row.append(gained[e][n] - sum(gained[o][n] * (paths[o][n] + 1e-4) for o in there) / weight)
         elif settings.kind == "reinforce_pp":
             row = [
                 sum(gamma ** (j - k) * (r - beta * kl) for (j, r), kl in list(zip(tokens[e], kls[e], strict=True))[n:])

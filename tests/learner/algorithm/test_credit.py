@@ -22,3 +22,9 @@ def test_the_optimal_token_baseline_is_the_plain_mean_for_equal_paths_and_has_th
     assert spread(best) < min(spread(best + 0.01), spread(best - 0.01), spread(rewards.mean()))
     longer = optimal_token_baseline([np.ones(2), np.zeros(1)], [np.ones(2), np.ones(1)])
     assert_allclose(longer[0], [0.5, 0.0], atol=1e-12)  # alone at its second token
+
+
+def test_rounding_below_zero_gives_a_path_no_negative_weight() -> None:
+    """1 − 2 π + Σ π² of a certain token is 0 up to float32's rounding, on either side."""
+    made = optimal_token_baseline([np.ones(1), np.zeros(1)], [np.full(1, -3e-6), np.full(1, 3.1e-6)])
+    assert_allclose(1.0 - made[0], 0.5, atol=0.05)

@@ -67,13 +67,20 @@ def test_returns_are_scaled_within_their_environment(drawn: list[tuple[str, list
         before = np.array([sum(e) for env, episodes in drawn for e in episodes if env == env_id])
         after = [sum(e) for (env, _), episodes in zip(drawn, rewards, strict=True) for e in episodes if env == env_id]
         mean = before.mean() if kind == "gae" else 0.0
-        assert after == pytest.approx((before - mean) / (before.std() + 1e-6), rel=1e-6, abs=1e-3)
+        scale = before.std() + 1e-6 if before.std() > 1e-6 else 1.0
+        assert after == pytest.approx((before - mean) / scale, rel=1e-6, abs=1e-3)
 
 
 def test_every_return_from_a_turn_on_loses_the_mean() -> None:
     settings = RewardSection(normalisation="environment")
     (rewards,) = batch_rewards([group_of([1.0, 3.0], [0.0, 0.0])], settings, AdvantageSection(kind="gae"))
     assert np.cumsum(rewards[0][::-1])[::-1] == pytest.approx([(4 - 2) / 2, (3 - 2) / 2], rel=1e-5)
+
+
+def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were() -> None:
+    settings = RewardSection(normalisation="environment", turn_cost=0.01)
+    (rewards,) = batch_rewards([group_of([0.0] * 10, [0.0] * 10)], settings, AdvantageSection(kind="gae"))
+    assert rewards[0][:-1] == pytest.approx([-0.01] * 9) and sum(rewards[0]) == pytest.approx(0.0)
 
 
 def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:

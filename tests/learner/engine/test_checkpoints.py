@@ -1,6 +1,9 @@
 """Checkpoints: at every stage a resumed engine goes on bit for bit, and what does not fit is refused."""
 
+import json
 from pathlib import Path
+from threading import Event, Timer
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +56,33 @@ def test_the_reference_is_resumed_bit_for_bit(start: StartEngine, tmp_path: Path
     resumed.load(tmp_path / "checkpoint")
     kls = {each.train_step(make_batch(2), 1e-2).reference_kl for each in (engine, resumed)}
     assert len(kls) == 1 and min(kls) > 1e-3
+
+
+def test_a_checkpoint_of_imitation_does_not_find_the_reference_of_rl(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, slow, written = start(objective=KL), Event(), shards.write_shards
+
+    def write_slowly(*given: Any) -> list[str]:
+        slow.wait(5.0)
+        return written(*given)
+
+    monkeypatch.setattr("horizonrl.learner.engine.step.write_shards", write_slowly)
+    saving = engine.begin_save(tmp_path / "checkpoint", {})
+    Timer(0.5, slow.set).start()
+    engine.train_step(make_batch(), 1e-2)
+    saving.result()
+    assert "reference_version" not in json.loads((tmp_path / "checkpoint" / "engine.json").read_text())
+
+
+def test_a_checkpoint_without_the_critic_names_the_key(start: StartEngine, tmp_path: Path) -> None:
+    plain, with_critic = start(), start(objective=GAE)
+    plain.save(tmp_path / "plain", {})
+    with pytest.raises(CheckpointError, match=r"has no critic, but advantage\.kind now asks for one"):
+        with_critic.load(tmp_path / "plain")
+    with_critic.save(tmp_path / "critic", {})
+    with pytest.raises(CheckpointError, match=r"has a critic, and advantage\.kind now asks for none"):
+        plain.load(tmp_path / "critic")
 
 
 def test_a_resumed_engine_makes_the_same_weights_bit_for_bit(

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,16 @@ def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path
     assert len(list((tmp_path / "best").iterdir())) == 2
 
 
+def test_a_damaged_result_is_none_and_is_replaced(tmp_path: Path) -> None:
+    best = Best(tmp_path / "best")
+    best.offer(result(2, 0.25), frame(tmp_path, 2))
+    (tmp_path / "best" / "eval.json").write_text("")
+    assert best.read() is None
+    assert best.offer(result(4, 0.1), frame(tmp_path, 4))
+    held = best.read()
+    assert held is not None and held["version"] == 4
+
+
 def test_weights_that_are_gone_do_not_replace_the_best(tmp_path: Path) -> None:
     best = Best(tmp_path / "best")
     best.offer(result(2, 0.25), frame(tmp_path, 2))
@@ -225,7 +236,7 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
     transport = MemoryTransport()
     publisher = WeightsPublisher(transport, Fence(transport), tmp_path, share_files=True, held={1, 3})
     for version in range(8):
-        frame(tmp_path, version)
+        os.utime(frame(tmp_path, version), (8 - version, 8 - version))  # a clock that goes back must not matter
     assert not unfinished.exists()
     publisher.tidy()
     assert [publisher.find(PolicyVersion(version=version)) is not None for version in range(8)] == [
