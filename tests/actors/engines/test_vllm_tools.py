@@ -1,5 +1,7 @@
 """vLLM's own parsers behind our seam: what the template writes is read, and what is not whole stays text."""
 
+from typing import Any
+
 import pytest
 
 from horizonrl.actors.chat import ChatTemplate
@@ -7,7 +9,7 @@ from horizonrl.actors.messages import ToolCall, Tools
 from horizonrl.actors.tool_calls import NoCalls, Parsed, ToolParser, parser_for
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.tiny_model import make_tokenizer
-from tests.templates import HERMES, XML, tool_tokenizer
+from tests.templates import HERMES, THINKING, XML, marked_tokenizer, tool_tokenizer
 
 pytestmark = pytest.mark.process  # the import of vLLM takes 11 to 17 s
 
@@ -44,6 +46,15 @@ def test_the_parser_is_found_by_what_the_template_writes(parsers: dict[str, Tool
     assert read(f"Let me see.\n{call}\n{call}", WEATHER) == Parsed("Let me see.", "", (ROME, ROME))
     assert read(f"<think>\nRome?\n</think>\n\n{call}", WEATHER) == Parsed("", "Rome?", (ROME,))
     assert read("Just words.", WEATHER) == Parsed("Just words.")
+
+
+@pytest.mark.parametrize("tokenizer", [marked_tokenizer(), tool_tokenizer(THINKING)], ids=["marked", "thinking"])
+def test_a_template_that_thinks_before_it_calls_has_a_parser(tokenizer: Any) -> None:
+    chat = ChatTemplate(tokenizer)
+    parser = parser_for(chat)
+    assert parser.name == "hermes"
+    assert parser.parse(f"<think>\nRome?\n</think>\n\n{JSON_CALL}", WEATHER) == Parsed("", "Rome?", (ROME,))
+    assert parser.parse(f"{chat.thought}Rome? {JSON_CALL}", WEATHER).calls == (() if chat.thought else (ROME,))
 
 
 @pytest.mark.parametrize("family", CALLS)
