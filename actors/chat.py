@@ -2,16 +2,18 @@
 
 Place in the flow: Observation → **ids** → Generation. The template renders the contents themselves, since it may strip
 them, escape them or leave out empty ones. Text of the template may name special tokens; a content never becomes one,
-whatever it contains: an environment, a tool or a model's own words cannot end a turn.
+whatever it contains: an environment, a tool or a model's own words cannot end a turn. The markers of roles are special
+here, also where the tokenizer does not say so.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from horizonrl.actors.messages import ChatMessage, Disguise, Tools, as_template_reads
+from horizonrl.actors.messages import THINK, THOUGHT, ChatMessage, Disguise, Tools, as_template_reads
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import ToolCall
 
@@ -26,8 +28,8 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
     },
 }
-SHAPES = (("user",), ("tool",), ("tool", "tool"), ("tool", "user"))
-"""What may follow a generation, by role, as it is proven at start."""
+SHAPES = (("user",), ("tool",), ("tool", "tool"))
+"""What follows a generation where an environment is played with tools, by role, as it is proven at start."""
 
 
 class Chat(Protocol):
@@ -64,18 +66,25 @@ class Tokenizer(Protocol):
 class ChatTemplate:
     """The chat template of a tokenizer, applied one turn at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int] = ()) -> None:
         """Raise ConfigError for a template that cannot be kept token-exact.
 
-        One that cannot hold a conversation with tools is fine until tools are given: `tools_problem` says why.
+        `end_ids` end a generation too. A template that cannot hold a conversation with tools is fine until tools are
+        given: `tools_problem` says why.
         """
         if not tokenizer.chat_template:
             raise ConfigError("the tokenizer has no chat template: use an instruction-tuned model's directory")
         self.tokenizer = tokenizer
+        self._end_ids = tuple(end_ids)
+        self._disguise = self._tool_disguise = Disguise(())  # the template's own text shows what is to be hidden
+        talk, tool_use = self._own_tokens()
+        tokens = tokenizer.added_tokens_decoder.items()
         self._special = {
-            str(token): int(token_id) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+            str(token): int(token_id) for token_id, token in tokens if token.special or str(token) in talk | tool_use
         }
-        self._disguise = Disguise(self._special)
+        special = {str(token) for _, token in tokens if token.special}
+        self._disguise, self._tool_disguise = Disguise(special | talk), Disguise(self._special)
+        self._inside, self._inside_turn = _inside(self._special.keys() - special), _inside(talk - special)
         # An alternation takes its first match, so a token that begins another one must come after it.
         longest_first = sorted(self._special, key=len, reverse=True)
         # An empty pattern would match everywhere; `(?!)` matches nowhere.
@@ -93,13 +102,19 @@ class ChatTemplate:
         """Read the tokenizer and the chat template of a Hugging Face directory."""
         from transformers import AutoTokenizer  # seconds of import that a template made of a tokenizer does not need
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-        return cls(tokenizer)
+        # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
+        tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
+        return cls(tokenizer, end_ids_of(model_dir))
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
         """Return the rendering of the first prompt, up to and including the generation prompt."""
-        first = () if system is None else (ChatMessage("system", system),)
-        return self.render((*first, ChatMessage("user", observation)))
+        user = ChatMessage("user", observation)
+        if system is None:
+            return self.render((user,))
+        try:
+            return self.render((ChatMessage("system", system), user))
+        except ConfigError as error:
+            raise ConfigError(f"rollout.system_prompt cannot be given to this model: {error}") from None
 
     def delta(self, last_output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the observation, the next prompt."""
@@ -130,8 +145,8 @@ class ChatTemplate:
         # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
         ids = self._encode(text.partition(ANSWER)[2], mark)
         # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt.
-        closed = self.end_of_turn is not None and tuple(last_output_ids[-1:]) == (self.end_of_turn,)
-        return ids[1:] if closed else ids
+        last = tuple(last_output_ids[-1:])
+        return ids[1:] if ids[:1] == last and set(last) <= set(self.stop_ids) else ids
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Return whether a text alone has more than so many tokens. Takes a second per megabyte; for another thread."""
@@ -148,20 +163,23 @@ class ChatTemplate:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def decode(self, output_ids: Sequence[int]) -> str:
-        """Return the text that an environment reads: special tokens, such as the end of the turn, are left out."""
-        return self._decode(output_ids, skip_special_tokens=True)
+        """Return the text that an environment reads: the end of the turn and other special tokens are left out."""
+        return self._decode(self._without_end(output_ids), skip_special_tokens=True)
 
     def spell(self, output_ids: Sequence[int]) -> str:
         """Return the text of a generation with its special tokens, which a call may be written with, but its end."""
+        return self._decode(self._without_end(output_ids), skip_special_tokens=False)
+
+    def _without_end(self, output_ids: Sequence[int]) -> list[int]:
         ids = list(output_ids)
         while ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._decode(ids, skip_special_tokens=False)
+        return ids
 
     def encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of a turn that was written rather than sampled, with the end-of-turn token."""
         # With the token that a policy samples to end a turn: otherwise a demonstration would not teach when to stop.
-        return self._encode_plain(text) + self.stop_ids[:1]
+        return self._encode_plain(text, self._inside_turn) + self.stop_ids[:1]
 
     def encode_reply(self, reply: ChatMessage) -> tuple[int, ...]:
         """Return the ids of an assistant's message as the template writes it, calls and all, with the end of turn."""
@@ -172,26 +190,42 @@ class ChatTemplate:
         tail = self._tail(tuple(message.role for message in results), (user,), ())
         if not text.startswith(prompt) or not text.endswith(tail):
             raise ConfigError("the chat template writes a reply in another way than it asks for one")
-        return self._encode(text[len(prompt) : len(text) - len(tail)], mark) + self.stop_ids[:1]
+        # Where a role's marker ends the turn before it, that of results ends one with calls.
+        end = self._first_special(tail)
+        ids = self._encode(text[len(prompt) : len(text) - len(tail)], mark)
+        return (*ids, end) if end is not None and end in self.stop_ids else ids + self.stop_ids[:1]
+
+    @cached_property
+    def thought(self) -> str:
+        """The tag of a thought that the generation prompt has begun; a reply goes on inside it. Else empty."""
+        # A closing tag that is a special token is missing from decoded text, where everything would be a thought.
+        prompt = self._written((ChatMessage("user", USER),), ())
+        return THINK if prompt.rstrip().endswith(THINK) and THOUGHT not in self._special else ""
 
     @cached_property
     def end_of_turn(self) -> int | None:
         """The token with which the template closes an assistant's turn, if it closes it with one."""
-        match = self._special_text.match(self._tail(("user",), (ChatMessage("user", USER),), ()))
+        return self._first_special(self._tail(("user",), (ChatMessage("user", USER),), ()))
+
+    def _first_special(self, text: str) -> int | None:
+        match = self._special_text.match(text)
         return self._special[match.group()] if match else None
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end a generation: the end of the turn first, then the tokenizer's end of text."""
-        ids = (self.end_of_turn, self.tokenizer.eos_token_id)
+        """The tokens that end a generation: the end of the turn first, then the tokenizer's and the model's own."""
+        ids = (self.end_of_turn, self.tokenizer.eos_token_id, *self._end_ids)
         return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
     def _written(self, messages: Sequence[ChatMessage], tools: Tools, mark: str = "") -> str:
         """Return the template's text. Special tokens that contents spell are broken by the mark."""
         from jinja2 import TemplateError  # comes with the templates
 
-        conversation = self._disguise.hide(as_template_reads(messages), mark)
-        given = self._disguise.hide(list(tools), mark) or None
+        conversation = [
+            (self._tool_disguise if entry["role"] == "tool" else self._disguise).hide(entry, mark)
+            for entry in as_template_reads(messages)
+        ]
+        given = self._tool_disguise.hide(list(tools), mark) or None
         try:
             text = self.tokenizer.apply_chat_template(
                 conversation, tools=given, add_generation_prompt=True, tokenize=False
@@ -217,12 +251,16 @@ class ChatTemplate:
             start = special.end()
         return (*ids, *self._encode_plain(text[start:].replace(mark, "")))
 
-    def _encode_plain(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        # split_special_tokens keeps an observation with `<|im_end|>` in it from ending a turn. add_special_tokens would
-        # put a beginning of text before every part; where one belongs, it is in the template's text.
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    def _encode_plain(self, text: str, inside: re.Pattern[str] | None = None) -> tuple[int, ...]:
+        # split_special_tokens keeps an observation with `<|im_end|>` in it from ending a turn. Tokens that a tokenizer
+        # does not call special need a cut. add_special_tokens would put a beginning of text before every part; where
+        # one belongs, it is in the template's text.
+        return tuple(
+            token_id
+            for part in (inside or self._inside).split(text)
+            if part
+            for token_id in self.tokenizer.encode(part, add_special_tokens=False, split_special_tokens=True)
+        )
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         # The clean-up removes spaces before punctuation: the environment would read a text that was not sampled.
@@ -231,6 +269,29 @@ class ChatTemplate:
                 list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
         )
+
+    def _own_tokens(self) -> tuple[set[str], set[str]]:
+        """Return the tokens that the template itself writes in a conversation, and those in one with tools.
+
+        The former are the markers of roles, which not every tokenizer calls special: no content writes them. The latter
+        may be tags such as `<tool_call>`: no tool writes them, but a program that explains tools in its own words does,
+        and so does a demonstration. What a policy thinks between is neither.
+        """
+        user, answer = ChatMessage("user", USER), ChatMessage("assistant", ANSWER)
+        calling = ChatMessage("assistant", ANSWER, (CALL,))
+        system, result = ChatMessage("system", SYSTEM), ChatMessage("tool", "⟦result⟧")
+        # Some tokenizers have white space as such tokens, which every content may write.
+        tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()}
+        tokens = {token for token in tokens if len(token.strip()) > 1} - {THINK, THOUGHT}
+
+        def named(*messages: ChatMessage, tools: Tools = ()) -> set[str]:
+            try:
+                text = self._written(messages, tools)
+            except ConfigError:  # what it refuses is never rendered
+                return set()
+            return {token for token in tokens if token in text}
+
+        return named(system, user) | named(user, answer, user), named(user, calling, result, tools=(TOOL,))
 
     def _tail(self, shape: Sequence[str], before: Sequence[ChatMessage], tools: Tools) -> str:
         """Return what the template writes after an assistant's content. Raises ConfigError if it is not appended."""
@@ -310,6 +371,20 @@ class ChatTemplate:
         written = self._decode(self.render(conversation), skip_special_tokens=False)
         if written != meant:
             raise ConfigError(f"this tokenizer does not keep its chat template's text: {meant!r} became {written!r}")
+
+
+def end_ids_of(model_dir: Path) -> tuple[int, ...]:
+    """Return the ids with which a model's own generation settings end a reply."""
+    file = model_dir / "generation_config.json"
+    ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _inside(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches after the first character of each of these tokens, where a cut breaks it."""
+    # An empty pattern would match everywhere; `(?!)` matches nowhere.
+    cuts = (f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in tokens)
+    return re.compile("|".join(cuts) or "(?!)")
 
 
 def stand_ins(shape: Sequence[str]) -> tuple[ChatMessage, ...]:

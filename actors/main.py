@@ -31,6 +31,8 @@ async def run_actor(
     environments = {env.id: env for env in config.envs}
     shared_dir = config.run_dir / WEIGHTS if config.broker.shared_files else None
     try:
+        # A template that refuses the system prompt ends the actor here: it would break every episode.
+        chat.open(config.rollout.system_prompt, "...")
         # Makes every environment once: a wrong option ends the actor here, before it leases a ticket.
         parser = await parser_if_needed(chat, {env.id: env.options for env in config.envs})
         versions = ", ".join([await registry.versioned_id(env.id, env.options) for env in config.envs])

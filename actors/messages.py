@@ -9,9 +9,11 @@ from typing import Any, Literal, TypeVar
 from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import ToolCall, Tools
 
-__all__ = ["ChatMessage", "Disguise", "Message", "ToolCall", "Tools", "as_template_reads"]
+__all__ = ["THINK", "THOUGHT", "ChatMessage", "Disguise", "Message", "ToolCall", "Tools", "as_template_reads"]
 
 T = TypeVar("T")
+
+THINK, THOUGHT = "<think>", "</think>"
 
 MARKS = tuple(map(chr, range(0xE000, 0xF900)))
 """Private characters: Unicode gives them no meaning."""

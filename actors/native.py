@@ -79,7 +79,8 @@ class Calls:
 
     async def step(self, output_ids: Sequence[int], text: str) -> Step:
         # The tokens of a family's call syntax may be special ones, which `text` leaves out.
-        reply = self.parser.parse(readable(self.chat.spell(output_ids)), self.user.tools())
+        written = self.chat.thought + self.chat.spell(output_ids)
+        reply = self.parser.parse(readable(written), self.user.tools())
         self.results = []
         if not reply.calls:
             return await self.environment.step(readable(reply.content))  # without thoughts: they are no answer

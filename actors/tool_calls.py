@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Protocol
 
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.messages import ChatMessage
+from horizonrl.actors.messages import THINK, THOUGHT, ChatMessage
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.imports import uncollected
 from horizonrl.envs.api import ToolCall, Tools
@@ -22,7 +22,6 @@ FINDER = "horizonrl.actors.engines.vllm_tools"
 """Imported when tools are used: it takes seconds, and needs vLLM."""
 _TAG = r"<[^<>\s]+>|\[\w+\]"
 _FIRST_TAG, _LAST_TAG = re.compile(rf"\s*({_TAG})"), re.compile(rf"({_TAG})\s*$")
-THINK, THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def parser_for(chat: ChatTemplate, name: str | None = None) -> ToolParser:
 
 
 def divided(text: str) -> tuple[str, str]:
-    """Return the thoughts and the rest. A generation prompt may have begun the thoughts."""
+    """Return the thoughts and the rest. A thought that the generation prompt began needs its tag (`chat.thought`)."""
     thoughts, closed, rest = text.partition(THOUGHT)
     if closed:
         return thoughts.strip().removeprefix(THINK).strip(), rest
@@ -94,7 +93,8 @@ class CallSyntax:
     @classmethod
     def of(cls, chat: ChatTemplate) -> "CallSyntax":
         """Read the tags off a call that the template writes."""
-        written = chat.spell(chat.encode_reply(ChatMessage("assistant", "", (ToolCall("probe", "{}"),))))
+        reply = chat.spell(chat.encode_reply(ChatMessage("assistant", "", (ToolCall("probe", "{}"),))))
+        written = divided(chat.thought + reply)[1]
         first, last = _FIRST_TAG.match(written), _LAST_TAG.search(written)
         return cls(first[1], last[1]) if first and last and first[1] != last[1] else cls()
 

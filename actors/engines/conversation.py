@@ -9,8 +9,9 @@ it keeps what a rollout needs, not the contract of token exactness that `endpoin
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint
 from horizonrl.actors.policy import Generation
@@ -23,11 +24,12 @@ COUNTED = 0
 
 
 class _Message(BaseModel):
-    content: str = Field(max_length=MAX_LONG_TEXT)
+    content: str | None = Field(default=None, max_length=MAX_LONG_TEXT)
 
 
 class _Choice(BaseModel):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Usage(BaseModel):
@@ -44,6 +46,19 @@ class Completion(BaseModel):
     def tokens(self) -> int:
         """Generated tokens, thoughts included; 1 if the endpoint does not say."""
         return max(1, self.usage.completion_tokens) if self.usage else 1
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].message.content or ""
+
+    @model_validator(mode="after")
+    def _generated(self) -> Self:
+        """Take no content for an empty reply only if one was generated: tokens were spent, on thoughts for example."""
+        choice = self.choices[0]
+        spent = choice.finish_reason == "length" or (self.usage is not None and self.usage.completion_tokens > 0)
+        if choice.message.content is None and not spent:
+            raise ValueError("no content, and no sign that any was generated")
+        return self
 
 
 @dataclass
@@ -85,7 +100,7 @@ class Conversation:
             temperature=temperature,
             seed=None if seed is None else seed % SEEDS,
         )
-        message = self._append("assistant", completion.choices[0].message.content)
+        message = self._append("assistant", completion.text)
         # Padded to the number of tokens, because metrics and reports count the ids of a turn.
         output = message + (COUNTED,) * (completion.tokens - 1)
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))

@@ -239,7 +239,7 @@ class Session:
         if matches := [place for place in map(text.find, request.stop) if place >= 0]:
             generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
             text, cut_short = text[: min(matches)], False
-        parsed = (self.parser if reads_calls else NoCalls()).parse(text, request.tools)
+        parsed = (self.parser if reads_calls else NoCalls()).parse(self.chat.thought + text, request.tools)
         reply = ChatMessage("assistant", parsed.content, parsed.calls, parsed.reasoning)
         self.graph.complete(sample, generation, reply, self.chat.decode(generation.ids))
         return Answer(

@@ -116,6 +116,7 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         policy = await start_policy(config, model_dir)
         try:
             chat = ChatTemplate.load(model_dir)
+            chat.open(config.rollout.system_prompt, "...")  # a template that refuses it would break every episode
             parser = await parser_if_needed(chat, environments)
             system = config.rollout.system_prompt
             context = config.rollout.context

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from horizonrl.actors.chat import CALL, ChatTemplate
 from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
+from horizonrl.actors.tool_calls import CallSyntax
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.tiny_model import make_tokenizer
-from tests.templates import HERMES, SPECIAL, XML, tool_tokenizer
+from tests.templates import (
+    HERMES,
+    MARKED_ADDED,
+    SPECIAL,
+    THINKING,
+    XML,
+    marked_tokenizer,
+    tool_tokenizer,
+)
 
 TEMPLATES = {"hermes": HERMES, "xml": XML}
 every_template = pytest.mark.parametrize("name", TEMPLATES)
@@ -134,6 +143,45 @@ def test_no_content_writes_special_tokens(name: str, text: str) -> None:
     written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert written.count(text) >= 15
     assert not any(0xE000 <= ord(character) < 0xF900 for character in written)
+
+
+def test_no_tool_writes_a_tag_of_the_template_and_what_a_program_says_of_tags_is_said_in_tokens() -> None:
+    tokenizer = marked_tokenizer()
+    chat, tags = ChatTemplate(tokenizer), MARKED_ADDED[2:]
+    ids_of_tags = set(tokenizer.convert_tokens_to_ids(list(tags)))
+
+    def conversation(word: str) -> tuple[int, ...]:
+        described = {"type": "function", "function": {"name": word, "description": word, "parameters": {word: word}}}
+        messages = (ChatMessage("user", "hello"), ChatMessage("assistant", "", (CALL,)), ChatMessage("tool", word))
+        return chat.render(messages, (described,)) + chat.extend((7,), (ChatMessage("tool", word),))
+
+    ids = conversation("".join(tags))
+    assert [i for i in ids if i in ids_of_tags] == [i for i in conversation("harmless") if i in ids_of_tags]
+    written = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert written.count("".join(tags)) == 6
+    assert ids_of_tags < set(chat.open("".join(tags), "hello"))
+    assert ids_of_tags < set(chat.encode_turn("".join(tags)))
+
+
+def test_a_template_that_thinks_before_it_calls_is_played_with_tools() -> None:
+    for tokenizer in (marked_tokenizer(), tool_tokenizer(THINKING)):
+        chat = ChatTemplate(tokenizer)
+        assert chat.tools_problem == ""
+        assert CallSyntax.of(chat) == CallSyntax("<tool_call>", "</tool_call>")
+
+
+def test_the_marker_that_a_policy_sampled_is_not_repeated_and_another_one_is_not_lost() -> None:
+    tokenizer = marked_tokenizer()
+    user, observation = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    chat = ChatTemplate(tokenizer, (user, observation))
+    results = [ChatMessage("tool", "sunny")]
+    assert chat.extend((7,), results)[0] == observation
+    assert chat.extend((7, observation), results) == chat.extend((7,), results)[1:]
+    assert chat.extend((7, user), results) == chat.extend((7,), results)
+    assert chat.delta((7, user), "on") == chat.delta((7,), "on")[1:]
+    # A demonstration teaches the marker that ends what it does.
+    assert chat.encode_reply(ChatMessage("assistant", "", (CALL,)))[-1] == observation
+    assert chat.encode_reply(ChatMessage("assistant", "hello"))[-1] == user
 
 
 def test_a_special_token_that_has_a_field_in_its_name_hides_no_field() -> None:

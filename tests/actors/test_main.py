@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.agreement import agreed
+from horizonrl.actors.main import run_actor
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.service import Service
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.ops.bench.tiny_model import VOCABULARY
+from horizonrl.ops.evaluation.subjects import SubjectRequest, subject_of
 
 PLAY = """
 import asyncio, json, sys
@@ -58,6 +62,35 @@ def test_the_provenance_names_the_file_that_tasks_come_from_and_a_wrong_option_i
     assert asyncio.run(registry.versioned_id("parity")) == "parity 1"
     with pytest.raises(ConfigError, match="no option 'distractor'"):
         asyncio.run(registry.versioned_id("textcraft", {"distractor": 2}))
+
+
+def refusing(model: Path, place: Path) -> Path:
+    """Return a copy of a model whose template takes no system message, as Gemma's."""
+    shutil.copytree(model, place)
+    template = place / "chat_template.jinja"
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    template.write_text(refusal + template.read_text())
+    return place
+
+
+def test_a_system_prompt_that_the_template_refuses_is_told_before_any_ticket(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = refusing(tiny_models[0], tmp_path / "model")
+    config = RunConfig.load((), ["--actor.engine=scripted", "--rollout.system_prompt=Be brief."])
+
+    async def act() -> None:
+        await run_actor(config, model, {}, tmp_path, Service())
+
+    async def evaluate() -> None:
+        overrides = ("--actor.engine=scripted", "--rollout.system_prompt=Be brief.")
+        with subject_of(SubjectRequest(str(model), overrides=overrides)) as subject:
+            async with subject.start(subject.config, {"parity": {}}):
+                pass
+
+    for start in (act, evaluate):
+        with pytest.raises(ConfigError, match=r"rollout\.system_prompt .*System role not supported"):
+            asyncio.run(start())
 
 
 CRAFTING = '--envs=[{"id": "textcraft", "options": {"distractors": 2}}]'

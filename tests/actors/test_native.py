@@ -22,7 +22,7 @@ from horizonrl.envs.api import Environment, Observation, Reply, Step
 from horizonrl.envs.serving.server import Serving, serve
 from horizonrl.ops.publish.demos import write_demonstrations
 from tests.actors.players import Echo, SayingPolicy, make_chat
-from tests.templates import tool_tokenizer
+from tests.templates import THINKING, tool_tokenizer
 
 CHAT = ChatTemplate(tool_tokenizer())
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -151,6 +151,14 @@ def test_thoughts_stay_in_the_trace_and_are_no_calls() -> None:
     assert CHAT.spell(episode.turns[0].output_ids) == thought
     play(shelf := Shelf(), "<think>a cup?</think>the cup")
     assert shelf.made == ["the cup"] * 2
+
+
+@pytest.mark.parametrize("text", ["maybe take it", f"maybe {call()}", f"maybe {call()}</think>\n\n"])
+def test_what_goes_on_in_a_thought_that_the_prompt_began_is_no_answer(text: str) -> None:
+    chat, shelf = ChatTemplate(tool_tokenizer(THINKING)), Shelf()
+    rollout = Rollout(SayingPolicy(chat, text, max_context_tokens=100_000), chat, None, 5, parser=JsonCalls())
+    asyncio.run(rollout.episode(shelf, ticket(), 0))
+    assert [str(made).strip() for made in shelf.made] == ["", ""]
 
 
 def test_a_tools_result_cannot_end_a_turn() -> None:

@@ -195,7 +195,7 @@ def trl_step(model_dir: Path, batch: Batch, directory: Path) -> Step:
                 report_to=[],
             ),
             train_dataset=Dataset.from_dict({"prompt": ["-"] * GROUP_SIZE}),
-            processing_class=AutoTokenizer.from_pretrained(model_dir),
+            processing_class=AutoTokenizer.from_pretrained(model_dir, mistral_format=False),
         )
     trainer.model.eval()
     trainer.current_gradient_accumulation_steps = 1

@@ -53,7 +53,7 @@ def sampled_batches(model_dir: Path, steps: int, groups: int = len(PROMPTS)) -> 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
     prompts = itertools.cycle(PROMPTS)
     for step in range(steps):

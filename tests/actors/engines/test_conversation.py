@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -93,6 +94,7 @@ def test_what_passes_is_tried_again_within_the_episode(server: Completions, stat
         (200, {}, "<html>"),
         (200, {}, '{"choices": []}'),
         (200, {}, '{"choices": [{"message": {"content": null}}]}'),
+        (200, {}, '{"choices": [{"message": {"content": null}, "finish_reason": "stop"}], "usage": {}}'),
         (200, {}, '{"error": "overloaded"}'),
         (200, {}, json.dumps({"choices": [{"message": {"content": "x" * 300_000}}]})),
     ],
@@ -103,6 +105,22 @@ def test_a_failure_of_the_endpoint_is_a_broken_episode_and_never_a_zero(server: 
     episode = play(server)
     assert (episode.stop, episode.valid, len(episode.turns)) == (StopReason.POLICY_ERROR, False, 1)
     assert server.url in (episode.error or "")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"choices": [{"message": {"content": None}, "finish_reason": "length"}]},
+        {"choices": [{"message": {"content": None}}], "usage": {"completion_tokens": 16}},
+        {"choices": [{"message": {}, "finish_reason": "length"}]},
+    ],
+)
+def test_a_reply_that_was_all_thought_is_an_empty_one(server: Completions, reply: dict[str, Any]) -> None:
+    server.faults = [(200, {"Content-Type": "application/json"}, json.dumps(reply))]
+    episode = play(server)
+    assert episode.stop is StopReason.TERMINATED
+    assert [turn.text for turn in episode.turns][:2] == ["", "go on"]
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": ""}
 
 
 def test_an_endpoint_that_does_not_answer_in_time_breaks_the_episode(server: Completions) -> None:

@@ -1,6 +1,7 @@
 """vLLM's own parsers behind our seam: what the template writes is read, and what is not whole stays text."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from horizonrl.actors.messages import ToolCall, Tools
 from horizonrl.actors.tool_calls import NoCalls, Parsed, ToolParser, parser_for
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.tiny_model import make_tokenizer
-from tests.templates import HERMES, XML, tool_tokenizer
+from tests.templates import HERMES, THINKING, XML, marked_tokenizer, tool_tokenizer
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.process  # the import of vLLM takes 11 to 17 s
@@ -52,6 +53,15 @@ def test_the_parser_is_found_by_what_the_template_writes(parsers: dict[str, Tool
 def test_the_example_for_a_model_without_tools_has_a_template_that_a_parser_reads() -> None:
     template = (ROOT / "examples/native-tools/template.jinja").read_text()
     assert parser_for(ChatTemplate(tool_tokenizer(template))).name == "hermes"
+
+
+@pytest.mark.parametrize("tokenizer", [marked_tokenizer(), tool_tokenizer(THINKING)], ids=["marked", "thinking"])
+def test_a_template_that_thinks_before_it_calls_has_a_parser(tokenizer: Any) -> None:
+    chat = ChatTemplate(tokenizer)
+    parser = parser_for(chat)
+    assert parser.name == "hermes"
+    assert parser.parse(f"<think>\nRome?\n</think>\n\n{JSON_CALL}", WEATHER) == Parsed("", "Rome?", (ROME,))
+    assert parser.parse(f"{chat.thought}Rome? {JSON_CALL}", WEATHER).calls == (() if chat.thought else (ROME,))
 
 
 @pytest.mark.parametrize("family", CALLS)

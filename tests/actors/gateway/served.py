@@ -16,7 +16,7 @@ from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session
 from horizonrl.actors.messages import ToolCall, Tools
 from horizonrl.actors.policy import Generation
-from horizonrl.actors.tool_calls import Parsed
+from horizonrl.actors.tool_calls import Parsed, divided
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs.api import Endpoint, Outcome, TaskSpec
 from tests.templates import tool_tokenizer
@@ -39,13 +39,14 @@ class JsonCalls:
     name = "json"
 
     def parse(self, text: str, tools: Tools) -> Parsed:
+        reasoning, text = divided(text)
         found = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL) if tools else []
         try:
             calls = [json.loads(call) for call in found]
             made = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in calls)
         except (ValueError, KeyError, TypeError):
-            return Parsed(text)
-        return Parsed(re.split(r"\n?<tool_call>", text)[0] if made else text, "", made)
+            return Parsed(text, reasoning)
+        return Parsed(re.split(r"\n?<tool_call>", text)[0] if made else text, reasoning, made)
 
 
 @dataclass

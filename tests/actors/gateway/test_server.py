@@ -11,11 +11,13 @@ from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictEr
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.gateway import server
+from horizonrl.actors.gateway.server import Gateway
 from horizonrl.common.types import PolicyVersion, StopReason
 from tests.actors.gateway.served import (
     CHAT,
     HELLO,
     TOOL,
+    JsonCalls,
     Remembering,
     assert_trained_is_sampled,
     client,
@@ -25,6 +27,7 @@ from tests.actors.gateway.served import (
     session_of,
     ticket,
 )
+from tests.templates import THINKING, tool_tokenizer
 
 CALLING = 'sure\n<tool_call>\n{"name": "go", "arguments": {"to": "north"}}\n</tool_call>'
 
@@ -89,6 +92,23 @@ def test_results_are_rendered_in_the_order_of_the_calls_that_they_answer() -> No
             await openai.chat.completions.create(model="m", messages=messages, tools=tools)
         read = CHAT.decode(session.graph.episode(0, StopReason.TERMINATED).turns[0].observation_ids)
         assert read.index("[a]") < read.index("[b]")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("tools", [(), (TOOL,)])
+def test_a_thought_that_the_prompt_began_and_the_limit_cut_is_no_answer(tools: Any) -> None:
+    async def scenario() -> None:
+        chat, policy = ChatTemplate(tool_tokenizer(THINKING)), Remembering(lambda read: "I go on and on" * 9)
+        async with (
+            Gateway(policy, chat, JsonCalls()).open() as gateway,
+            gateway.session(ticket(max_turn_tokens=8), 0) as session,
+            client_of(gateway, session) as openai,
+        ):
+            reply = await openai.chat.completions.create(model="m", messages=HELLO, tools=[*tools])
+        choice: Any = reply.choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("", "length")
+        assert choice.message.reasoning_content.startswith("I go")
 
     run(scenario)
 
