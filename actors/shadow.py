@@ -9,7 +9,7 @@ image lies in shared memory, next to a marker that says which version it is:
 | `version.json` | its marker; absent while the image is in doubt | that of the image |
 | `patched.json` | the marker that the image had before the patch that is under way | that of the image |
 | `fetching` | empty | exclusive for the one actor that downloads |
-| `reading-*` | a name of the image for one engine, which no other actor moves | none |
+| `reading-*` | a name of the image for one engine, which no other actor moves | that of the image, while it is read |
 
 The kernel frees the locks of an actor that dies. If it died in the middle of a patch, the next one finds no marker: it
 digests the image, and fetches the key frame unless that is a version that it knows. Every image is digested once more
@@ -93,6 +93,7 @@ class Shadow:
     async def _advance(self, manifest: SentFile) -> None:
         """Make the image the announced version: by the changes since its own, else from the key frame."""
         key = manifest.key_frame
+        self._sweep()
         marker = await self._identified(manifest)
         if self._is_at(manifest):
             return
@@ -141,11 +142,18 @@ class Shadow:
         newest = await StateStore(self._transport).get(Key.POLICY)
         return isinstance(newest, WeightsManifest) and age(newest.policy) >= age(marker.policy)
 
+    def _sweep(self) -> None:
+        """Remove the names of engines whose actor was killed: nobody holds their lock."""
+        for name in self._place.glob(f"{READING}*"):
+            if (held := _lock(name, fcntl.LOCK_EX)) is not None:
+                name.unlink(missing_ok=True)
+                os.close(held)
+
     async def _replace(self, key: SentFile) -> None:
         """Fetch a key frame in place of the image."""
         log.info("key_frame_fetched", version=str(key.policy), weights_bytes=key.weights_bytes)
-        # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps it open.
-        for file in (self._marker_file, self._place / PATCHED, self._image, *self._place.glob(f"{READING}*")):
+        # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps its name.
+        for file in (self._marker_file, self._place / PATCHED, self._image):
             file.unlink(missing_ok=True)
         await fetch_frame(self._transport, key, self._image, lambda size: self._received("frame", size))
         self._mark(key.policy, key.digest, key.last_sequence)

@@ -37,10 +37,11 @@ class WeightsExtension:
         """Load a safetensors file of Hugging Face names. The engine is paused; on an error parameters may be lost."""
         model = self.model_runner.get_model()
         self.reload_weights(weights_iterator=iter(load_file(path).items()))
-        if getattr(model.config, "tie_word_embeddings", False):
+        head = getattr(model, "lm_head", None)  # Cohere's embedding is its head
+        if head is not None and getattr(model.config, "tie_word_embeddings", False):
             # vLLM packs lm_head for the CPU's matrix product when the model is built; a reload renews the embedding
             # and leaves the pack of a tied head behind: 2.8 nats off after a change of 5 %, and no warning.
-            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+            head.quant_method.process_weights_after_loading(head)
 
     @torch.inference_mode()
     def probe_frame(self, path: str, version: int) -> dict[str, Any]:
@@ -58,9 +59,13 @@ class WeightsExtension:
             loaded = tensors.get(name)
             if loaded is not None and name.removesuffix(".weight") not in matrices:
                 compared += 1
-                (own,) = own_parts(layers[name.rpartition(".")[0]], [loaded])
+                owner, _, leaf = name.rpartition(".")
+                (own,) = own_parts(layers[owner], [loaded])
+                # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
+                plain = getattr(layers[owner], "_cpu_unpacked_conv_weight", None) if leaf == "weight" else None
+                held = parameter if plain is None else plain.view_as(own)
                 # vLLM pads the vocabulary, so its embedding has more rows than the file.
-                if not torch.equal(parameter[: len(own)].cpu(), own.to(parameter.dtype)):
+                if not torch.equal(held[: len(own)].cpu(), own.to(held.dtype)):
                     stale.append(name)
         return {"stale": stale, "compared": compared}
 
@@ -77,7 +82,7 @@ def _matrices(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, 
         else:
             continue
         weights = [tensors[f"{part}.weight"] for part in names if f"{part}.weight" in tensors]
-        if weights:
+        if weights and weights[0].dim() == 2:  # vLLM keeps a convolution's weight in a linear layer too
             yield name, (layer, weights)
 
 

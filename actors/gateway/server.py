@@ -154,6 +154,7 @@ class Gateway:
             call = session.begin(
                 asked,
                 sha256(request.path.encode() + raw).digest(),
+                request.transport,
                 retried=request.headers.get(RETRY_HEADER, "0").strip() not in ("", "0"),
                 trained=_trained(request),
             )
@@ -181,13 +182,15 @@ class Gateway:
         return response
 
     async def _stream(self, api: Api, request: web.Request, body: dict[str, Any], call: Call) -> web.StreamResponse:
-        """SampledCall the whole reply, then send it as events; comments keep the connection until then."""
+        """Sample the whole reply, then send it as events; comments keep the connection until then."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         while not (await asyncio.wait({call.answered}, timeout=KEEP_ALIVE_S))[0]:
-            with contextlib.suppress(ConnectionError):  # it may come back and join the call
+            try:
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(b": waiting\n\n")
+            except ConnectionError:  # whoever comes back joins the call
+                return response
         result = call.answered.result()
         if isinstance(result, CallRefused):
             if not response.prepared:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from secrets import token_hex, token_urlsafe
 
 from horizonrl.actors.chat import ChatTemplate
@@ -36,8 +37,17 @@ LIKELY_CHARS = 8
 class Call:
     sample: SampledCall
     answered: asyncio.Future[Answer | CallRefused]
+    client: asyncio.BaseTransport | None
+    """The connection that last asked for it. None: it was gone before the call began."""
     name: str = field(default_factory=lambda: token_hex(12))
     """Of its reply: the same for everyone who joins it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether its client has gone without the answer, or before there is one."""
+        failed = self.answered.done() and isinstance(self.answered.result(), CallRefused)
+        gone = self.client is None or self.client.is_closing()
+        return gone and not failed and not self.sample.delivered
 
 
 @dataclass
@@ -65,19 +75,23 @@ class Session:
         """Set when no further call can be served: by the horizon, or by an engine that is gone."""
         self._reserved = 0
         self._begun = 0
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[Answer | CallRefused]] = set()
         self._calls: dict[bytes, list[Call]] = defaultdict(list)
         self._closed = False
 
-    def begin(self, request: CallRequest, body: bytes, *, retried: bool, trained: bool) -> Call:
+    def begin(
+        self, request: CallRequest, body: bytes, client: asyncio.BaseTransport | None, *, retried: bool, trained: bool
+    ) -> Call:
         """Reserve a call and begin to sample it, or join the one that it repeats. Raises CallRefused.
 
-        `body` is a digest of the request. An equal body alone is no proof of a retry: parallel samples are equal too.
+        `body` is a digest of the request. Parallel samples have equal bodies: a retry repeats a call that its client
+        has lost, and is a new one where there is none.
         """
         if self._closed:
-            raise CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
-        if retried and (repeated := self._repeated(body)) is not None:
+            raise _over()
+        if retried and (repeated := next((call for call in self._calls.get(body, ()) if call.lost), None)) is not None:
             self._count("replayed")
+            repeated.client = client  # so that the next retry is another's
             return repeated
         self._admit()
         sample = self._reserve(request)
@@ -87,12 +101,12 @@ class Session:
         ids = self._fitting(sample, wanted)
         self._reserved += 1
         self.metrics.count("gateway_parameters_ignored_total", len(request.ignored))
-        call = Call(sample, asyncio.get_running_loop().create_future())
+        call = Call(sample, asyncio.get_running_loop().create_future(), client)
         self._calls[body].append(call)
         left = self.ticket.horizon_turns - self._reserved
-        task = asyncio.get_running_loop().create_task(self._run(call, request, ids, wanted, left))
+        task = asyncio.get_running_loop().create_task(self._run(sample, request, ids, wanted, left))
         self._in_flight.add(task)
-        task.add_done_callback(self._in_flight.discard)
+        task.add_done_callback(partial(self._end, call))
         return call
 
     async def refuse_overlong(self, request: CallRequest) -> None:
@@ -115,12 +129,6 @@ class Session:
         """Calls whose answer a program has read, or could have."""
         return sum(sample.delivered for sample in self.graph.samples)
 
-    def _repeated(self, body: bytes) -> Call | None:
-        """Return the call that a retry repeats: one that was not delivered, or else the last one."""
-        alive = [call for call in self._calls.get(body, ()) if not _failed(call)]
-        waiting = [call for call in alive if not call.sample.delivered]
-        return next(iter(waiting or alive[-1:]), None)
-
     def _admit(self) -> None:
         if self.failure is not None and isinstance(self.failure, EngineDead):
             raise _unavailable(self.failure)
@@ -140,7 +148,7 @@ class Session:
         try:
             sample = self.graph.reserve(request.messages, request.tools)
         except TooManyBranches as error:
-            raise self._cut(StopReason.ENV_TRUNCATED, CallRefused(400, "too_many_branches", str(error))) from None
+            raise self._branched_out(error) from None
         try:
             sample.tail = self._announced(sample.tail)
             if sample.parent is not None and sample.parent.generation is not None:
@@ -151,6 +159,8 @@ class Session:
                     sample = self.graph.root(sample)
                     sample.tail = self._announced(sample.tail)
             sample.appended_ids = self.chat.render(sample.tail, request.tools)
+        except TooManyBranches as error:  # of `root`, which has given up the place
+            raise self._branched_out(error) from None
         except ConfigError as error:
             self.graph.release(sample)
             self._count("refused")
@@ -159,6 +169,9 @@ class Session:
             self.graph.release(sample)
             raise
         return sample
+
+    def _branched_out(self, error: TooManyBranches) -> CallRefused:
+        return self._cut(StopReason.ENV_TRUNCATED, CallRefused(400, "too_many_branches", str(error)))
 
     def _announced(self, tail: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
         """Return what the policy reads: with its remaining turns, where the ticket says so (`rollout.announced`)."""
@@ -182,32 +195,37 @@ class Session:
             self.over.set()
         return refused
 
-    async def _run(self, call: Call, request: CallRequest, ids: tuple[int, ...], wanted: int, left: int) -> None:
-        """SampledCall a call and answer it, whatever happens."""
-        complete = False
-        result: Answer | CallRefused = CallRefused(409, "episode_over", "the episode has ended")
+    async def _run(
+        self, sample: SampledCall, request: CallRequest, ids: tuple[int, ...], wanted: int, left: int
+    ) -> Answer | CallRefused:
+        """Sample a call; return its answer, whatever happens."""
         try:
             generation = await self._generate(ids, wanted)
-            result = self._recorded(call.sample, request, generation, wanted, len(ids), left)
-            complete, self.failure, self.cut = True, None, None if self.cut is StopReason.CONTEXT else self.cut
+            answer = self._recorded(sample, request, generation, wanted, len(ids), left)
+            self.failure, self.cut = None, None if self.cut is StopReason.CONTEXT else self.cut
             self._count("answered")
+            return answer
         except ContextFull as error:  # the engine counts otherwise than we do
-            result = self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", str(error), "messages"))
+            return self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", str(error), "messages"))
         except PolicyFailure as error:
-            self.failure, result = error, _unavailable(error)
+            self.failure = error
             self._count("engine_failed")
             if isinstance(error, EngineDead):
                 self.over.set()
+            return _unavailable(error)
         except Exception as error:
             log.error("gateway_call_failed", error=repr(error), exc_info=True)
             self.failure = PolicyFailure(f"the gateway failed: {type(error).__name__}: {error}")
-            result = CallRefused(500, "gateway_failed", str(self.failure))
-        finally:
-            if not complete:
-                self.graph.release(call.sample)
-                self._reserved -= 1  # nothing was sampled
-            if not call.answered.done():
-                call.answered.set_result(result)
+            return CallRefused(500, "gateway_failed", str(self.failure))
+
+    def _end(self, call: Call, task: asyncio.Task[Answer | CallRefused]) -> None:
+        """Answer a call. Not part of its task, of which no line runs if it is cancelled before its first step."""
+        self._in_flight.discard(task)
+        result = _over() if task.cancelled() else task.result()
+        if isinstance(result, CallRefused):
+            self.graph.release(call.sample)
+            self._reserved -= 1  # nothing was sampled
+        call.answered.set_result(result)
 
     async def _generate(self, ids: tuple[int, ...], wanted: int) -> Generation:
         sampling = self.ticket.sampling
@@ -268,8 +286,8 @@ def _tokens_until(ids: Sequence[int], stop: Sequence[str], written: Callable[[Se
     return lengths[bisect_left(lengths, True, key=lambda length: any(word in written(ids[:length]) for word in stop))]
 
 
-def _failed(call: Call) -> bool:
-    return call.answered.done() and isinstance(call.answered.result(), CallRefused)
+def _over() -> CallRefused:
+    return CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
 
 
 def _unavailable(error: PolicyFailure) -> CallRefused:

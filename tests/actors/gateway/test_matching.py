@@ -49,7 +49,7 @@ def test_every_call_of_a_random_program_stands_in_the_record_once(
             calls: list[Call] = []
             for _ in range(times):
                 with suppress(CallRefused):  # a conversation that the template refuses
-                    calls.append(session.begin(request, b"", retried=False, trained=True))
+                    calls.append(session.begin(request, b"", None, retried=False, trained=True))
             for call in calls:
                 call.sample.delivered = True
                 answer = await call.answered

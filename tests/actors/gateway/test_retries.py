@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 from openai import APIStatusError, InternalServerError
 
+from horizonrl.actors.gateway import server
+from horizonrl.actors.gateway.calls import CallRefused
+from horizonrl.actors.gateway.chat_completions import parse
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import StopReason
-from tests.actors.gateway.served import HELLO, Remembering, client, client_of, gateway_of, run, ticket
+from tests.actors.gateway.served import HELLO, Remembering, client, client_of, gateway_of, run, session_of, ticket
 
 
 class Gated(Remembering):
@@ -18,14 +21,19 @@ class Gated(Remembering):
     def __init__(self) -> None:
         super().__init__(lambda read: "here it is")
         self.gate, self.asked = asyncio.Event(), asyncio.Event()
+        self.begun = 0
 
     async def generate(self, ids: Any, **options: Any) -> Generation:  # type: ignore[override]
+        self.begun += 1
         self.asked.set()
         await self.gate.wait()
         return await super().generate(ids, **options)
 
 
-def test_a_retry_joins_or_repeats_its_call_and_an_equal_body_alone_does_not() -> None:
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+def test_a_retry_joins_the_call_of_a_client_that_has_gone_and_never_that_of_another() -> None:
     async def scenario() -> None:
         policy = Gated()
         async with client(policy) as (openai, session):
@@ -34,17 +42,42 @@ def test_a_retry_joins_or_repeats_its_call_and_an_equal_body_alone_does_not() ->
                 reply = await openai.chat.completions.create(model="m", messages=HELLO, extra_headers=headers)
                 return reply.id
 
-            retry = {"x-stainless-retry-count": "1"}
-            first = asyncio.create_task(ask())
-            await policy.asked.wait()
-            joined = asyncio.create_task(ask(**retry))
+            async def begun(calls: int) -> None:
+                while policy.begun < calls:
+                    await asyncio.sleep(0.01)
+
+            waiting, lost = asyncio.create_task(ask()), asyncio.create_task(ask())
+            await begun(2)
+            lost.cancel()
+            await asyncio.sleep(0.1)  # the server, in this loop too, sees that the client has gone
+            # Two retries of equal bodies: one was lost, the other had got 503.
+            retries = [asyncio.create_task(ask(**RETRY)) for _ in range(2)]
+            await begun(3)
             while session.metrics.value("gateway_calls_total", reason="replayed") == 0:
                 await asyncio.sleep(0.01)
             policy.gate.set()
-            assert await first == await joined == await ask(**retry)
-            assert len(policy.answered) == 1
-            assert await ask() != await joined
-            assert len(policy.answered) == 2
+            replies = {await waiting, *[await retry for retry in retries]}
+            assert (len(replies), len(policy.answered)) == (3, 3)
+            assert await ask(**RETRY) not in replies, "all of them were delivered"
+            assert await ask() not in replies
+            assert (len(policy.answered), session.answered) == (5, 5)
+
+    run(scenario)
+
+
+def test_an_answer_that_could_not_be_delivered_is_repeated() -> None:
+    async def scenario() -> None:
+        policy = Gated()
+        async with client(policy) as (openai, session):
+            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+            await policy.asked.wait()
+            asking.cancel()
+            await asyncio.sleep(0.1)
+            policy.gate.set()
+            while not policy.answered:
+                await asyncio.sleep(0.01)
+            await openai.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
+            assert (len(policy.answered), session.answered) == (1, 1)
 
     run(scenario)
 
@@ -144,3 +177,42 @@ def test_the_end_of_an_episode_answers_what_is_in_flight() -> None:
             assert policy.answered == []
 
     run(scenario)
+
+
+def test_a_call_that_begins_in_the_moment_of_the_end_is_answered() -> None:
+    async def scenario() -> None:
+        async with session_of(Remembering()) as (_, session):
+            call = session.begin(parse({"messages": HELLO}), b"", None, retried=False, trained=True)
+            await session.close()
+            refused = call.answered.result()
+            assert isinstance(refused, CallRefused)
+            assert refused.status == 409
+
+    run(scenario)
+
+
+def test_a_stream_without_a_client_is_not_kept_alive(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.01)
+    stream = server.Gateway._stream
+
+    async def scenario() -> None:
+        policy, ended = Gated(), asyncio.Event()
+
+        async def noted(gateway: server.Gateway, *arguments: Any) -> Any:
+            try:
+                return await stream(gateway, *arguments)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(server.Gateway, "_stream", noted)
+        async with client(policy) as (openai, _):
+            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO, stream=True))
+            await policy.asked.wait()
+            asking.cancel()
+            async with asyncio.timeout(5):
+                await ended.wait()
+
+    run(scenario)
+    assert caplog.records == []

@@ -10,8 +10,9 @@ from aiohttp import ClientSession
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError, NotFoundError
 
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.gateway import server
+from horizonrl.actors.gateway import matching, server
 from horizonrl.actors.gateway.server import Gateway
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import PolicyVersion, StopReason
 from tests.actors.gateway.served import (
     CHAT,
@@ -228,6 +229,25 @@ def test_a_text_far_beyond_the_context_is_not_rendered_on_the_event_loop(
             with pytest.raises(BadRequestError) as refused:
                 await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
             assert (refused.value.code, session.cut) == ("context_length_exceeded", StopReason.CONTEXT)
+
+    run(scenario)
+
+
+def test_a_conversation_that_needs_one_branch_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cannot(chat: ChatTemplate, *_: Any) -> Any:
+        raise ConfigError("the template cannot append this")
+
+    monkeypatch.setattr(ChatTemplate, "extend", cannot)
+    monkeypatch.setattr(matching, "MAX_BRANCHES", 1)
+
+    async def scenario() -> None:
+        async with client(Remembering(lambda read: "ok")) as (openai, session):
+            await openai.chat.completions.create(model="m", messages=HELLO)
+            messages: Any = [*HELLO, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "on"}]
+            for body in (messages, HELLO):  # it continues a reply, but only as a conversation of its own; or none
+                with pytest.raises(BadRequestError) as refused:
+                    await openai.chat.completions.create(model="m", messages=body)
+                assert (refused.value.code, session.cut) == ("too_many_branches", StopReason.ENV_TRUNCATED)
 
     run(scenario)
 

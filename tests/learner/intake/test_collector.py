@@ -1,17 +1,33 @@
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection
-from horizonrl.common.types import Branch, DropReason, Group, Kind, Phase, PolicyVersion, Provenance, Turn, Void
+from horizonrl.common.types import (
+    Branch,
+    DropReason,
+    Group,
+    Kind,
+    Phase,
+    PolicyVersion,
+    Provenance,
+    Sampling,
+    Turn,
+    Void,
+)
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
+from horizonrl.learner.records.journal import Journal
+from horizonrl.learner.records.report import processed_tokens
 from tests.learner.branching import branching_group
 from tests.records import make_episode, make_group, make_ticket, make_turn
 
@@ -315,3 +331,26 @@ def test_an_advantage_along_one_sequence_drops_groups_with_several(kind: str) ->
         collector = Collector(rules, TicketAccounts())
         collector.consume(Entry(sequence=sequence, record=group), RL)
         assert [drop.reason for drop in collector.pending.dropped] == reasons
+
+
+def test_a_dropped_group_is_kept_at_about_the_size_of_its_message_and_read_as_before(tmp_path: Path) -> None:
+    episodes = [make_episode(index, make_turn(range(300, 1300), 5, answer=range(400))) for index in range(2)]
+    ticket = make_ticket(version=5).model_copy(update={"sampling": Sampling(max_turn_tokens=1000)})
+    group = Group(ticket=ticket, episodes=tuple(episodes), provenance=Provenance(actor="test"))
+    data = encode(group)
+    collector = Collector(replace(RULES, vocabulary=2000, max_context_tokens=2000), TicketAccounts())
+    assert decode(data, Group) == group
+    tracemalloc.start()
+    try:
+        collector.consume(Entry(1, decode(data, Group)), RL)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [drop.reason for drop in collector.pending.dropped] == [DropReason.ZERO_VARIANCE]
+    assert kept_bytes < 2 * len(data)
+    journal = Journal(tmp_path)
+    journal.write_episodes(1, collector.pending.consumed)
+    journal.write_episodes(2, [group])
+    kept, whole = sorted(tmp_path.glob("episodes/*"))
+    assert kept.read_text() == whole.read_text()
+    assert processed_tokens(collector.pending.consumed[0].episodes[0]) == processed_tokens(group.episodes[0]) == 1403

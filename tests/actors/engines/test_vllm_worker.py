@@ -1,0 +1,75 @@
+"""What the worker does with layers that are no matrices and with models that have no head, without an engine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from horizonrl.actors.engines.vllm_worker import WeightsExtension
+
+CONV, PROJECTION, EMBEDDING = "mixer.conv1d", "mixer.out_proj", "model.embed_tokens"
+
+
+class UnquantizedLinearMethod:
+    """Named as vLLM's own: by that the probe knows a layer that multiplies."""
+
+    def apply(self, layer: nn.Module, units: Tensor) -> Tensor:
+        assert isinstance(layer.weight, Tensor)
+        return units @ layer.weight.T
+
+
+class MixedModel(nn.Module):
+    """A convolution as vLLM keeps it, in a linear layer; a projection; and an embedding that is the head too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(tie_word_embeddings=True)
+        self.mixer = nn.ModuleDict({"conv1d": nn.Conv1d(6, 6, 4, groups=6), "out_proj": nn.Linear(6, 8, bias=False)})
+        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(10, 6)})
+        for layer in self.mixer.values():
+            layer.quant_method = UnquantizedLinearMethod()  # type: ignore[assignment]
+
+    def reload_weights(self, weights_iterator: Any) -> None:
+        self.load_state_dict(dict(weights_iterator))
+
+
+def worker_of(model: MixedModel) -> WeightsExtension:
+    worker = WeightsExtension()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    worker.reload_weights = model.reload_weights
+    return worker
+
+
+def saved(tensors: Mapping[str, Tensor], place: Path) -> str:
+    save_file(dict(tensors), place / "weights.safetensors")
+    return str(place / "weights.safetensors")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_convolution_is_compared_as_a_whole(packed: bool, tmp_path: Path) -> None:
+    model = MixedModel()
+    worker, tensors = worker_of(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if packed:  # as vLLM does where the CPU has bfloat16
+        conv: Any = model.mixer["conv1d"]
+        conv._cpu_unpacked_conv_weight = conv.weight.detach().squeeze(1)
+        conv.weight = nn.Parameter(conv.weight.detach().flip(0).squeeze(1))
+    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 4}
+    for name, stale in (
+        (f"{CONV}.weight", f"{CONV}.weight"),
+        (f"{CONV}.bias", f"{CONV}.bias"),
+        (f"{PROJECTION}.weight", PROJECTION),
+        (f"{EMBEDDING}.weight", f"{EMBEDDING}.weight"),
+    ):
+        changed = tensors[name].clone()
+        changed.view(-1)[-1] += 1
+        assert worker.probe_frame(saved(tensors | {name: changed}, tmp_path), 0)["stale"] == [stale]
+
+
+def test_a_tied_model_whose_head_is_its_embedding_is_loaded(tmp_path: Path) -> None:
+    model, tensors = MixedModel(), MixedModel().state_dict()
+    worker_of(model).load_frame(saved(tensors, tmp_path))
+    assert worker_of(model).probe_frame(saved(tensors, tmp_path), 0)["stale"] == []
