@@ -140,8 +140,7 @@ class AgentGymGuessing(Guessing):
 class Wordle(GameEnvironment[Guessing]):
     """One word at a time.
 
-    words: a file with one five-letter word per line, instead of our words; each word is a task. AgentGym uses LMRL-Gym's
-        `tweet_words.txt`
+    words: a file of five-letter words instead of ours, each a task; AgentGym uses LMRL-Gym's `tweet_words.txt`
     format: how the agent names its action (envs/formats.py)
     style: `compact` explains the signs in one line
     max_observation_chars: bound of every observation
