@@ -30,7 +30,14 @@ def to_toml(config: RunConfig) -> str:
         if isinstance(section, dict):
             # TOML has no null, so the config reads the word "none" as None.
             section.update({key: "none" for key, value in section.items() if value is None})
-    return tomli_w.dumps(sections)
+    return tomli_w.dumps(_without_nones(sections))
+
+
+def _without_nones(value: Any) -> Any:
+    """Return a value without the keys that are None: an environment's options and vLLM's know no word for it."""
+    if isinstance(value, dict):
+        return {key: _without_nones(each) for key, each in value.items() if each is not None}
+    return [_without_nones(each) for each in value] if isinstance(value, list) else value
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
