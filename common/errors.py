@@ -32,8 +32,12 @@ HorizonError
     └── LogFull                         the group log is full, and nothing in it may be freed
 """
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of an OSError that free space mends. A write raises it without a file name."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Temporary directories that do not outlive their owner for long, even one that was killed.
+"""Temporary directories that do not outlive their owner for long, even one that was killed; and new ones that stay.
 
 An owner holds a lock on its directory, which the kernel frees with the process; whoever makes the next directory in the
 same place removes those that nobody holds. A process id in the name would not do, since each of the containers that
@@ -19,6 +19,23 @@ from horizonrl.common.errors import ConfigError
 PREFIX = "horizonrl-scratch-"
 TRIES = 200
 """How often a shared directory is tried, 10 ms apart, before it is taken for another user's."""
+UNFINISHED = ".unfinished"
+"""Marks a directory that is being filled, or was when its writer ended early."""
+
+
+@contextlib.contextmanager
+def filling(out: Path) -> Iterator[None]:
+    """Make the directory that the body fills. One whose writer ended early is filled again.
+
+    Raises ConfigError for any other that is not empty: the files in it may be the user's.
+    """
+    mark = out / UNFINISHED
+    if out.is_dir() and not mark.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty: choose another directory")
+    out.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    yield
+    mark.unlink()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ One that a signal has stopped ends with 128 and the signal's number, 143 for SIG
 
 import asyncio
 import contextlib
-import errno
 import faulthandler
 import fcntl
 import math
@@ -29,7 +28,7 @@ from typing import IO, cast
 import uvloop
 from aiohttp import web
 
-from horizonrl.common.errors import ConfigError, HorizonError
+from horizonrl.common.errors import DISK_FULL, ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import BrokerLink, Metrics
 
@@ -46,7 +45,6 @@ CLOSE_S = 30.0
 """Longest time from the end of a role's work to the end of its event loop, which waits for its threads."""
 REPORT_S = 5.0
 """Longest time to say why the process ends: the log itself may be what hangs."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 IDLE_S = 20.0
 """A connection to the port without a complete request for this long is closed."""
 MAX_DESCRIPTORS = 1 << 16

@@ -234,6 +234,12 @@ async def _observations_are_bounded(subject: Subject) -> str:
     return f"the longest observation had {subject.longest_chars} characters; the limit is {limit}"
 
 
+async def _steps_have_their_types(subject: Subject) -> str:
+    if subject.mistyped:
+        raise Violation(f"{subject.mistyped}: records and JSON take str, float, bool and int")
+    return f"{len(subject.step_times_s)} steps"
+
+
 async def _tools_are_described(subject: Subject) -> str:
     environment = subject.make()
     user = tool_user(environment)
@@ -264,5 +270,7 @@ TRIALS: Mapping[str, Trial] = {
     "no text raises": _no_text_breaks_it,
     "a cancelled step leaves it usable": _a_cancelled_step_leaves_it_usable,
     "close is idempotent": _close_is_idempotent,
-    "observations are bounded": _observations_are_bounded,  # last: it judges the observations of all other checks
+    # Last, since they judge the steps of all other checks.
+    "observations are bounded": _observations_are_bounded,
+    "steps have Python's own types": _steps_have_their_types,
 }

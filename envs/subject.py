@@ -19,6 +19,14 @@ from horizonrl.envs.odd_texts import odd_texts
 
 BABBLED = 30
 """Number of texts sent to an environment that has no expert."""
+TYPES: Mapping[str, Any] = {
+    "observation": str,
+    "reward": (int, float),
+    "terminated": bool,
+    "truncated": bool,
+    "success": bool,
+}
+"""Of the fields of a step, but for `info`."""
 MAX_SHOWN = 160
 """Characters shown of a text that caused a failure."""
 
@@ -44,6 +52,8 @@ class Subject:
     """Length of the longest observation in any check so far."""
     longest_call: str = ""
     """The call that returned the longest observation."""
+    mistyped: str = ""
+    """The first field of a step in any check that has another type than `api.Step` says, and the call."""
     step_times_s: list[float] = field(default_factory=list)
     made: list[Environment] = field(default_factory=list)
 
@@ -74,7 +84,7 @@ class Subject:
         # Cut as rollouts and servers cut: nobody ever sends an environment more.
         step = await environment.step(readable(text))
         self.step_times_s.append(time.perf_counter() - began)
-        self._measure(step.observation)
+        self._judge(step)
         return step
 
     async def answer(self, environment: Environment, reply: Reply) -> Step:
@@ -87,7 +97,7 @@ class Subject:
         began = time.perf_counter()
         step = await user.call(ToolCall(name, arguments))
         self.step_times_s.append(time.perf_counter() - began)
-        self._measure(step.observation)
+        self._judge(step)
         return step
 
     def advised(self, environment: Environment, observation: str, expert: Expert | None = None) -> Reply:
@@ -100,6 +110,14 @@ class Subject:
         if not isinstance(expert, CallsTools):
             raise Violation("the expert of an environment that offers tools has no `reply`", "expert")
         return expert.reply(observation)
+
+    def _judge(self, step: Step) -> None:
+        self._measure(step.observation)
+        values = {name: getattr(step, name) for name in TYPES} | {f"info[{k!r}]": v for k, v in step.info.items()}
+        for name, value in values.items():
+            if not self.mistyped and not isinstance(value, TYPES.get(name, (str, int, float))):
+                kind = type(value)
+                self.mistyped = f"{name} is a {kind.__module__}.{kind.__qualname__}, after {self.last_call}"
 
     def _measure(self, observation: str) -> None:
         if len(observation) > self.longest_chars:

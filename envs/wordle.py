@@ -20,7 +20,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import GameEnvironment, Move, Style, split_tasks, unmoved, words
+from horizonrl.envs.game import GameEnvironment, Move, Style, hashed_split, split_tasks, unmoved, words
 
 COMMANDS = (Command("guess", "guess {word}", "guess the word"),)
 GUESSES = 6
@@ -140,7 +140,7 @@ class AgentGymGuessing(Guessing):
 class Wordle(GameEnvironment[Guessing]):
     """One word at a time.
 
-    words: a file with one five-letter word per line, instead of our words; AgentGym uses LMRL-Gym's `tweet_words.txt`
+    words: a file of five-letter words instead of ours, each a task; AgentGym uses LMRL-Gym's `tweet_words.txt`
     format: how the agent names its action (envs/formats.py)
     style: `compact` explains the signs in one line
     max_observation_chars: bound of every observation
@@ -160,38 +160,51 @@ class Wordle(GameEnvironment[Guessing]):
         max_observation_chars: Chars = 2_048,
     ) -> None:
         super().__init__(format, style, max_observation_chars)
-        self._words = list_words(words)
+        self._file, self._words = words, list_words(words)
         if words is not None:
             self.version = f"{self.version} sha256:{sha256(' '.join(self._words).encode()).hexdigest()[:16]}"
 
     @classmethod
-    def tasks(cls) -> Sequence[TaskSpec]:
-        """Return the 980 tasks: one for each of our words, or for each of AgentGym's seeds."""
-        return split_tasks(dict.fromkeys(_number_of(), "all"), TEST)
+    @validate_call
+    def tasks(cls, *, words: Path | None = None, style: Style = "full") -> Sequence[TaskSpec]:
+        """Return one task for each word, or for each of AgentGym's 980 seeds, which draw from all the words."""
+        if words is None or style == "agentgym":
+            return split_tasks(dict.fromkeys(_number_of(), "all"), TEST)
+        return tuple(TaskSpec(task_id, hashed_split(task_id), "all") for task_id in _word_of(words))
 
     def begin(self, task_id: str) -> tuple[str, Guessing]:
         """Return the rules."""
-        if (number := _number_of().get(task_id)) is None:
-            raise self.unknown(task_id)
         if self._style == "agentgym":
+            if (number := _number_of().get(task_id)) is None:
+                raise self.unknown(task_id)
             return "Let's start Wordle!", AgentGymGuessing(number, self._words)
-        word = self._words[number % len(self._words)]
+        if (word := _word_of(self._file).get(task_id)) is None:
+            raise self.unknown(task_id)
         rules = _SHORT_RULES if self._style == "compact" else _RULES
         return self.introduced(rules, ""), Guessing(word, self._words)
 
 
 @cache
 def list_words(path: Path | None = None) -> tuple[str, ...]:
-    """Return our words in the order of the tasks, or those of a file. Raises ConfigError if the file has none."""
+    """Return our words in the order of the tasks, or those of a file. Raises ConfigError for a file without words."""
     if path is None:
         return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
     try:
-        found = tuple(word for word in path.read_text(encoding="utf-8").split() if len(word) == 5)
+        found = tuple(word for word in path.read_text(encoding="utf-8").lower().split() if len(word) == 5)
     except (OSError, ValueError) as error:
         raise ConfigError(f"wordle: no words at {path} ({error}): give a text file with a word a line") from None
     if not found:
         raise ConfigError(f"wordle: {path} has no word of five letters: give a text file with a word a line")
+    if (odd := next((word for word in found if not (word.isascii() and word.isalpha())), None)) is not None:
+        raise ConfigError(f"wordle: {path} has {odd!r}, which nobody can guess: a word has the letters a to z")
     return found
+
+
+@cache
+def _word_of(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return dict(zip(_number_of(), list_words(), strict=True))
+    return {f"wordle-{word}": word for word in list_words(path)}
 
 
 @cache

@@ -17,7 +17,7 @@ from horizonrl.envs.agentgym.dialects import DIALECTS, SERVED, Dialect
 from horizonrl.envs.agentgym.tasks import numbered_tasks
 from horizonrl.envs.agentgym.wire import Wire
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.bounds import Chars, clip
+from horizonrl.envs.bounds import Chars, clip, whole
 from horizonrl.envs.formats import Unreadable
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -47,8 +47,9 @@ class Remote:
         instructions = self._instructions
         if self.dialect.name == "wordle" and (words := await self._wire.vocabulary()):
             instructions += "\nThe words: " + ", ".join(words)
+        first = whole("\n\n".join(filter(None, (instructions, text))), task_id, self._max_chars)
         self._playing = True
-        return Observation(clip("\n\n".join(filter(None, (instructions, text))), self._max_chars))
+        return Observation(first)
 
     async def step(self, text: str) -> Step:
         """Send the part of the reply that AgentGym's client would send, and return its answer as that client does."""

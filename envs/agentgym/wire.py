@@ -229,8 +229,9 @@ class Wire:
             if not self._handles.repeatable:
                 self._handles.void_all()
             raise _Passing(f"{url} cannot be reached ({error!r}): is the server running?") from None
-        # Of every answer anew, since another server may have taken over the address.
-        self._handles.repeatable = REPEATABLE_HEADER in response.headers
+        # Of every answer anew, since another server may have taken over the address. A proxy that is busy is no server.
+        if REPEATABLE_HEADER in response.headers or status not in BUSY:
+            self._handles.repeatable = REPEATABLE_HEADER in response.headers
         if status != 200:
             kind = _Passing if status in BUSY else EnvironmentFailure
             raise kind(f"{url} answered {status}: {raw[:200].decode(errors='replace')}")

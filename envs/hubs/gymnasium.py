@@ -13,8 +13,8 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command
-from horizonrl.envs.game import unmoved
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, hashed_split, read_number
+from horizonrl.envs.game import hashed_split, unmoved
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version, quiet
 
 PACKAGE = "gymnasium"

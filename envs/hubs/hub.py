@@ -9,24 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import sha256
 from typing import Annotated, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import Field
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonError
-from horizonrl.envs.api import Observation, Split, Step, TaskSpec
+from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import clip, whole
 from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action
-from horizonrl.envs.game import unmoved
+from horizonrl.envs.game import hashed_split, unmoved
 from horizonrl.envs.hubs.packages import quiet
 from horizonrl.envs.hubs.randomness import OwnRandom
 from horizonrl.envs.in_thread import in_thread
 
 TaskCount = Annotated[int, Field(ge=1, le=100_000)]
 """The type of `tasks`: how many tasks of each category are listed."""
-TEST_OF_8 = 2
-"""Of eight tasks, two are held out on average."""
 
 
 class Played(Protocol):
@@ -134,11 +131,6 @@ def attributed(env_id: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFailure(f"{env_id}: its package raised {type(error).__name__}: {error}") from error
-
-
-def hashed_split(task_id: str) -> Split:
-    """Return a task's split, which depends on its id alone: longer lists of tasks move none of them."""
-    return "test" if sha256(task_id.encode()).digest()[0] % 8 < TEST_OF_8 else "train"
 
 
 def numbered_tasks(categories: Sequence[str], count: int) -> tuple[TaskSpec, ...]:

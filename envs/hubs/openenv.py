@@ -23,7 +23,8 @@ from pydantic import Field, validate_call
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.envs.bounds import Chars, clip, readable, whole
-from horizonrl.envs.hubs.hub import TaskCount, hashed_split, read_number
+from horizonrl.envs.game import hashed_split
+from horizonrl.envs.hubs.hub import TaskCount, read_number
 
 MOST_BYTES = 1 << 24
 """The longest message of a server."""

@@ -17,8 +17,8 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command, write_action
-from horizonrl.envs.game import unmoved, words
-from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, hashed_split, numbered_tasks, read_number
+from horizonrl.envs.game import hashed_split, unmoved, words
+from horizonrl.envs.hubs.hub import HubEnvironment, TaskCount, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module, hub_version
 
 PACKAGE = "textworld"

@@ -88,11 +88,14 @@ class Session:
         if holding is None:
             return
         self._stopping.set()
-        # Not cancelled: a program that is being ended is waited for.
-        done, _ = await asyncio.wait({holding}, timeout=STOP_S)
-        if not done:
+        if self._client is None:  # a handshake that may never end
             holding.cancel()
+        try:
+            # Not cancelled: a program that is being ended is waited for.
             await asyncio.wait({holding}, timeout=STOP_S)
+        finally:
+            holding.cancel()
+        await asyncio.wait({holding}, timeout=STOP_S)
 
     def _connected(self) -> Client:
         if self._client is None or self._holding is None or self._holding.done():

@@ -6,6 +6,7 @@ grader says what the result is worth. What the program does between its calls is
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -167,7 +168,8 @@ class ProgramEnvironment:
 def _with_whole_paths(given: Command) -> Command:
     """Give arguments that name a file their whole path: programs run in another directory."""
     # Absolute, not resolved: the `python` of a virtual environment is a link to one that has none of its packages.
-    return tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in given)
+    # `os.path.isfile`, since `Path.is_file` raises for a word that is too long for a name.
+    return tuple(str(Path(word).absolute()) if os.path.isfile(word) else word for word in given)
 
 
 def _read(file: Path) -> str:
@@ -218,6 +220,6 @@ def _lines(file: Path) -> list[Any]:
     if not file.is_file():
         raise ConfigError(f"no tasks at {file}: a relative path starts at {Path.cwd()}")
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except ValueError as error:
         raise ConfigError(f"{file} is no file with one JSON object per line: {error}") from None

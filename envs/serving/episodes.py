@@ -75,6 +75,7 @@ class _Episode:
     going: bool = False
     """A task has begun and is not over."""
     total: float = 0.0
+    closed: bool = False
     last_key: str | None = None
     last: StepResult | None = None
 
@@ -119,7 +120,7 @@ class Episodes:
         """Begin a task, given by its id or its number. None begins the last task again."""
         episode = self._find(episode_id)
         task_id = episode.task_id if task is None else self._task_id(episode, task)
-        async with episode.lock:
+        async with self._held(episode_id, episode):
             # Not going until the environment has answered: no step is taken in what a failed reset leaves.
             episode.going, episode.task_id, episode.last_key, episode.total = False, task_id, None, 0.0
             episode.last = None
@@ -132,7 +133,7 @@ class Episodes:
         """Take a step. A repeated key gets the first answer again, and the step is not taken twice."""
         episode = self._find(episode_id)
         started = time.monotonic()
-        async with episode.lock:
+        async with self._held(episode_id, episode):
             # Before the check of `going`: the repeat of the last step of an episode is answered too.
             if key is not None and key == episode.last_key and episode.last is not None:
                 return episode.last
@@ -156,19 +157,34 @@ class Episodes:
         return self._find(episode_id).last
 
     async def close(self, episode_id: int) -> bool:
-        """Close an episode. Returns whether it existed."""
+        """Close an episode, or let its call in progress close it. Returns whether it existed."""
         # Removed first, so that no call finds it while its environment closes.
         episode = self._episodes.pop(episode_id, None)
         if episode is None:
             return False
         self._count()
+        episode.closed = True
+        if not episode.lock.locked():
+            await self._release(episode_id, episode)
+        return True
+
+    @asynccontextmanager
+    async def _held(self, episode_id: int, episode: _Episode) -> AsyncIterator[None]:
+        """Hold an episode for one call. If it is closed meanwhile, its environment is closed after the call."""
+        async with episode.lock:
+            self._find(episode_id)  # it may have been closed while this call waited
+            try:
+                yield
+            finally:
+                if episode.closed:
+                    await self._release(episode_id, episode)
+
+    async def _release(self, episode_id: int, episode: _Episode) -> None:
         try:
-            # With the lock, so that a call in progress ends before its environment closes.
-            async with asyncio.timeout(CLOSE_S), episode.lock:
+            async with asyncio.timeout(CLOSE_S):
                 await episode.way.host.close(episode_id)
         except Exception as error:  # noqa: BLE001 - the episode is over, so a failed close is only logged
             log.warning("environment_not_closed", env=self.env_id, error=repr(error))
-        return True
 
     async def reap(self, ttl_s: float) -> None:
         """Close episodes that have not been called for `ttl_s`. Runs for ever."""

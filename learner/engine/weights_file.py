@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.scratch import filling
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,7 @@ ADAPTERS = ".adapters"
 VERSION_FILE = "version.json"
 """Written last: an export without it is incomplete."""
 
-_MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
+MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
 """A model's other files: configurations, tokenizer, chat template."""
 # An index names the model's shards, but the export is a single file.
 _NOT_COPIED = ("*.index.json", VERSION_FILE)
@@ -51,22 +52,20 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
 
     `model_dir` gives configuration, tokenizer and chat template; `weights` is a weights file, or a checkpoint that
     holds one. `facts` (run, version, step, ...) go into `version.json` with the digest; `card` turns them into the
-    model card.
+    model card. Raises ConfigError if `out` has files that no earlier attempt wrote.
     """
     weights_file = weights / WEIGHTS_FILE if weights.is_dir() else weights
     if not weights_file.is_file():
         raise CheckpointError(f"no weights at {weights_file}: name a complete checkpoint or a safetensors file")
-    if (out / VERSION_FILE).exists():
-        raise CheckpointError(f"{out} already holds an export: remove it or choose another directory")
-    out.mkdir(parents=True, exist_ok=True)
-    for source in _model_files(model_dir):
-        shutil.copyfile(source, out / source.name)
-    shutil.copyfile(weights_file, out / "model.safetensors")
-    written = {**facts, "digest": digest_file(out / "model.safetensors")}
-    (out / "README.md").write_text(card(written), encoding="utf-8")
-    incoming = out / f".{VERSION_FILE}{INCOMING}"
-    incoming.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(incoming, out / VERSION_FILE)
+    with filling(out):
+        for source in _model_files(model_dir):
+            shutil.copyfile(source, out / source.name)
+        shutil.copyfile(weights_file, out / "model.safetensors")
+        written = {**facts, "digest": digest_file(out / "model.safetensors")}
+        (out / "README.md").write_text(card(written), encoding="utf-8")
+        incoming = out / f".{VERSION_FILE}{INCOMING}"
+        incoming.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(incoming, out / VERSION_FILE)
     return out
 
 
@@ -74,5 +73,5 @@ def _model_files(model_dir: Path) -> list[Path]:
     if not (model_dir / "config.json").is_file():
         raise CheckpointError(f"no config.json in {model_dir}: name the Hugging Face directory that the run began with")
     excluded = {path for pattern in _NOT_COPIED for path in model_dir.glob(pattern)}
-    found = {path for pattern in _MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
+    found = {path for pattern in MODEL_FILES for path in model_dir.glob(pattern) if path.is_file()}
     return sorted(found - excluded)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.errors import CheckpointError
-from horizonrl.common.service import DISK_FULL
+from horizonrl.common.errors import DISK_FULL, CheckpointError
 
 STATE_FILE = "state.json"
 FULL_BYTES = 16 << 20

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from horizonrl.common.errors import HorizonError, MissingDependency
+from horizonrl.common.errors import DISK_FULL, HorizonError, MissingDependency
 from horizonrl.ops.cli.parser import parse
 
 
@@ -33,9 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.errno in DISK_FULL:
+            cure = "free some space, then give the same command again"
+        elif error.filename is not None:
+            cure = "give another path, or fix this one"
+        else:
             raise
-        print(f"error: {error.filename}: {error.strerror}: give another path, or fix this one", file=sys.stderr)
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}{error.strerror}: {cure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

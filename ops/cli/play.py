@@ -1,6 +1,7 @@
 """`horizonrl envs play`: a person, or a pipe, is the agent of one episode."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
@@ -27,7 +28,13 @@ def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Seq
     task_id = registry.tasks(env_id, options)[0].task_id if task_id is None else task_id
     console = plain_console()
     say = lambda text: console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
-    return asyncio.run(_play(env_id, options, task_id, _replies(sys.stdin, multiline=multiline), say))
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(_play(env_id, options, task_id, _replies(sys.stdin, multiline=multiline), say))
+        except KeyboardInterrupt:
+            # The environment is closed. The thread that waits for a line would hold up a usual end until there is one.
+            sys.stdout.flush()
+            os._exit(130)
 
 
 async def _play(env_id: str, options: Mapping[str, Any], task_id: str, replies: Iterator[str], say: Say) -> int:

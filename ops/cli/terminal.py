@@ -9,5 +9,5 @@ from rich.console import Console
 
 
 def plain_console(file: IO[str] | None = None, *, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console of stdout, of stderr or of a file, on which nothing is markup."""
-    return Console(file=file, stderr=stderr, width=width, markup=False)
+    """Return a console of stdout, of stderr or of a file, on which nothing is markup, nor `:key:` an emoji."""
+    return Console(file=file, stderr=stderr, width=width, markup=False, emoji=False)

@@ -59,13 +59,17 @@ def write_report(directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: 
 
 
 def read_results(directory: Path) -> dict[str, Any]:
-    """Return the `results.json` of an evaluation. Raises ConfigError if there is none: it is no one's, or goes on."""
+    """Return the `results.json` of an evaluation. Raises ConfigError if there is none, or one that cannot be read."""
     try:
         results: dict[str, Any] = json.loads((directory / RESULTS).read_text())
     except OSError:
         raise ConfigError(
             f"{directory} holds no {RESULTS}: it is no evaluation, or one that is not complete. The same "
             "`horizonrl eval` resumes it"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"{directory / RESULTS} is cut short or damaged ({error}): the same `horizonrl eval` writes it again"
         ) from None
     return results
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.scratch import filling
 from horizonrl.common.types import Kind
 from horizonrl.ops.publish.card import dataset_card
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow, TurnRow
@@ -22,27 +23,27 @@ from horizonrl.ops.run.models import known_model, model_identity
 SHARD_BYTES = 250_000_000
 """Target size of a data file: small enough for a browser to download and for loaders to split."""
 CARD = "README.md"
+SHARDS = "episodes-[0-9][0-9][0-9][0-9][0-9].jsonl"
 
 
 def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
     """Write a run's episodes into a new directory `out`; return what it holds."""
     config = read_config(run_dir)
-    if (out / CARD).exists():
-        raise ConfigError(f"{out} already holds a dataset: remove it or choose another directory")
     source = EpisodeFiles(run_dir)
     if not source.files:
         raise ConfigError(f"{run_dir} has no episodes yet: they are written with the first step")
     written = DatasetCounts()
-    data = out / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    for earlier in data.glob("*.jsonl"):  # of an interrupted export
-        earlier.unlink()
-    _write_shards(data, rows(config, run_dir, source, written))
-    written.unreadable = source.unreadable
-    (out / "schema.json").write_text(json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n")
-    model_dir = known_model(config.model.name)
-    identity = {} if model_dir is None else model_identity(model_dir)
-    (out / CARD).write_text(dataset_card(config, written, identity, (EpisodeRow, TurnRow)), encoding="utf-8")
+    with filling(out):
+        data = out / "data"
+        data.mkdir(exist_ok=True)
+        for earlier in data.glob(SHARDS):  # of an attempt that was interrupted
+            earlier.unlink()
+        _write_shards(data, rows(config, run_dir, source, written))
+        written.unreadable = source.unreadable
+        (out / "schema.json").write_text(json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n")
+        model_dir = known_model(config.model.name)
+        identity = {} if model_dir is None else model_identity(model_dir)
+        (out / CARD).write_text(dataset_card(config, written, identity, (EpisodeRow, TurnRow)), encoding="utf-8")
     return written
 
 

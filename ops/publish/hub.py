@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Literal
 
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
+from horizonrl.learner.engine.weights_file import MODEL_FILES
+from horizonrl.ops.publish.dataset import CARD, SHARDS
 
 TOKEN = "HF_TOKEN"
 """The environment variable that `huggingface_hub` reads as well; HF_ENDPOINT names another hub."""
+WRITTEN = {
+    "dataset": [CARD, "schema.json", f"data/{SHARDS}"],
+    "model": ["README.md", "model.safetensors", *MODEL_FILES],
+}
+"""What is pushed of a folder: the files that `dataset` and `export` write."""
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -26,7 +33,7 @@ def require_push(name: str) -> str:
 
 
 def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: bool = False) -> str:
-    """Make the repository if there is none, upload the folder in one commit, and return the commit's address."""
+    """Make the repository if there is none, upload what we wrote in one commit, and return the commit's address."""
     token = require_push(name)
     try:
         from huggingface_hub import HfApi
@@ -42,6 +49,7 @@ def push(folder: Path, name: str, kind: Literal["model", "dataset"], *, public: 
             repo_type=kind,
             folder_path=folder,
             commit_message="Upload from HorizonRL",
+            allow_patterns=WRITTEN[kind],
             ignore_patterns=[".*"],
         )
     except (HfHubHTTPError, OSError, ValueError) as error:

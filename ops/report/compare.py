@@ -105,6 +105,7 @@ def _last(files: Files) -> dict[Part, tuple[int, int]]:
         (env, category): (part["successes"], part["episodes"])
         for env, measured in last["environments"].items()
         for category, part in measured["categories"].items()
+        if part["episodes"]
     }
     return {WHOLE: (last["successes"], last["episodes"]), **parts}
 

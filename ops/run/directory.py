@@ -1,14 +1,15 @@
 """Reading a run directory: its config, its journal, its broker's address, and who works in it."""
 
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import tomli_w
 
 from horizonrl.common.config.schema import RunConfig
@@ -18,6 +19,8 @@ from horizonrl.ops.run.models import hub_id
 
 INHERITED_LOCK = "HORIZONRL_TRAIN_LOCK"
 """Environment variable of a `horizonrl train`: the descriptor of its run directory's lock, which its starter took."""
+TRIES = 10
+"""How often the lock is tried, 10 ms apart: whoever only looks whether it is held (`in_training`) holds it briefly."""
 
 
 def to_toml(config: RunConfig) -> str:
@@ -27,7 +30,14 @@ def to_toml(config: RunConfig) -> str:
         if isinstance(section, dict):
             # TOML has no null, so the config reads the word "none" as None.
             section.update({key: "none" for key, value in section.items() if value is None})
-    return tomli_w.dumps(sections)
+    return tomli_w.dumps(_without_nones(sections))
+
+
+def _without_nones(value: Any) -> Any:
+    """Return a value without the keys that are None: an environment's options and vLLM's know no word for it."""
+    if isinstance(value, dict):
+        return {key: _without_nones(each) for key, each in value.items() if each is not None}
+    return [_without_nones(each) for each in value] if isinstance(value, list) else value
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
@@ -88,7 +98,11 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
     inherited = os.environ.pop(INHERITED_LOCK, None)
     # Not "w", which would erase the process id of the `train` that holds the lock.
     with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+") as file:
-        if not locked(file):
+        for _ in range(TRIES):
+            if locked(file):
+                break
+            time.sleep(0.01)
+        else:
             raise RunFailed(
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
                 f"`horizonrl status {run_dir}` shows it. End it, or give this run another run.name"
@@ -105,14 +119,16 @@ def note_holder(lock: IO[str], process: int) -> None:
 
 
 def in_training(run_dir: Path) -> bool:
-    """Return whether the directory's last `train` still lives; if so, a broker that is away will come back."""
-    # The id may have passed to another program by now. Then `status` waits PATIENCE_S for a broker that is gone.
-    holder = _holder(run_dir)
+    """Return whether a `train` works in the directory; if so, a broker that is away will come back."""
     try:
-        # One that has ended keeps its id until the program that started it asks how it ended.
-        return holder is not None and psutil.Process(holder).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        # Not by the process id in it, which may be another machine's or container's, or another program's by now.
+        with (run_dir / TRAIN_LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or it lies where no `train` could lock it
         return False
+    return False
 
 
 def _holder(run_dir: Path) -> int | None:

@@ -27,6 +27,7 @@ BREAKS = {
     "a cancelled step leaves it usable": "BreaksWhenCancelled",
     "close is idempotent": "ClosesOnce",
     "observations are bounded": "TalksAtLength",
+    "steps have Python's own types": "AnswersNumpys",
 }
 
 
@@ -46,6 +47,12 @@ def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
         ("PaysTwice", "an episode ends once", "PaysTwice.step", "step('look')"),
         ("AcceptsAnyTask", "an unknown task is a ConfigError", "AcceptsAnyTask.reset", "reset('no such task ☃')"),
         ("TalksAtLength", "observations are bounded", "TalksAtLength.step", "after step("),
+        (
+            "AnswersNumpys",
+            "steps have Python's own types",
+            "AnswersNumpys.step",
+            "reward is a numpy.float32, after",
+        ),
         ("UnguidedChokes", "no text raises", "UnguidedChokes.step", "step('\\x00')"),
     ],
 )

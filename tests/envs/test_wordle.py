@@ -93,14 +93,51 @@ def test_by_lmrl_gyms_rules_what_is_none_of_the_words_costs_a_guess() -> None:
     assert not any(step.reward for step in steps)
 
 
-def test_words_can_be_a_users_own(tmp_path: Path) -> None:
+@pytest.fixture
+def own_words(tmp_path: Path) -> Path:
     file = tmp_path / "words.txt"
-    file.write_text("panic\nto\nshire\n")
-    assert list_words(file) == ("panic", "shire")
-    assert Wordle(words=file).version != Wordle().version
-    file = tmp_path / "none.txt"
+    letters = "aeiostrnld"
+    file.write_text("to\nSHIRE\nshire\n" + "\n".join(f"{a}{b}{c}xy" for a in letters for b in letters for c in letters))
+    return file
+
+
+def test_words_can_be_a_users_own(own_words: Path) -> None:
+    tasks = registry.tasks("wordle", {"words": str(own_words)})
+    assert len({task.task_id for task in tasks}) == len(tasks) == 1001
+    assert 200 < sum(task.split == "test" for task in tasks) < 300
+    assert Wordle(words=own_words).version != Wordle().version
+
+    async def guessed(task_id: str, word: str) -> bool:
+        environment = Wordle(words=own_words, format="plain")
+        await environment.reset(task_id)
+        return (await environment.step(word)).success
+
+    assert asyncio.run(guessed("wordle-shire", "Shire"))
+    assert asyncio.run(guessed("wordle-dddxy", "dddxy"))
+    with pytest.raises(ConfigError, match="no task 'wordle-007'"):
+        asyncio.run(guessed("wordle-007", "shire"))
+
+
+def test_a_users_word_stays_in_its_split_when_the_file_grows(tmp_path: Path, own_words: Path) -> None:
+    before = set(registry.tasks("wordle", {"words": str(own_words)}))
+    longer = tmp_path / "longer.txt"
+    longer.write_text("panic\n" + own_words.read_text())
+    assert before < set(registry.tasks("wordle", {"words": str(longer)}))
+
+
+def test_in_agentgyms_style_the_tasks_are_seeds_whatever_the_words(own_words: Path) -> None:
+    options = {"words": str(own_words), "style": "agentgym"}
+    assert registry.tasks("wordle", options) == registry.tasks("wordle")
+    observation = asyncio.run(registry.make("wordle", options).reset("wordle-979"))
+    assert observation.text == "Let's start Wordle!"
+
+
+def test_a_file_without_words_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no words at"):
-        Wordle(words=file)
-    file.write_text("to")
+        Wordle(words=tmp_path / "none.txt")
+    (file := tmp_path / "short.txt").write_text("to")
     with pytest.raises(ConfigError, match="has no word of five letters"):
         Wordle(words=file)
+    (file := tmp_path / "umlaut.txt").write_text("shire\nfrüh!\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="'früh!'"):
+        registry.tasks("wordle", {"words": str(file)})

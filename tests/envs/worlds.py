@@ -5,6 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
 
@@ -124,6 +126,12 @@ class TalksAtLength(World):
     async def step(self, text: str) -> Step:
         step = await super().step(text)
         return Step(step.observation * 100, step.reward, step.terminated, success=step.success)
+
+
+class AnswersNumpys(World):
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return Step(step.observation, np.float32(step.reward), step.terminated, success=step.success)  # type: ignore[arg-type]
 
 
 class ParrotThatCalls(Parrot):

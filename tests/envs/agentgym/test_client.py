@@ -142,6 +142,18 @@ def test_a_step_is_tried_again_under_its_key_where_the_server_knows_keys() -> No
     assert len(set(stub.keys)) == 1
 
 
+def test_a_refusal_by_a_proxy_says_nothing_about_the_server_behind_it() -> None:
+    async def episode(environment: Environment, stub: Stub) -> None:
+        stub.repeatable = True
+        stub.answers = [{"observation": NEXT, "reward": 0, "done": False}] * 2
+        await first_turn(environment)
+        stub.faults["/step"] = [503, "drop"]
+        await environment.step(WIRES["textcraft"].reply)
+        assert (await environment.step(WIRES["textcraft"].reply)).success
+
+    play("textcraft", episode)
+
+
 @every_id
 def test_a_death_in_mid_episode_breaks_it_and_a_server_started_again_is_used(name: str) -> None:
     async def episode(environment: Environment, stub: Stub) -> None:
@@ -251,6 +263,16 @@ def test_an_answer_of_the_wrong_kind_is_no_reward(broken: dict[str, Any]) -> Non
             await environment.step(WIRES["textcraft"].reply)
 
     play("textcraft", episode)
+
+
+def test_a_long_first_observation_is_refused_since_a_cut_one_may_lose_the_task() -> None:
+    async def episode(environment: Environment, stub: Stub) -> None:
+        with pytest.raises(ConfigError, match=r"has 217 characters and max_observation_chars is 216"):
+            await environment.reset(TASK)
+        with pytest.raises(EnvironmentFailure, match="reset before the next step"):
+            await environment.step(WIRES["textcraft"].reply)
+
+    play("textcraft", episode, instructions="x" * 200, max_observation_chars=216)
 
 
 def test_a_long_observation_is_cut() -> None:

@@ -9,7 +9,8 @@ import pytest
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, MissingDependency
 from horizonrl.envs.api import Step
 from horizonrl.envs.formats import Command
-from horizonrl.envs.hubs.hub import HubEnvironment, hashed_split, numbered_tasks, read_number
+from horizonrl.envs.game import hashed_split
+from horizonrl.envs.hubs.hub import HubEnvironment, numbered_tasks, read_number
 from horizonrl.envs.hubs.packages import hub_module
 
 

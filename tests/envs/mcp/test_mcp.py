@@ -185,6 +185,37 @@ def test_a_server_that_dies_or_fails_to_start_is_the_environments_failure(path: 
     asyncio.run(scenario())
 
 
+def test_a_server_that_never_completes_its_handshake_is_ended(path: Path) -> None:
+    async def scenario() -> None:
+        before = children()
+        silent = (sys.executable, "-c", "import time; time.sleep(600)")
+        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=silent)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await environment.reset("sum")
+        async with asyncio.timeout(10):  # as rollouts close
+            await environment.close()
+        assert children() == before
+
+    asyncio.run(scenario())
+
+
+def test_a_close_that_is_cancelled_still_ends_the_server(path: Path) -> None:
+    async def scenario() -> None:
+        before = children()
+        environment = McpTools(path=path, grader="tests.envs.mcp.graders:same", command=COMMAND)
+        await environment.reset("sum")
+        await environment.call(call("look", place="left"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await environment.close()
+        async with asyncio.timeout(10):
+            while children() != before:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_call_leaves_no_process(path: Path) -> None:
     async def scenario() -> None:
         before = children()

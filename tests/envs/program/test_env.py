@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,14 @@ def test_a_task_that_this_machine_does_not_have_is_told() -> None:
     options = {"program": f"{AGENT}:solve", "tasks": f"{AGENT}:listed"}
     episode = played(options)
     assert "has no task 'one'" in (episode.error or "")
+
+
+def test_a_word_of_a_command_may_be_a_long_script(tasks: str) -> None:
+    script = f"{sys.executable} {AGENT} {' ' * 5000}"
+    assert registry.make("program", {"program": ["bash", "-c", script], "tasks": tasks, "grader": f"{AGENT}:grade"})
+
+
+def test_a_line_of_tasks_ends_at_a_newline_alone(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"id": "one", "question": "a\u2028b\x85c"}\n{"id": "two"}\n', encoding="utf-8")
+    assert [task.task_id for task in registry.tasks("program", {"tasks": str(file)})] == ["one", "two"]

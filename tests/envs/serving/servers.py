@@ -13,6 +13,7 @@ from horizonrl.envs.serving.server import Serving, serve
 WORLD = '''
 import asyncio
 import os
+import numpy as np
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
 
@@ -22,6 +23,7 @@ class World:
     env_id = "world"
     version = "1"
     released = asyncio.Event()
+    closed = []
 
     def __init__(self, *, reward: float = 1.0):
         self.reward, self.steps, self.within, self.task_id = reward, 0, 0, ""
@@ -55,6 +57,14 @@ class World:
             raise EnvironmentFailure("it broke")
         if "defect" in text:
             raise ZeroDivisionError("a defect")
+        if "closed" in text:
+            return Step(" ".join(World.closed), 0.0, False)
+        if "numbers" in text:
+            return Step("numbers", np.float32(0.5), np.bool_(True), np.bool_(False), np.bool_(True), {"n": np.int64(3)})
+        if "no text" in text:
+            return Step(np.arange(3), 0.0, False)
+        if "no number" in text:
+            return Step("no number", None, False)
         if "cut" in text:
             return Step("cut", 0.25, False, truncated=True)
         if "die" in text:
@@ -65,7 +75,8 @@ class World:
     def expert(self):
         raise EnvironmentFailure("none")
 
-    async def close(self): ...
+    async def close(self):
+        World.closed += filter(None, [self.task_id])
 '''
 
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.envs.serving import hosts
+from horizonrl.envs.serving import episodes, hosts
 from horizonrl.envs.serving.server import Serving
 from horizonrl.ops.cli.main import main
 from tests.envs.serving.servers import WORLD, Caller, caller_of, server_of
@@ -116,6 +117,44 @@ def test_an_episode_takes_one_step_at_a_time_and_another_does_not_wait() -> None
         assert (await held)[1]["observation"] == "released"
 
     run(scenario)
+
+
+def test_an_episode_that_is_closed_in_a_call_closes_its_environment_when_the_call_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episodes, "CLOSE_S", 0.05)
+
+    async def scenario(call: Caller) -> None:
+        one, other = await call.begin(0), await call.begin(1)
+        held = asyncio.create_task(call("step", {"id": one, "text": "hold"}))
+        waiting = asyncio.create_task(call("reset", {"id": one}))
+        await call("step", {"id": one + 1, "text": "x"})  # so that the two before it have arrived
+        assert (await call("close", {"id": one}))[0] == 200
+        assert (await call("step", {"id": other, "text": "closed"}))[1]["observation"] == ""
+        await call("step", {"id": other, "text": "release"})
+        assert (await held)[1]["observation"] == "released"
+        assert refused(await waiting) == (404, "unknown_episode")
+        assert (await call("step", {"id": other, "text": "closed"}))[1]["observation"] == "task a"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_of_numpys_numbers_is_taken_and_one_that_is_none_breaks_its_episode_alone(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+
+    async def scenario(call: Caller) -> None:
+        one, other = await call.begin(), await call.begin()
+        answer = (await call("step", {"id": one, "text": "numbers"}))[1]
+        assert (answer["observation"], answer["reward"], answer["success"]) == ("numbers", 0.5, True)
+        for text in ("no text", "no number"):
+            await call("reset", {"id": one, "task_id": 0})
+            assert refused(await call("step", {"id": one, "text": text})) == (500, "environment_failed")
+        assert (await call("step", {"id": other, "text": "x"}))[1]["observation"] == "step 1"
+
+    run(scenario, workers=workers)
 
 
 def test_a_full_server_says_when_to_come_again() -> None:

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.errors import CheckpointError
+from horizonrl.common.errors import CheckpointError, ConfigError
 from horizonrl.learner.engine.weights_file import VERSION_FILE, WEIGHTS_FILE, export, write_weights_file
 
 
@@ -55,14 +55,27 @@ def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Pa
 
 def test_an_export_is_never_written_over(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
     export(tiny_model, weights, tmp_path / "out", {}, card)
-    with pytest.raises(CheckpointError, match="choose another directory"):
+    with pytest.raises(ConfigError, match="choose another directory"):
         export(tiny_model, weights, tmp_path / "out", {}, card)
 
 
 def test_an_interrupted_export_can_be_repeated(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
-    out = export(tiny_model, weights, tmp_path / "out", {}, card)
-    (out / VERSION_FILE).unlink()
+    def interrupted(_: Mapping[str, Any]) -> str:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        export(tiny_model, weights, out, {}, interrupted)
     assert export(tiny_model, weights, out, {"version": 1}, card) == out
+    assert not list(out.glob(".*"))
+
+
+def test_a_folder_with_files_of_the_users_is_left_as_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+    own = tmp_path / "README.md"
+    own.write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export(tiny_model, weights, tmp_path, {}, card)
+    assert own.read_text() == "mine" and not (tmp_path / "config.json").exists()
 
 
 def test_missing_weights_are_named(tiny_model: Path, tmp_path: Path) -> None:

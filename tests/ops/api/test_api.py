@@ -1,6 +1,7 @@
 """The Python API on run directories that are there, without a process of ours."""
 
 import asyncio
+import fcntl
 import gc
 import json
 import os
@@ -187,11 +188,23 @@ def test_a_run_outlives_its_object_and_is_known_while_it_starts(tmp_path: Path) 
         horizonrl.start(config)
 
 
-def test_a_train_that_ended_unnoticed_trains_no_more(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as ended:
-        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        (tmp_path / "train.lock").write_text(str(ended.pid))
-        assert not in_training(tmp_path)
+def test_a_directory_is_in_training_while_its_lock_is_held_whoever_has_the_noted_id(tmp_path: Path) -> None:
+    assert not in_training(tmp_path)
+    (tmp_path / "train.lock").write_text(str(os.getpid()))  # a killed one's, which has passed to this process
+    assert not in_training(tmp_path)
+    with only_train(tmp_path):
+        (tmp_path / "train.lock").write_text("1234567890")  # of another machine or container
+        assert in_training(tmp_path)
+    assert not in_training(tmp_path)
+
+
+def test_a_look_at_the_lock_keeps_no_train_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.lock").touch()
+    with (tmp_path / "train.lock").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        with only_train(tmp_path):
+            pass
 
 
 def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeypatch: pytest.MonkeyPatch) -> None:

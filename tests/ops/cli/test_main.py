@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.cli.overrides import split_overrides
 from horizonrl.ops.cli.recipe_names import purpose, recipes
+from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.run.directory import write_config
 
 REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
@@ -235,3 +237,24 @@ def test_a_run_without_evaluations_has_no_best_version(tmp_path: Path, capsys: p
     write_config(config)
     assert main(["export", str(config.run_dir), str(tmp_path / "out"), "--best"]) == 1
     assert "holds no evaluated version: set eval.every" in capsys.readouterr().err
+
+
+def test_what_an_environment_says_is_printed_as_it_is() -> None:
+    shown = io.StringIO()
+    plain_console(shown).print("a :key: opens [b]the door[/b]", highlight=False)
+    assert shown.getvalue() == "a :key: opens [b]the door[/b]\n"
+
+
+def test_a_full_disk_is_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json", "/dev/full"]) == 1
+    assert (
+        capsys.readouterr().err == "error: No space left on device: free some space, then give the same command again\n"
+    )
+
+
+def test_options_that_are_none_are_left_out_since_toml_has_no_null(capsys: pytest.CaptureFixture[str]) -> None:
+    envs = '[{"id": "parity", "options": {"a": null, "b": [{"c": null, "d": 1}]}}]'
+    assert main(["config", "--envs", envs, "--actor.vllm", '{"kv_cache_dtype": null, "max_num_seqs": 4}']) == 0
+    shown = tomllib.loads(capsys.readouterr().out)
+    assert shown["envs"][0]["options"] == {"b": [{"d": 1}]}
+    assert shown["actor"]["vllm"] == {"max_num_seqs": 4}

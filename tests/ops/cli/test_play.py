@@ -1,6 +1,10 @@
 """`envs play` with replies from a pipe."""
 
 import io
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -68,3 +72,17 @@ def test_what_cannot_be_played_is_said(
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
+
+
+def test_an_interrupt_at_the_prompt_ends_it_at_once() -> None:
+    """The thread that waits for a line would hold the end of the process until there is one."""
+    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "envs", "play", "parity"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as playing:
+        assert playing.stdout is not None
+        assert playing.stdout.readline().startswith("parity 1, task round-00")
+        time.sleep(0.5)
+        playing.send_signal(signal.SIGINT)
+        try:
+            assert playing.wait(10) == 130
+        finally:
+            playing.kill()

@@ -102,12 +102,30 @@ def test_what_cannot_be_read_is_left_out_and_counted(run_dir: Path, tmp_path: Pa
 def test_an_interrupted_dataset_is_made_anew_and_a_complete_one_is_never_written_over(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "out" / "data").mkdir(parents=True)
+    def interrupt(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dataset, "dataset_card", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_dataset(run_dir, tmp_path / "out")
     (tmp_path / "out" / "data" / "episodes-00007.jsonl").write_text("{")
     assert main(["dataset", str(run_dir), str(tmp_path / "out")]) == 0
     assert len(read(tmp_path / "out")) == 144
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"README.md", "data", "schema.json"}
     assert main(["dataset", str(run_dir), str(tmp_path / "out")]) == 2
-    assert "already holds a dataset" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_folder_with_files_of_the_users_is_left_as_it_is(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "out" / "data" / "own.jsonl"
+    own.parent.mkdir(parents=True)
+    own.write_text("{}")
+    assert main(["dataset", str(run_dir), str(tmp_path / "out")]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [own]
 
 
 def test_a_run_without_episodes_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,11 +104,13 @@ def test_a_dataset_is_pushed_whole_and_private(hub: Hub, tmp_path: Path, capsys:
 
 def test_public_is_what_was_asked_for(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a card")
-    (tmp_path / ".hidden").write_text("no")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in (".hidden", "secrets.env", "notes.md"):
+        (tmp_path / name).write_text("not of an export")
     push(tmp_path, "someone/thing", "model", public=True)
     (made,) = hub.repositories
     assert made.get("visibility") == "public" or made.get("private") is False
-    assert hub.files == {"README.md": b"a card"}
+    assert hub.files == {"README.md": b"a card", "tokenizer.json": b"{}"}
 
 
 def test_a_refused_token_is_told_and_not_repeated(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,17 @@
 """Comparisons, evaluations and live pages in a real browser without a screen. Needs a Chromium, as test_browser.py."""
 
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from horizonrl.common.run_dir import TRAIN_LOCK
 from horizonrl.ops.cli.main import main
+from horizonrl.ops.run.directory import only_train
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 
@@ -90,9 +89,10 @@ def test_an_evaluation_is_read_episode_by_episode(places: Path, width: int) -> N
 
 def test_a_page_follows_its_run_without_losing_what_is_read(tmp_path: Path) -> None:
     run_dir = write_run(run_config(tmp_path), Scale(steps=3))
-    (run_dir / TRAIN_LOCK).write_text(str(os.getpid()))
     command = [sys.executable, "-m", "horizonrl.ops.cli.main", "report", str(run_dir), "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    training = ExitStack()
+    training.enter_context(only_train(run_dir))
+    with training, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().partition(" ")[0]
         with opened(address) as (page, complaints):
@@ -113,7 +113,7 @@ def test_a_page_follows_its_run_without_losing_what_is_read(tmp_path: Path) -> N
             expect(page.locator("#reader .turn").first).to_be_visible()
             before = page.locator("#reader h2").inner_text()
             go_on(run_dir, tmp_path / "last", steps=6)
-            (run_dir / TRAIN_LOCK).write_text("")
+            training.close()
             expect(page.locator("#live")).to_contain_text("The run has ended", timeout=30_000)
             expect(page.locator("#total")).to_have_text("144", timeout=30_000)
             assert page.locator("#reader h2").inner_text() == before

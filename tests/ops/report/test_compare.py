@@ -90,6 +90,24 @@ def test_what_did_not_play_the_same_is_not_compared_as_a_whole(runs: list[Path],
     assert depth1["cells"][1]["difference"]["how"] == "as independent samples"
 
 
+def test_a_category_without_a_valid_episode_has_an_empty_cell(runs: list[Path]) -> None:
+    last = evaluation(6, 12, 7)
+    broken = {"episodes": 0, "successes": 0, "success_rate": None, "low": None, "high": None}
+    played = last["environments"]["textcraft"]["categories"]["depth1"]
+    last["environments"]["textcraft"]["categories"] = {"depth1": broken, "depth2": played}
+    (runs[1] / "evals.jsonl").write_text(json.dumps(last) + "\n")
+    for first, second in ((0, 1), (1, 0)):
+        row = next(row for row in facts(runs[first], runs[second])["rows"] if row["task"] == "textcraft depth1")
+        assert [cell is None for cell in row["cells"]] == [first == 1, second == 1]
+
+
+def test_an_evaluation_whose_results_are_cut_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_evaluation(tmp_path / "judged", [True])
+    (directory / "results.json").write_text('{"model": "x", ')
+    assert main(["report", str(directory)]) == 2
+    assert "results.json is cut short or damaged" in capsys.readouterr().err
+
+
 def test_a_run_without_evaluations_has_curves_and_no_number(runs: list[Path]) -> None:
     (runs[1] / "evals.jsonl").unlink()
     shown = facts(*runs)

@@ -2,32 +2,38 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from horizonrl.common.run_dir import TRAIN_LOCK
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.report import live
 from horizonrl.ops.report.live import RunWatch, application
+from horizonrl.ops.run.directory import only_train
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Path:
+def training() -> Iterator[ExitStack]:
+    """What `begun` holds as its `train`; closing it ends that."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def begun(tmp_path: Path, training: ExitStack) -> Path:
     """A run of which three of six steps are taken, and which this process trains."""
     run_dir = write_run(run_config(tmp_path), Scale(steps=3))
-    (run_dir / TRAIN_LOCK).write_text(str(os.getpid()))
+    training.enter_context(only_train(run_dir))
     return run_dir
 
 
@@ -75,7 +81,9 @@ def test_only_a_page_of_this_machine_is_answered(begun: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_new_steps_come_with_a_new_edition_of_the_episodes(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_steps_come_with_a_new_edition_of_the_episodes(
+    begun: Path, training: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "LOOK_S", 0.0)
     monkeypatch.setattr(live, "EPISODES_S", 0.0)
     monkeypatch.setattr(live, "EPISODES_SHARE", 1e9)
@@ -103,14 +111,16 @@ def test_new_steps_come_with_a_new_edition_of_the_episodes(begun: Path, monkeypa
                 await facts()
             assert await status("/index?edition=3") == await status("/index?edition=2") == 200
             assert await status("/index?edition=1") == await status("/chunk-0?edition=1") == 410
-            (begun / TRAIN_LOCK).write_text("")
+            training.close()
             assert (await facts())["ended"]
 
     asyncio.run(scenario())
 
 
-def test_a_run_that_nobody_trains_is_not_watched(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (begun / TRAIN_LOCK).write_text("")
+def test_a_run_that_nobody_trains_is_not_watched(
+    begun: Path, training: ExitStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.close()
     assert main(["report", str(begun), "--watch"]) == 2
     assert f"nobody trains in {begun}: write its page with" in capsys.readouterr().err
     assert main(["report", str(begun), str(begun), "--watch"]) == 2
@@ -122,7 +132,7 @@ def test_a_run_that_nobody_trains_is_not_watched(begun: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("how", ["a signal", "the end of the run"])
-def test_the_server_ends_when_told_or_with_the_run(begun: Path, how: str) -> None:
+def test_the_server_ends_when_told_or_with_the_run(begun: Path, training: ExitStack, how: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "horizonrl.ops.cli.main", "report", str(begun), "--watch"],
         stdout=subprocess.PIPE,
@@ -134,7 +144,7 @@ def test_the_server_ends_when_told_or_with_the_run(begun: Path, how: str) -> Non
         if how == "a signal":
             server.send_signal(signal.SIGINT)
         else:
-            (begun / TRAIN_LOCK).write_text("")
+            training.close()
         assert server.wait(60) == 0
         rest = server.stdout.read()
     assert ("the run has ended" in rest) == (how == "the end of the run")
