@@ -20,6 +20,7 @@ STARTED = "train_started"
 
 TROUBLES = {
     "batch_starved": "hardly any group can be trained on",
+    "best_unreadable": "found the record of the best version damaged: the next evaluation begins it anew",
     "broker_ails": "found the broker unwell: it is restarted as soon as its disk has space",
     "broker_behind": "got an answer from a server of the cluster that is behind: it asks again",
     "broker_denied": "the broker refused something",

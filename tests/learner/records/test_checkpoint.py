@@ -138,7 +138,7 @@ def test_the_state_is_written_after_all_files_are_durable(
         if path.name in ("weights", "optimizer"):
             assert not list(path.parents[1].glob(f"**/{STATE_FILE}"))
 
-    monkeypatch.setattr(checkpoint_module, "_sync", spy)
+    monkeypatch.setattr(checkpoint_module, "sync", spy)
     path = store.write(1, files("a"), {})
     assert set(synced[:2]) == {"weights", "optimizer"} and synced[2] == STATE_FILE
     assert json.loads((path / STATE_FILE).read_text())["files"] == {"weights": 1, "inner/optimizer": 2}
