@@ -1,5 +1,7 @@
 """A verifiers taskset of one turn: add two numbers."""
 
+import re
+
 import verifiers.v1 as vf
 
 __all__ = ["SumsTaskset"]
@@ -12,9 +14,9 @@ class SumsData(vf.TaskData):
 class SumsTask(vf.Task[SumsData]):
     @vf.reward(weight=1.0)
     async def is_right(self, trace: vf.Trace) -> float:
-        """1 for the sum, 0 for anything else."""
+        """1 if the last number of the reply is the sum, else 0."""
         reply = trace.assistant_messages[-1].content if trace.assistant_messages else ""
-        return float(str(reply).strip() == str(self.data.answer))
+        return float(re.findall(r"\d+", str(reply))[-1:] == [str(self.data.answer)])
 
 
 class SumsConfig(vf.TasksetConfig):
@@ -26,7 +28,7 @@ class SumsTaskset(vf.Taskset[SumsTask, SumsConfig]):
     def load(self) -> list[SumsTask]:
         return [
             SumsTask(
-                SumsData(prompt=f"What is {number} + {2 * number}? Reply with the number alone.", answer=3 * number),
+                SumsData(prompt=f"What is {number} + {2 * number}?", answer=3 * number),
                 self.config.task,
             )
             for number in range(self.config.count)
