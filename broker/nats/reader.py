@@ -198,9 +198,12 @@ class NatsReader:
                     pause = POLL_SHARE * (loop.time() - began)
                     await asyncio.sleep(min(max(pause, SOONEST_S), LATEST_S))
                     await self._look(limit, found)
-        # Not under the time limit, which may have cut a batch short: what has come is kept.
-        await self._move_behind(found)
-        return found
+        # Under a time limit of its own: the first one may have cut a batch short, and what has come of it is kept.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._move_behind(found)
+                return found
+        return []
 
     async def _look(self, limit: int, found: list[Message]) -> None:
         """Append up to `limit` messages that are stored now."""

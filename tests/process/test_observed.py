@@ -38,7 +38,7 @@ ON_EVENTS = {
     "broker_reconnects_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "dead_letters_total": "tests/common/test_metrics.py::test_what_the_transport_counts_is_mirrored_once",
     "gateway_calls_total": "tests/actors/gateway/test_retries.py::"
-    "test_a_retry_joins_or_repeats_its_call_and_an_equal_body_alone_does_not",
+    "test_a_retry_joins_the_call_of_a_client_that_has_gone_and_never_that_of_another",
     "gateway_parameters_ignored_total": "tests/actors/gateway/test_server.py::"
     "test_sampling_is_the_tickets_and_what_has_no_effect_is_said",
     "groups_dropped_total": "tests/learner/records/test_evaluation.py::test_ends_and_rounds_are_mirrored_in_prometheus",
