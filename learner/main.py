@@ -1,6 +1,5 @@
 """The learner's wiring: ranks, engine, broker, loop."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from horizonrl.broker.api import Role
@@ -30,7 +29,7 @@ async def run_learner(config: RunConfig, model_dir: Path, identity: dict[str, st
                     config=config,
                     transport=transport,
                     engine=engine,
-                    rules=replace(rules, model_digest=identity["model"], template_digest=identity["template"]),
+                    rules=rules.of_model(identity),
                     model_identity=identity,
                     stopping=service.stopping,
                     metrics=service.metrics,

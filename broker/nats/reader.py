@@ -193,11 +193,9 @@ class NatsReader:
         found: list[Message] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._look(limit, found)
-                while not found:
+                while not await self._look(limit, found):
                     pause = POLL_SHARE * (loop.time() - began)
                     await asyncio.sleep(min(max(pause, SOONEST_S), LATEST_S))
-                    await self._look(limit, found)
         # Under a time limit of its own: the first one may have cut a batch short, and what has come of it is kept.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -205,8 +203,8 @@ class NatsReader:
                 return found
         return []
 
-    async def _look(self, limit: int, found: list[Message]) -> None:
-        """Append up to `limit` messages that are stored now."""
+    async def _look(self, limit: int, found: list[Message]) -> bool:
+        """Append up to `limit` messages that are stored now; return whether there are any."""
         # Read before the check: a reconnect during the check makes the next look check again.
         reconnects = self._connection.counters.reconnects
         # A server that restarted may have lost its end or have another log, so the position is not trusted across it.
@@ -218,12 +216,13 @@ class NatsReader:
             # The leader first: most looks of a reader that waits find nothing, and cost only this one request.
             first = await stored_message(self._connection, self._stream, self._prefix, query, direct=self._direct)
             if first is None:
-                return
+                return False
             found.append(first)
         if len(found) < limit:
             query |= {"batch": limit - len(found)} | ({"seq": found[0].sequence + 1} if found else {})
             await add_batch(self._connection, self._stream, self._prefix, query, found)
         self._flowing = bool(found)
+        return self._flowing
 
     async def _move_behind(self, found: Sequence[Message]) -> None:
         """Make the position that behind these messages. Raises LogGap if there were others before or between them."""

@@ -12,7 +12,7 @@ returned: eval groups are never trained on.
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -59,6 +59,10 @@ class Rules:
     """Digest of the model in training: token ids mean something else to another model. Empty: not checked."""
     template_digest: str = ""
     """Digest of its chat template. Empty: not checked."""
+
+    def of_model(self, identity: Mapping[str, str]) -> "Rules":
+        """Return these rules for groups of one model alone, whose digests `identity` has."""
+        return replace(self, model_digest=identity["model"], template_digest=identity["template"])
 
     def weight(self, ticket: Ticket, phase: Phase) -> float:
         """Return the factor of the loss of a ticket's episodes."""

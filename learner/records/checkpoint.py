@@ -191,6 +191,7 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
 
 
 def sync(path: Path) -> None:
+    """Make a file's bytes, or a directory's names, durable."""
     # Read-only, because a directory cannot be opened in any other way; fsync does not mind.
     descriptor = os.open(path, os.O_RDONLY)
     try:

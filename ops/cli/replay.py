@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ async def _replay(
         with scratch() as place:
             async with _log_of(request.run_dir, config) as transport:
                 lineages = read_lines(request.run_dir / LINEAGES)
-                same = replace(rules, model_digest=identity["model"], template_digest=identity["template"])
-                replay = Replay(config, transport, engine, same, place, lineages)
+                replay = Replay(config, transport, engine, rules.of_model(identity), place, lineages)
                 async for done in replay.steps(start, ledger):
                     row = {
                         "step": done.step,

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from openai import APIStatusError, InternalServerError
+from openai import APIStatusError, AsyncOpenAI, InternalServerError
 
 from horizonrl.actors.gateway import server
 from horizonrl.actors.gateway.calls import CallRefused
@@ -65,14 +65,21 @@ def test_a_retry_joins_the_call_of_a_client_that_has_gone_and_never_that_of_anot
     run(scenario)
 
 
+async def hang_up(openai: AsyncOpenAI, policy: Gated) -> None:
+    """Ask, and leave before the answer."""
+    asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
+    await policy.asked.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await asyncio.sleep(0.1)  # the server, in this loop too, sees that the client has gone
+
+
 def test_an_answer_that_could_not_be_delivered_is_repeated() -> None:
     async def scenario() -> None:
         policy = Gated()
         async with client(policy) as (openai, session):
-            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
-            await policy.asked.wait()
-            asking.cancel()
-            await asyncio.sleep(0.1)
+            await hang_up(openai, policy)
             policy.gate.set()
             while not policy.answered:
                 await asyncio.sleep(0.01)
@@ -102,12 +109,7 @@ def test_an_answer_that_nobody_waits_for_is_counted_and_not_trained() -> None:
     async def scenario() -> None:
         policy = Gated()
         async with client(policy) as (openai, session):
-            asking = asyncio.create_task(openai.chat.completions.create(model="m", messages=HELLO))
-            await policy.asked.wait()
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            await asyncio.sleep(0.1)  # the server, in this loop too, sees that the client has gone
+            await hang_up(openai, policy)
             policy.gate.set()
             await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": "again"}])
         episode = session.graph.episode(0, StopReason.TERMINATED)
