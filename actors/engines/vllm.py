@@ -19,6 +19,7 @@ from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.imports import left_out, uncollected
+from horizonrl.common.scratch import scratch
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
 MAX_HEADER_BYTES = 100_000_000
@@ -56,6 +57,8 @@ class VllmPolicy:
         self._watching: asyncio.Task[None] | None = None
         self._dead: str | None = None
         """Why the engine no longer serves, once it does not."""
+        self._held = ExitStack()
+        """What the engine needs while it lives."""
 
     @classmethod
     async def start(cls, settings: InferenceSettings, engine_timeout_s: float = ENGINE_TIMEOUT_S) -> "VllmPolicy":
@@ -65,10 +68,14 @@ class VllmPolicy:
         event loop, and the engine is forked only while the process has one thread. With more it is spawned, which
         imports everything a second time.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # vLLM's own, about torch
-            engine, description = _start_engine(settings)
-        policy = cls(engine, settings, description)
+        with ExitStack() as held:
+            # vLLM leaves the files of its sockets behind, three per engine, wherever it is told to make them.
+            os.environ["VLLM_RPC_BASE_PATH"] = str(held.enter_context(scratch()))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # vLLM's own, about torch
+                engine, description = _start_engine(settings)
+            policy = cls(engine, settings, description)
+            policy._held = held.pop_all()
         await engine.collective_rpc("leave_group")
         # vLLM's first label is "default", which names none of our versions.
         await engine.update_weight_version(_label(policy.version))
@@ -150,6 +157,7 @@ class VllmPolicy:
             # 0 waits for no request: vLLM's default took 2.4 to 5 s.
             await asyncio.to_thread(engine.shutdown, 0)
             engine.shutdown = lambda: None  # the finalizer calls it again, too late for the modules that it needs
+        self._held.close()
 
     @asynccontextmanager
     async def _alive(self, limit_s: float) -> AsyncIterator[None]:

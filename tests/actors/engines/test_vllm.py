@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,7 +151,10 @@ def test_the_engine_ends_with_an_actor_that_is_killed(fresh: dict[str, Any]) -> 
 @pytest.mark.parametrize(("name", "within_s"), [("SIGKILL", 10), ("SIGSTOP", 30)])
 def test_a_lost_engine_ends_all_that_waits_for_it(tiny_models: tuple[Path, Path], name: str, within_s: float) -> None:
     command = [sys.executable, "-c", LOST, str(tiny_models[0]), name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
+        environment = os.environ | {"TMPDIR": folder}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        assert not [file for file in Path(folder).rglob("*") if file.is_socket()]
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout.splitlines()[-1])
     assert set(seen["seconds"]) == {"running 0", "running 1", "running 2", "apply", "later", "close"}
