@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from horizonrl.ops.run.models import save_model
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -73,8 +75,7 @@ def make_tiny_model(path: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         llama: Any = LlamaForCausalLM
         model = llama(config).to(torch.bfloat16)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    save_model(model, tokenizer, path)
     return path
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.ops.bench.tiny_model import VOCABULARY, make_tokenizer
+from horizonrl.ops.run.models import save_model
 
 
 def make_tiny_qwen(path: Path, seed: int = 0) -> Path:
@@ -42,8 +43,7 @@ def make_tiny_qwen(path: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         qwen: Any = Qwen2ForCausalLM
         model = qwen(config).to(torch.bfloat16)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    save_model(model, tokenizer, path)
     return path
 
 

@@ -223,8 +223,15 @@ def _convert(gguf: Path, out: Path) -> None:
             **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         )
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
+        save_model(model, tokenizer, out)
+
+
+def save_model(model: Any, tokenizer: Any, out: Path) -> None:
+    """Write a Hugging Face directory. Whoever may read its config may read its weights, as another user or another pod."""
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    for file in out.glob("*.safetensors"):
+        shutil.copymode(out / "config.json", file)  # safetensors lets nobody but their owner read them
 
 
 @contextlib.contextmanager

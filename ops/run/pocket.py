@@ -33,6 +33,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import Expert, Observation, Split
 from horizonrl.envs.textcraft.env import TextCraft
 from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.run.models import save_model
 
 SEED = 0
 
@@ -113,8 +114,7 @@ def make_pocket(
         _train(model, chain(copying, islice(lesson_batches(lessons, names, draw), steps[1])), sum(steps), say)
     finally:
         torch.set_num_threads(threads)
-    model.to(torch.bfloat16).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    save_model(model.to(torch.bfloat16), tokenizer, path)
     return path
 
 

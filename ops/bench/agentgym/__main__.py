@@ -39,23 +39,30 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "games" and options.lmrl is None:
         parser.error("games needs --lmrl DIR")
-    rows = [asdict(row) for row in asyncio.run(_run(options))]
-    _print(rows)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows: list[dict[str, Any]] = []
+    try:
+        asyncio.run(_run(options, rows))
+    finally:  # those before a server that does not start, too
+        if rows:
+            _print(rows)
+        if options.json is not None:
+            options.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0
 
 
-async def _run(options: argparse.Namespace) -> Sequence[Any]:
+async def _run(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     match options.what:
         case "ours":
-            return await ours.drive(
-                options.agentgym, options.python, options.ids or list(ours.TASKS), options.episodes or 5
-            )
+            ids = options.ids or list(ours.TASKS)
+            rows += map(asdict, await ours.drive(options.agentgym, options.python, ids, options.episodes or 5))
         case "theirs":
-            ids = options.ids or list(theirs.SERVERS)
-            return await theirs.compare(options.agentgym, options.python, ids, options.episodes or 64, options.parallel)
-    return await lmrl.compare(options.agentgym, options.lmrl)
+            for env_id in options.ids or theirs.SERVERS:
+                row = await theirs.compare(
+                    options.agentgym, options.python, env_id, options.episodes or 64, options.parallel
+                )
+                rows.append(asdict(row))
+        case _:
+            rows += map(asdict, await lmrl.compare(options.agentgym, options.lmrl))
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -37,14 +37,9 @@ TURNS = 30
 _RUN = "import sys, uvicorn; uvicorn.run(sys.argv[1], host='127.0.0.1', port=int(sys.argv[2]), log_level='error')"
 
 
-async def compare(
-    agentgym: Path, python: str, ids: Sequence[str], episodes: int, parallel: int
-) -> list[GameComparison]:
-    """Play test tasks on the real server of each environment."""
-    return [
-        await (_compare_sql if env_id == "sql" else _compare)(agentgym, python, env_id, episodes, parallel)
-        for env_id in ids
-    ]
+async def compare(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
+    """Play test tasks on the real server of an environment. Raises RunFailed if it does not start."""
+    return await (_compare_sql if env_id == "sql" else _compare)(agentgym, python, env_id, episodes, parallel)
 
 
 async def _compare_sql(agentgym: Path, python: str, env_id: str, episodes: int, parallel: int) -> GameComparison:
@@ -177,15 +172,16 @@ async def agentgym_server(agentgym: Path, python: str, env_id: str, **variables:
         yield url
     finally:
         # The group, since the server runs in a session of its own and may have children.
-        os.killpg(process.pid, 15)
-        await process.wait()
+        if process.returncode is None:
+            os.killpg(process.pid, 15)
+            await process.wait()
 
 
 async def _until_up(url: str, process: asyncio.subprocess.Process) -> None:
     async with ClientSession() as http, asyncio.timeout(START_S):
         while True:
             if process.returncode is not None:
-                raise RunFailed("AgentGym's server ended: run it by hand to see why")
+                raise RunFailed("AgentGym's server ended: run it by hand in the folder of that environment to see why")
             try:
                 async with http.get(url) as response:
                     if response.status == 200:

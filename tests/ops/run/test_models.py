@@ -133,3 +133,10 @@ def test_smollm2_is_made_with_its_chat_template_and_end_of_turn(tmp_path: Path) 
     assert chat.stop_ids == (2,)
     opened = chat.open(None, "hi")
     assert "SmolLM" in chat.decode(opened)
+
+
+def test_other_users_may_read_the_weights_that_we_write_where_they_may_read_the_config(
+    tiny_models: tuple[Path, Path],
+) -> None:
+    files = [tiny_models[0] / name for name in ("config.json", "model.safetensors")]
+    assert len({file.stat().st_mode for file in files}) == 1
