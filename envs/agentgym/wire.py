@@ -219,6 +219,10 @@ class Wire:
         if self._pool is None:
             self._pool = _Pool.hold()
         url = f"{self._base}/{path}"
+        if not self._handles.repeatable:
+            # A busy server takes longer to read a request than it keeps an idle connection, which it then closes with
+            # the request in it. To us that is a restart, which ends every episode: take a new connection per request.
+            options["headers"] = {"Connection": "close", **(options.get("headers") or {})}
         try:
             async with self._pool.http.request(method, url, timeout=self._timeout, **options) as response:
                 status, raw = response.status, await response.read()

@@ -227,7 +227,7 @@ def _convert(gguf: Path, out: Path) -> None:
 
 
 def save_model(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write a Hugging Face directory whose weights can be read by all who can read its config: other users, other pods."""
+    """Write a Hugging Face directory. Other users and other pods that can read its config can read its weights."""
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     for file in out.glob("*.safetensors"):

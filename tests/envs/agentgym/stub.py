@@ -99,6 +99,9 @@ class Stub:
         self.repeatable = False
         """It says that it answers a step of a known key without taking it again."""
         self.keys: list[str] = []
+        self.drops_kept = False
+        """It closes a connection that was kept open, with the next request on it."""
+        self._kept: set[asyncio.BaseTransport | None] = set()
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -133,6 +136,9 @@ class Stub:
         self.requests.append((f"{request.method} {path}", body))
         self.counts[path] += 1
         self.keys += request.headers.getall("Idempotency-Key", [])
+        if self.drops_kept and request.transport in self._kept:
+            return await self._fail("drop", request)
+        self._kept.add(request.transport)
         if waiting := self.faults.get(path):
             return await self._fail(waiting.pop(0), request)
         answer = self._example(f"{request.method} {path}", body)

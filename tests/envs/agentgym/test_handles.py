@@ -138,6 +138,17 @@ def test_once_a_connection_broke_no_episode_acts_under_its_old_number() -> None:
     on_stub(scenario)
 
 
+def test_a_server_that_closes_connections_with_a_request_in_them_costs_no_episode() -> None:
+    async def scenario(stub: Stub, one: Environment, other: Environment) -> None:
+        stub.drops_kept = True
+        await one.reset("3")
+        await other.reset("3")
+        assert (await one.step(REACT)).success
+        assert (await other.step(REACT)).success
+
+    on_stub(scenario)
+
+
 def test_a_server_that_counts_from_0_again_has_started_anew() -> None:
     async def scenario(stub: Stub, one: Environment, other: Environment) -> None:
         await one.reset("3")
