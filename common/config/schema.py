@@ -246,9 +246,16 @@ class RunConfig(RunSchedule, BaseSettings):
 
     @model_validator(mode="after")
     def _rates_fall_within_their_phase(self) -> Self:
-        for name, phase, rates in (("imitation", Phase.IMITATION, self.imitation), ("rl", Phase.RL, self.rl)):
-            warmup_steps = self.warmup_steps(phase)
-            refuse_senseless(name, rates.lr_schedule, rates.steps, warmup_steps, rates.lr_end_share)
+        critic_steps = self.critic.warmup_steps
+        if 0 < self.rl.steps <= critic_steps:
+            raise ValueError(
+                f"critic.warmup_steps is {critic_steps} but rl.steps is {self.rl.steps}: RL would train the critic "
+                "alone; give fewer warmup_steps or more rl.steps"
+            )
+        phases = (("imitation", Phase.IMITATION, self.imitation, 0), ("rl", Phase.RL, self.rl, critic_steps))
+        for name, phase, rates, before in phases:
+            warmup_steps, steps = self.warmup_steps(phase), rates.steps - before
+            refuse_senseless(name, rates.lr_schedule, steps, warmup_steps, rates.lr_end_share)
         return self
 
     @model_validator(mode="after")

@@ -66,6 +66,8 @@ class LogIntake:
         state = self._state
         wanted = state.groups_wanted
         warn_at, last_entry_at = STARVED_AFTER * wanted, time.monotonic()
+        while warn_at <= len(state.collector.pending.dropped):  # called again after a checkpoint in the step
+            warn_at *= 2
         while missing := state.groups_missing:
             entry = await self._next(reader, min(LOOK_S, QUIET_S))
             if entry is None:

@@ -10,13 +10,15 @@ from structlog.testing import CapturingLogger
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.codec import encode
-from horizonrl.broker.groups import GroupLog
+from horizonrl.broker.groups import Entry, GroupLog, LogReader
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import NothingToLearn
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind, PolicyVersion, Void
+from horizonrl.learner.intake.log_intake import LogIntake
+from horizonrl.learner.intake.log_space import LogSpace
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_group, make_ticket
 
@@ -87,6 +89,27 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
     warned = [call.kwargs for call in log.calls if call.args == ("batch_starved",)]
     assert [each["dropped"] for each in warned] == [{"zero_variance": 20 << doubling} for doubling in range(warnings)]
     assert all(each["success_rate"] == 0 for each in warned)
+
+
+def test_a_step_without_signal_gives_up_though_a_full_log_interrupted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, short = LogIntake._next, [True]
+
+    async def read_or_nothing(self: LogIntake, reader: LogReader, within_s: float) -> Entry | None:
+        interrupted = short and len(self._state.collector.pending.dropped) > 30
+        return None if interrupted else await read(self, reader, within_s)
+
+    async def is_short(*_: object) -> bool:
+        return bool(short) and short.pop()
+
+    monkeypatch.setattr("horizonrl.learner.intake.collector.has_signal", lambda *_: False)
+    monkeypatch.setattr(LogIntake, "_next", read_or_nothing)
+    monkeypatch.setattr(LogSpace, "is_short", is_short)
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(asyncio.wait_for(World(tmp_path).run(), 60))
+    assert raised.group_contains(NothingToLearn)
+    assert not short
 
 
 def test_a_ticket_is_not_ended_before_it_was_issued(tmp_path: Path) -> None:

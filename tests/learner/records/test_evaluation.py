@@ -197,7 +197,7 @@ def frame(directory: Path, version: int) -> Path:
 
 
 def result(version: int, success_rate: float | None) -> dict[str, object]:
-    return {"version": version, "success_rate": success_rate}
+    return {"version": version, "success_rate": success_rate, "low": success_rate and success_rate / 2}
 
 
 def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path) -> None:
@@ -210,6 +210,12 @@ def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path
     assert held is not None
     assert best.weights(held).read_text() == "weights 8"
     assert len(list((tmp_path / "best").iterdir())) == 2
+
+
+def test_a_round_of_which_one_episode_is_left_is_not_the_best(tmp_path: Path) -> None:
+    best = Best(tmp_path / "best")
+    assert best.offer({"version": 2, "success_rate": 0.47, "low": 0.35}, frame(tmp_path, 2))
+    assert not best.offer({"version": 4, "success_rate": 1.0, "low": 0.21}, frame(tmp_path, 4))
 
 
 def test_a_damaged_result_is_none_and_is_replaced(tmp_path: Path) -> None:
