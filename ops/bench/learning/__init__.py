@@ -1,13 +1,14 @@
 """The learning bench: does a change of the algorithm make a model learn better at equal cost?
 
 `bench learning STUDY` trains every variant of a study (ops/recipes/studies) under every seed, one run after another,
-and compares the variants with each other and with the study's baseline on held-out tasks.
+and compares the variants on held-out tasks, two at a time in the contrasts that the study names.
 
     study       the study file, its variants and its runs
     run         trains the runs as child processes; the directory remembers which have finished
     outcome     reads a finished run: its success curve and its cost
     statistics  bootstrap intervals over seeds, tasks and episodes
     significance  t, Holm, Fisher, and the seeds that a claim needs
+    contrasts   two variants, seed by seed: at the end, at equal cost, and the cost of equal success
     comparison  the rows, `results.json` and `report.md`
     plots       the success curves
 

@@ -5,18 +5,25 @@ Place in the flow: outcomes of finished runs → **comparison** → `results.jso
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from horizonrl.common.statistics import mean
-from horizonrl.ops.bench.learning.outcome import RunOutcome, Success
-from horizonrl.ops.bench.learning.significance import PairedTest, holm, paired_test
+from horizonrl.ops.bench.learning.contrasts import (
+    END,
+    Contrast,
+    CostRatio,
+    contrasts,
+    counts_at,
+    counts_of,
+    least_budget,
+)
+from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome
 from horizonrl.ops.bench.learning.statistics import (
     LEVEL,
     Array,
-    Counts,
     Interval,
     difference_interval,
     success_band,
@@ -24,13 +31,6 @@ from horizonrl.ops.bench.learning.statistics import (
 )
 from horizonrl.ops.bench.learning.study import Study
 
-AXES = {
-    "steps": "RL steps",
-    "environment_steps": "environment steps",
-    "generated_tokens": "generated tokens",
-    "processed_tokens": "processed tokens",
-    "seconds": "seconds of training",
-}
 POINTS = 60
 """Number of points of a drawn curve."""
 
@@ -44,12 +44,6 @@ class ComparisonRow:
     final: Interval
     start: Interval
     improvement: Interval
-    difference: Interval | None
-    """Difference from the baseline over the seeds that both have; None for the baseline itself."""
-    tested: PairedTest | None
-    """The same by Student's t over the paired seeds; None for the baseline, and for a single seed."""
-    p_holm: float | None
-    """Its p, corrected for the number of variants that are compared with the baseline (Holm)."""
     at_equal_cost: dict[str, Interval]
     """Success at the largest budget that every run reached, for each axis except steps."""
     ess_mean: float | None
@@ -57,8 +51,9 @@ class ComparisonRow:
     staleness_mean: float | None
     staleness_max: float | None
     truncated_share: float | None
-    collapsed: int
-    """Number of seeds that collapsed (`outcome.collapses`)."""
+    collapsed: int | None
+    """Number of seeds that collapsed (`RunOutcome.collapsed`); None if that could not be seen."""
+    gave_up: int
     environment_steps: float
     generated_tokens: float
     wall_s: float
@@ -67,6 +62,7 @@ class ComparisonRow:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     rows: Sequence[ComparisonRow]
+    contrasts: Sequence[Contrast]
     budgets: dict[str, float]
     measured: str
 
@@ -83,18 +79,14 @@ class Band:
 
 def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
     """Summarise the outcomes of at least one run, variants in the order of the study."""
-    budgets = {
-        axis: float(min(getattr(each.curve, axis)[-1] for each in outcomes))
-        for axis in measured_axes(outcomes)
-        if axis != "steps"
-    }
+    budgets = {axis: least_budget(outcomes, axis) for axis in measured_axes(outcomes) if axis != "steps"}
     by_variant = {
         variant.name: sorted((each for each in outcomes if each.variant == variant.name), key=lambda each: each.seed)
         for variant in study.variants
     }
-    baseline = by_variant.get(study.baseline or "", [])
-    rows = _corrected([_row(own, baseline, budgets) for own in by_variant.values() if own])
-    return Comparison(rows, budgets, " and ".join(sorted({each.measured for each in outcomes})))
+    rows = [_row(own, budgets) for own in by_variant.values() if own]
+    found = contrasts(study.pairs, outcomes, list(budgets))
+    return Comparison(rows, found, budgets, " and ".join(sorted({each.measured for each in outcomes})))
 
 
 def measured_axes(outcomes: Sequence[RunOutcome]) -> list[str]:
@@ -110,7 +102,7 @@ def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
         first = max(getattr(each.curve, axis)[0] for each in own)
         last = min(getattr(each.curve, axis)[-1] for each in own)
         places = np.linspace(first, max(first, last), POINTS)
-        found[variant] = Band(places, *success_band(_counts_at(own, axis, places)))
+        found[variant] = Band(places, *success_band(counts_at(own, axis, places)))
     return found
 
 
@@ -126,6 +118,7 @@ def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mappi
         "level": LEVEL,
         "budgets": comparison.budgets,
         "variants": [asdict(row) for row in comparison.rows],
+        "contrasts": [asdict(each) for each in comparison.contrasts],
         "runs": runs,
     }
 
@@ -133,8 +126,10 @@ def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mappi
 def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], failures: Mapping[str, str]) -> str:
     """Return the report: what was run, the tables, the plots, and the last lines of failed runs."""
     parts = [f"# {study.name}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
-    parts += [_method(comparison), _table(*_successes(comparison, study)), _table(*_costs(comparison))]
+    parts += [_method(comparison), _table(*_successes(comparison)), _table(*_costs(comparison))]
     parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
+    if comparison.contrasts:
+        parts += [f"## Contrasts\n\n{CONTRASTS}\n\n{_table(*_contrasts(comparison))}"]
     parts += [
         "## Curves",
         *(f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in ("steps", *comparison.budgets)),
@@ -149,66 +144,29 @@ def plot_name(axis: str) -> str:
     return f"success-{axis.replace('_', '-')}.svg"
 
 
-def _row(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
-    finals, starts = _counts([each.final for each in own]), _counts([each.start for each in own])
+def _row(own: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonRow:
+    finals, starts = counts_of([each.final for each in own]), counts_of([each.start for each in own])
+    collapses = [each.collapsed for each in own if each.collapsed is not None]
     return ComparisonRow(
         variant=own[0].variant,
         seeds=tuple(each.seed for each in own),
         final=success_interval(finals),
         start=success_interval(starts),
         improvement=difference_interval(finals, starts),
-        difference=_difference(own, baseline),
-        tested=_tested(own, baseline),
-        p_holm=None,
         at_equal_cost={
-            axis: success_interval(_counts_at(own, axis, np.array(budget))) for axis, budget in budgets.items()
+            axis: success_interval(counts_at(own, axis, np.array(budget))) for axis, budget in budgets.items()
         },
         ess_mean=_mean_known([each.ess_mean for each in own]),
         ess_min=min((each.ess_min for each in own if each.ess_min is not None), default=None),
         staleness_mean=_mean_known([each.staleness_mean for each in own]),
         staleness_max=max((each.staleness_max for each in own if each.staleness_max is not None), default=None),
         truncated_share=_mean_known([each.truncated_share for each in own]),
-        collapsed=sum(each.collapsed for each in own),
+        collapsed=sum(collapses) if collapses else None,
+        gave_up=sum(each.gave_up for each in own),
         environment_steps=float(np.mean([each.environment_steps for each in own])),
         generated_tokens=float(np.mean([each.generated_tokens for each in own])),
         wall_s=float(np.mean([each.wall_s for each in own])),
     )
-
-
-def _corrected(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Return the rows with each p corrected for the number of comparisons."""
-    tests = {row.variant: row.tested.p for row in rows if row.tested is not None}
-    corrected = dict(zip(tests, holm(list(tests.values())), strict=True))
-    return [replace(row, p_holm=corrected.get(row.variant)) for row in rows]
-
-
-def _pairs(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> list[tuple[Success, Success]]:
-    """Return the ends of the seeds that a variant and the baseline both have; none for the baseline itself."""
-    other = {each.seed: each for each in baseline if each.variant != own[0].variant}
-    return [(each.final, other[each.seed].final) for each in own if each.seed in other]
-
-
-def _tested(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> PairedTest | None:
-    pairs = _pairs(own, baseline)
-    ours, theirs = (np.array([pair[side].successes / pair[side].episodes for pair in pairs]) for side in (0, 1))
-    return paired_test(ours, theirs)
-
-
-def _difference(own: Sequence[RunOutcome], baseline: Sequence[RunOutcome]) -> Interval | None:
-    pairs = _pairs(own, baseline)
-    if not pairs:
-        return None
-    return difference_interval(_counts([one for one, _ in pairs]), _counts([two for _, two in pairs]))
-
-
-def _counts(measures: Sequence[Success]) -> Counts:
-    return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
-
-
-def _counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
-    """Return the counts of every run at places of an axis."""
-    points = [each.curve.interpolate(axis, places) for each in own]
-    return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 
 def _mean_known(values: Sequence[float | None]) -> float | None:
@@ -220,24 +178,51 @@ def _method(comparison: Comparison) -> str:
         f"Success is that of {comparison.measured}. `end` is the last evaluation, or the last fifth of the RL steps "
         "if a run has no evaluations; `start` is the evaluation before the first step, or the first tenth of the "
         f"steps. Brackets hold the {LEVEL:.0%} interval of the mean over seeds (bootstrap of seeds, then episodes), "
-        "not corrected for the number of comparisons. \\* marks an interval that excludes zero. `t` is Student's "
-        "interval of the same difference over the paired seeds, and `p` its test, corrected for the number of variants "
-        "(Holm): at few seeds, trust these."
+        "not corrected for the number of comparisons. \\* marks an interval that excludes zero. A run that gave up, "
+        "because no group had anything to learn from, counts with its success in that step."
     )
 
 
-def _successes(comparison: Comparison, study: Study) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "seeds", "start", "end", "gain in points"]
-    head += [f"end against {study.baseline}", "t", "p"] if study.baseline else []
+CONTRASTS = (
+    "The first arm minus the second, over the seeds that both have, in points. `t` is Student's interval of the same "
+    "difference over the paired seeds, and `p` its test: at few seeds, trust these. The p of a primary contrast is "
+    "that of one test; the others are corrected together for each place (Holm). `cost` is what the first arm pays for "
+    "the success that the second one has there, as a share of what that one pays; `never` means not within the budget."
+)
+
+
+def _successes(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [row.variant, str(len(row.seeds)), _share(row.start), _share(row.final), _points(row.improvement)]
+        for row in comparison.rows
+    ]
+    return ["variant", "seeds", "start", "end", "gain in points"], rows
+
+
+def _contrasts(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    head = ["contrast", "at", "seeds", "difference", "t", "p", "cost", "p of collapses"]
     rows = []
-    for row in comparison.rows:
-        cells = [row.variant, str(len(row.seeds)), _share(row.start), _share(row.final), _points(row.improvement)]
-        rows.append(cells + (_against(row) if study.baseline else []))
+    for each in comparison.contrasts:
+        within = "-" if each.tested is None else _bounds(each.tested.interval)
+        place = "the end" if each.axis == END else f"{each.budget:,.0f} {AXES[each.axis]}"
+        rows.append(
+            [
+                f"{each.variant} − {each.against}{' (primary)' if each.primary else ''}",
+                place,
+                str(len(each.seeds)),
+                _points(each.difference),
+                within,
+                _number(each.p, 3),
+                "-" if each.cost is None else _ratio(each.cost),
+                _number(each.collapse_p, 3),
+            ]
+        )
     return head, rows
 
 
 def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "ESS mean", "ESS min", "staleness mean", "staleness max", "truncated", "collapsed"]
+    head = ["variant", "ESS mean", "ESS min", "staleness mean", "staleness max", "truncated", "collapsed", "gave up"]
+
     rows = [
         [
             row.variant,
@@ -246,7 +231,8 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
             _number(row.staleness_mean),
             _number(row.staleness_max, 0),
             "-" if row.truncated_share is None else f"{row.truncated_share:.0%}",
-            f"{row.collapsed} of {len(row.seeds)}",
+            "-" if row.collapsed is None else f"{row.collapsed} of {len(row.seeds)}",
+            f"{row.gave_up} of {len(row.seeds)}",
             f"{row.environment_steps:,.0f}",
             f"{row.generated_tokens:,.0f}",
             f"{row.wall_s / 60:.1f}",
@@ -271,18 +257,18 @@ def _share(interval: Interval) -> str:
     return f"{100 * interval.mean:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _points(interval: Interval | None) -> str:
-    if interval is None:
-        return "-"
+def _points(interval: Interval) -> str:
     star = " \\*" if interval.excludes_zero else ""
-    return f"{100 * interval.mean:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]{star}"
+    return f"{100 * interval.mean:+.1f} {_bounds(interval)}{star}"
 
 
-def _against(row: ComparisonRow) -> list[str]:
-    """Return the cells of a variant's difference from the baseline."""
-    interval = row.tested.interval if row.tested is not None else None
-    within = "-" if interval is None else f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
-    return [_points(row.difference), within, _number(row.p_holm, 3)]
+def _bounds(interval: Interval) -> str:
+    return f"[{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+
+
+def _ratio(cost: CostRatio) -> str:
+    ratio, low, high = ("never" if value is None else f"{value:.2f}" for value in (cost.ratio, cost.low, cost.high))
+    return f"{ratio} [{low}, {high}]"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

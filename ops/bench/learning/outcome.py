@@ -21,6 +21,14 @@ START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
 """For runs without evaluations, as shares of the RL steps: the start, the end, and the window of the curve's mean."""
 
 COLLAPSE_POINTS, COLLAPSE_ROUNDS = 0.15, 2
+AXES = {
+    "steps": "RL steps",
+    "environment_steps": "environment steps",
+    "generated_tokens": "generated tokens",
+    "processed_tokens": "processed tokens",
+    "seconds": "seconds of training",
+}
+"""What a curve goes along."""
 
 Line = Mapping[str, Any]
 
@@ -65,16 +73,24 @@ class RunOutcome:
     staleness_mean: float | None
     staleness_max: float | None
     truncated_share: float | None
-    collapsed: bool
-    """Success was COLLAPSE_POINTS below its own best before in COLLAPSE_ROUNDS evaluations in a row, or training ended
-    because no group had anything to learn from."""
+    gave_up: bool
+    """Training ended because no group had anything to learn from."""
+    collapsed: bool | None
+    """Success was COLLAPSE_POINTS below its own best before in COLLAPSE_ROUNDS evaluations in a row, or was below one
+    half when the run gave up. None if there are too few evaluations to see that."""
     environment_steps: int
     generated_tokens: int
     wall_s: float
 
 
-def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float, gave_up: bool = False) -> RunOutcome | None:
-    """Read a run directory. Returns None if it has no RL step. `gave_up`: the run ended with NothingToLearn."""
+def read_outcome(
+    run_dir: Path, variant: str, seed: int, wall_s: float, gave_up: bool = False, at_end: float | None = None
+) -> RunOutcome | None:
+    """Read a run directory. Returns None if it has no RL step.
+
+    `gave_up` says that the run ended with NothingToLearn, and `at_end` with which success in training. That success
+    is the end of its curve, unless its last version was evaluated: an evaluation from before a collapse would hide it.
+    """
     lines = [line for line in read_lines(run_dir / METRICS) if line["phase"] == Phase.RL.value]
     if not lines:
         return None
@@ -84,7 +100,11 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float, gave_up:
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
     costs["processed_tokens"] = np.cumsum([line.get("processed_tokens", math.nan) for line in lines])
     costs["seconds"] = np.cumsum([line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines])
+    if evals and at_end is not None and evals[-1]["step"] < lines[-1]["step"]:
+        episodes = evals[-1]["episodes"]
+        evals.append({"step": lines[-1]["step"], "successes": at_end * episodes, "episodes": episodes})
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
+    rates = curve.successes / curve.episodes
     ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
     return RunOutcome(
         variant,
@@ -98,7 +118,8 @@ def read_outcome(run_dir: Path, variant: str, seed: int, wall_s: float, gave_up:
         staleness_mean=float(np.mean(staleness)) if staleness else None,
         staleness_max=max(oldest, default=None),
         truncated_share=_weighted(lines, "truncated_share"),
-        collapsed=gave_up or collapses(curve.successes / curve.episodes),
+        gave_up=gave_up,
+        collapsed=bool(rates[-1] < 0.5) if gave_up else collapses(rates) if len(rates) > COLLAPSE_ROUNDS else None,
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,

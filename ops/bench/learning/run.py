@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,9 +26,11 @@ from typing import Any
 import psutil
 
 from horizonrl.common.children import bound
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
-from horizonrl.ops.bench.learning.comparison import AXES, bands, compare, measured_axes, plot_name, to_json, to_markdown
-from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
+from horizonrl.learner.controller.curriculum import eval_tasks
+from horizonrl.ops.bench.learning.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
+from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome, read_outcome
 from horizonrl.ops.bench.learning.study import Study, StudyRun, flattened, plan, read_study, select
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.logfiles import last_lines
@@ -50,7 +54,7 @@ class StudyRequest:
     seeds: Sequence[int] = ()
     """The seeds to run; empty means all of the study's."""
     only: Sequence[str] = ()
-    """Names or shell patterns of the variants to run; empty means all."""
+    """Names, values of an axis or shell patterns of the variants to run; empty means all, or all of the phase."""
     phase: str | None = None
     """The phase of the study to run; None runs its own seeds and variants."""
     report_only: bool = False
@@ -84,6 +88,12 @@ class Ending:
         return NothingToLearn.opening in self.last_lines
 
     @property
+    def success_at_giving_up(self) -> float | None:
+        """Success in training during the step that the run gave up in; None if it did not, or did not say."""
+        said = re.search(r"'success_rate': ([\d.]+)", self.last_lines) if self.gave_up else None
+        return float(said[1]) if said else None
+
+    @property
     def failed(self) -> bool:
         return self.code not in (0, INTERRUPTED) and not self.gave_up
 
@@ -99,11 +109,18 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
-    study, only, overrides = read_study(request.study), request.only, request.overrides
+    study, overrides = read_study(request.study), request.overrides
+    own: Sequence[str] = ()
     if request.phase is not None:
         study, own, set_by_phase = study.phase(request.phase)
-        only, overrides = only or own, [*set_by_phase, *overrides]
-    seeds, variants = select(study, request.seeds, only)
+        overrides = [*set_by_phase, *overrides]
+    seeds, variants = select(study, request.seeds, request.only)
+    in_phase = select(study, (), own)[1]
+    variants = [variant for variant in variants if variant in in_phase]
+    if not variants:
+        raise ConfigError(
+            f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(own)}"
+        )
     # All of the study, not only what was selected: an invalid config is found before hours of training.
     planned = plan(study, request.directory, overrides)
     runs = [each for each in planned if each.seed in seeds and each.variant in variants]
@@ -218,12 +235,16 @@ def _write_recipe(each: StudyRun) -> None:
 
 def _report(study: Study, endings: Sequence[tuple[StudyRun, Ending]], request: StudyRequest, planned: int) -> None:
     """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
-    read = [
-        read_outcome(each.directory, each.variant.name, each.seed, ending.wall_s, gave_up=ending.gave_up)
-        for each, ending in endings
-        if ending.finished or ending.gave_up
-    ]
-    outcomes = [outcome for outcome in read if outcome is not None]
+    outcomes: list[RunOutcome] = []
+    failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
+    for each, ending in endings:
+        if ending.finished or ending.gave_up:
+            name, at_end = each.variant.name, ending.success_at_giving_up
+            outcome = read_outcome(each.directory, name, each.seed, ending.wall_s, ending.gave_up, at_end)
+            if outcome is None:
+                failures[each.name] = f"ended before its first RL step. {ending.last_lines}"
+            else:
+                outcomes.append(outcome)
     if not outcomes:
         print("no run has finished: there is nothing to report yet")
         return
@@ -233,15 +254,25 @@ def _report(study: Study, endings: Sequence[tuple[StudyRun, Ending]], request: S
         "recipe": ", ".join(recipe.name for recipe in study.recipes),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
         "runs": f"{len(outcomes)} of {planned} finished",
+        "evaluation": _evaluation(endings[0][0].config),
         "commit": ", ".join(sorted({ending.commit for _, ending in endings})),
         "machine": _machine(),
     }
-    failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
     results = to_json(comparison, outcomes, {"study": study.name, **facts, "failures": failures})
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
+
+
+def _evaluation(config: RunConfig) -> str:
+    """Return what an evaluation plays: fewer tasks than asked for where an environment holds out fewer."""
+    held_out = eval_tasks(config)
+    if not held_out:
+        return "none: success is that of training episodes"
+    counts = Counter(task.category for task in held_out)
+    categories = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"{len(held_out)} tasks ({categories}), {config.eval.samples} episodes each"
 
 
 def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None:

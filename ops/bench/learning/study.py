@@ -49,8 +49,11 @@ class StudyFile(BaseModel):
     recipe: str | list[str]
     """Paths relative to this file, or names in ops/recipes. Later recipes override earlier ones."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-    baseline: str | None = None
-    """The variant that all others are compared with, seed by seed."""
+    primary: tuple[str, str] | None = None
+    """The contrast that the study is about, written like one of `contrasts` and tested alone."""
+    contrasts: list[tuple[str, str]] = []
+    """Variants to compare seed by seed: the first minus the second. In a grid, two values of one axis, compared under
+    each value of the others. `*` as the first means every other one. Their p are corrected together."""
     overrides: Overrides = {}
     """Overrides of all variants."""
     variants: dict[Name, Overrides] = {}
@@ -73,12 +76,21 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """Two variants that are compared seed by seed."""
+
+    variant: str
+    against: str
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Study:
     name: str
     recipes: Sequence[Path]
     seeds: Sequence[int]
     variants: Sequence[Variant]
-    baseline: str | None
+    pairs: Sequence[Pair]
     axes: Sequence[str]
     """The axes of the grid; empty without a grid."""
     phases: Mapping[str, PhaseFile] = field(default_factory=dict)
@@ -130,11 +142,9 @@ def read_study(path_or_name: Path) -> Study:
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
-    if file.baseline is not None and file.baseline not in names:
-        raise ConfigError(f"{path}: baseline is {file.baseline!r}, no variant; there are {', '.join(names)}")
     recipes = [file.recipe] if isinstance(file.recipe, str) else file.recipe
     found = [_find(recipe, (path.parent, RECIPES), "recipe") for recipe in recipes]
-    return Study(file.name, found, file.seeds, variants, file.baseline, list(file.grid), file.phases)
+    return Study(file.name, found, file.seeds, variants, _pairs(file, variants, path), list(file.grid), file.phases)
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
@@ -158,22 +168,45 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[S
 
 
 def select(study: Study, seeds: Sequence[int], patterns: Sequence[str]) -> tuple[list[int], list[Variant]]:
-    """Return the selected seeds and variants, by default all. Patterns are shell patterns such as `ppo-*`.
+    """Return the selected seeds and variants, by default all.
 
-    Raises ConfigError for a seed or a pattern that selects nothing in the study.
+    A pattern is a variant's name, a value of one axis of a grid, or a shell pattern of either, such as `ppo-*`. Raises
+    ConfigError for a seed or a pattern that selects nothing in the study.
     """
     if foreign := [seed for seed in seeds if seed not in study.seeds]:
         raise ConfigError(f"--seeds names {foreign}; study {study.name} has {list(study.seeds)}")
     for pattern in patterns:
-        if not any(fnmatch(variant.name, pattern) for variant in study.variants):
+        if not any(_matches(variant, pattern) for variant in study.variants):
             names = ", ".join(variant.name for variant in study.variants)
             raise ConfigError(f"--only {pattern} matches no variant; study {study.name} has {names}")
     chosen = [
-        variant
-        for variant in study.variants
-        if not patterns or any(fnmatch(variant.name, pattern) for pattern in patterns)
+        variant for variant in study.variants if not patterns or any(_matches(variant, pattern) for pattern in patterns)
     ]
     return [seed for seed in study.seeds if not seeds or seed in seeds], chosen
+
+
+def _matches(variant: Variant, pattern: str) -> bool:
+    return any(fnmatch(name, pattern) for name in (variant.name, *variant.names))
+
+
+def _pairs(file: StudyFile, variants: Sequence[Variant], path: Path) -> list[Pair]:
+    """Return what is compared with what. Raises ConfigError for a contrast that no axis has."""
+    by_names = {variant.names: variant.name for variant in variants}
+    pairs: dict[tuple[str, str], Pair] = {}
+    named = [(file.primary, True)] if file.primary is not None else []
+    for contrast, primary in [*named, *((each, False) for each in file.contrasts)]:
+        one, other = contrast
+        before = len(pairs)
+        for names, against in by_names.items():
+            for axis in [place for place, value in enumerate(names) if value == other]:
+                for ours, variant in by_names.items():
+                    same = ours[:axis] + ours[axis + 1 :] == names[:axis] + names[axis + 1 :]
+                    if same and variant != against and one in ("*", ours[axis]):
+                        pairs.setdefault((variant, against), Pair(variant, against, primary))
+        if len(pairs) == before:
+            values = ", ".join(dict.fromkeys(value for names in by_names for value in names))
+            raise ConfigError(f"{path}: no two variants differ in {one!r} and {other!r} alone; there are {values}")
+    return list(pairs.values())
 
 
 def _find(name: str, folders: Sequence[Path], what: str) -> Path:

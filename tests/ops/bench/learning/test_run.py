@@ -29,7 +29,7 @@ STUDY = """
 name = "rates"
 recipe = "base.toml"
 seeds = [0, 1]
-baseline = "low"
+primary = ["high", "low"]
 
 [overrides]
 "rl.groups_per_step" = 2
@@ -115,7 +115,7 @@ GRID = """
 name = "grid"
 recipe = "base.toml"
 seeds = [0]
-baseline = "a-2"
+contrasts = [["b", "a"], ["*", "2"]]
 [grid.letter]
 a = { "rl.lr" = 1e-5 }
 b = { "rl.lr" = 1e-4 }
@@ -131,13 +131,22 @@ def test_a_grid_is_the_product_of_its_axes(place: Path) -> None:
     assert study.axes == ["letter", "number"]
     assert dict(study.variants[2].overrides) == {"rl.lr": 1e-4, "rl.groups_per_step": 1}
     assert [variant.name for variant in select(study, [], ["b-*"])[1]] == ["b-1", "b-2"]
+    assert [variant.name for variant in select(study, [], ["2", "b-1"])[1]] == ["a-2", "b-1", "b-2"]
+    compared = [(pair.variant, pair.against) for pair in study.pairs]
+    assert compared == [("b-1", "a-1"), ("b-2", "a-2"), ("a-1", "a-2"), ("b-1", "b-2")]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (STUDY.replace('baseline = "low"', 'base = "low"'), "base: no such key; known keys: baseline, grid, name"),
-        (STUDY.replace('baseline = "low"', 'baseline = "lwo"'), "baseline is 'lwo', no variant; there are low, high"),
+        (
+            STUDY.replace('primary = ["high", ', 'base = ["high", '),
+            "base: no such key; known keys: contrasts, grid, name",
+        ),
+        (
+            STUDY.replace('["high", "low"]', '["high", "lwo"]'),
+            "no two variants differ in 'high' and 'lwo' alone; there are low, high",
+        ),
         (STUDY.replace("[0, 1]", "[]"), "seeds: List should have at least 1 item"),
         (STUDY.replace("[0, 1]", "[0, 0]"), "seeds names one twice: [0, 0]"),
         (STUDY.replace("[variants.high]", "[variants.low]"), "is not TOML"),
@@ -208,7 +217,7 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     low, high = results["variants"]
     assert (low["final"]["mean"], high["final"]["mean"]) == (pytest.approx(0.095), pytest.approx(0.95))
     assert results["runs"][0]["environment_steps"] == 320
-    assert "end against low" in (out / "report.md").read_text()
+    assert "| high − low (primary) | the end | 2 |" in (out / "report.md").read_text()
     for axis in ("steps", "environment-steps", "generated-tokens"):
         assert (out / f"success-{axis}.svg").read_text().startswith("<?xml")
 
@@ -381,10 +390,15 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
             outcomes.append(read(run_dir, variant, seed))
     comparison = compare(study, outcomes)
     low, high = comparison.rows
-    assert low.difference is None
-    assert high.difference is not None
-    assert high.difference.mean == pytest.approx(16 / 64)
-    assert high.difference.excludes_zero
+    end, at_steps, at_tokens = comparison.contrasts
+    assert [each.axis for each in comparison.contrasts] == ["end", "environment_steps", "generated_tokens"]
+    assert (end.variant, end.against, end.primary, end.seeds) == ("high", "low", True, (0, 1))
+    assert end.difference.mean == pytest.approx(16 / 64)
+    assert end.difference.excludes_zero
+    assert (at_steps.budget, at_tokens.budget) == (100, 500)
+    assert at_steps.difference.mean == pytest.approx((9 - 2) / 64)  # half of its own way, at twice the cost of a step
+    # Low's 18 of 64 come after 2 of high's 18 more, which take 200 environment steps.
+    assert at_steps.cost is not None and at_steps.cost.ratio == pytest.approx(2 / 18 * 2, abs=0.003)
     assert high.improvement.mean == pytest.approx(18 / 64)
     assert not low.improvement.excludes_zero
     assert comparison.budgets == {"environment_steps": 100, "generated_tokens": 500}
@@ -395,4 +409,85 @@ def test_variants_are_compared_by_seed_and_at_the_cost_that_all_reached(place: P
     assert "| high | 2 | 25.0 % [" in report
     assert "+28.1 [" in report
     assert "success at 100 environment steps" in report
+    assert "| high − low (primary) | 100 environment steps | 2 | +10.9 [" in report
     assert "no memory left" in report
+
+
+def pair_of_arms(place: Path, ours: Sequence[int], theirs: Sequence[int], **fields: Any) -> list[RunOutcome]:
+    """Two arms of three seeds each: 20 RL steps, and these successes of 64 before them and after 10 and 20."""
+    outcomes = []
+    for variant, successes in (("high", ours), ("low", theirs)):
+        for seed in range(3):
+            run_dir = journal(place, f"{variant}-{seed}", [0.5] * 20, **fields)
+            evaluate(run_dir, *((2 + 10 * number, k, 64) for number, k in enumerate(successes)))
+            outcomes.append(read(run_dir, variant, seed))
+    return outcomes
+
+
+def test_the_cost_of_equal_success_is_never_where_it_is_not_reached(place: Path) -> None:
+    study = read_study(place / "study.toml")
+    fast = compare(study, pair_of_arms(place, (16, 32, 48), (16, 24, 32))).contrasts[1]
+    assert fast.cost is not None and fast.cost.ratio == pytest.approx(0.5, abs=0.003)
+    assert fast.cost.low is not None and fast.cost.high is not None and fast.cost.low < 0.5 < fast.cost.high
+    (place / "slow").mkdir()
+    slow = compare(study, pair_of_arms(place / "slow", (16, 20, 20), (16, 24, 48))).contrasts[1]
+    assert slow.cost is not None and (slow.cost.ratio, slow.cost.high) == (None, None)
+
+
+def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(place: Path) -> None:
+    study = read_study(place / "study.toml")
+    outcomes = pair_of_arms(place, (16, 32, 48), (16, 24, 32))
+    gone = journal(place, "gone", [0.5, 0.2])
+    evaluate(gone, (2, 16, 64))
+    # One `low` run collapses in its third step: 16 of 64 is what it had before that.
+    collapsed = read_outcome(gone, "low", 2, 60.0, gave_up=True, at_end=0.0)
+    assert collapsed is not None
+    assert (collapsed.start.successes, collapsed.final.successes, collapsed.collapsed) == (16, 0, True)
+    comparison = compare(study, [*outcomes[:5], collapsed])
+    assert comparison.budgets["environment_steps"] == 200
+    low = comparison.rows[0]
+    assert (low.collapsed, low.gave_up) == (1, 1)
+    assert low.at_equal_cost["environment_steps"].mean == pytest.approx((0.5 + 0.5 + 0) / 3)
+    solved = read_outcome(gone, "low", 2, 60.0, gave_up=True, at_end=0.99)
+    assert solved is not None and solved.collapsed is False
+
+
+def test_two_evaluations_cannot_show_a_collapse(place: Path) -> None:
+    run_dir = journal(place, "a", [0.5] * 10)
+    evaluate(run_dir, (2, 40, 64), (12, 0, 64))
+    assert read(run_dir).collapsed is None
+    evaluate(run_dir, (2, 40, 64), (7, 0, 64), (12, 0, 64))
+    assert read(run_dir).collapsed is True
+
+
+def test_p_of_all_but_the_primary_contrast_are_corrected_together(place: Path) -> None:
+    more = STUDY.replace("[overrides]", 'contrasts = [["mid", "low"], ["top", "low"]]\n[overrides]')
+    more += "\n[variants.mid]\nrl.lr = 2e-4\n[variants.top]\nrl.lr = 3e-4\n"
+    study = study_of(place, more)
+    outcomes = []
+    for variant, gain in (("low", 0), ("high", 4), ("mid", 4), ("top", 4)):
+        for seed in range(2):
+            run_dir = journal(place, f"{variant}-{seed}", [0.5] * 10)
+            evaluate(run_dir, (2, 16, 64), (12, 16 + gain * (1 + seed), 64))
+            outcomes.append(read(run_dir, variant, seed))
+    high, mid, top = (each for each in compare(study, outcomes).contrasts if each.axis == "end")
+    assert high.tested is not None and high.p == high.tested.p
+    assert mid.p == top.p == pytest.approx(min(1.0, 2 * high.tested.p))
+
+
+PHASED = (
+    STUDY
+    + """
+[phases.screen]
+seeds = [7]
+only = ["low"]
+"""
+)
+
+
+def test_the_selection_narrows_a_phase(place: Path) -> None:
+    (place / "study.toml").write_text(PHASED)
+    assert carry_out(place, phase="screen") == 0
+    assert (place / "out" / "started").read_text().split() == ["low-seed7"]
+    with pytest.raises(ConfigError, match="--only high matches no variant of phase screen: low"):
+        carry_out(place, phase="screen", only=["high"])

@@ -1,0 +1,172 @@
+"""The contrasts of a study: two arms, seed by seed, at the end and at equal cost.
+
+Place in the flow: outcomes of finished runs → **contrasts** → `comparison.py`. Axes: S seeds, R resamples, P places
+along a cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horizonrl.ops.bench.learning.outcome import RunOutcome, Success
+from horizonrl.ops.bench.learning.significance import PairedTest, fisher_exact, holm, paired_test
+from horizonrl.ops.bench.learning.statistics import LEVEL, RESAMPLES, Array, Counts, Interval, difference_interval
+from horizonrl.ops.bench.learning.study import Pair
+
+END = "end"
+"""The axis of the comparison of ends, at equal RL steps."""
+PLACES = 400
+"""Number of places at which the cost of equal success is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRatio:
+    """What an arm pays for the success that the other arm has at its budget, as a share of that budget.
+
+    None: it does not get there within the budget. `low` and `high` bound it at LEVEL, by bootstrap.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One arm minus the other, over the seeds that both have."""
+
+    variant: str
+    against: str
+    primary: bool
+    axis: str
+    """`end`, or the cost that is equal."""
+    budget: float | None
+    """The most that every run of the two arms spent; None at the end."""
+    seeds: tuple[int, ...]
+    difference: Interval
+    tested: PairedTest | None
+    """The same by Student's t over the paired seeds; None for a single seed."""
+    p: float | None
+    """Its p. Those of all contrasts but the primary ones are corrected together, for each axis (Holm)."""
+    cost: CostRatio | None
+    collapse_p: float | None
+    """Fisher's exact test of the numbers of collapsed runs, at the end only; None if a collapse could not be seen."""
+
+
+def contrasts(pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Sequence[str]) -> list[Contrast]:
+    """Return every contrast whose arms share a seed: at the end, then at equal cost for each axis."""
+    runs: dict[str, dict[int, RunOutcome]] = {}
+    for each in outcomes:
+        runs.setdefault(each.variant, {})[each.seed] = each
+    found: list[Contrast] = []
+    for axis in (END, *axes):
+        of_axis = [
+            _contrast(pair, axis, runs[pair.variant], runs[pair.against])
+            for pair in pairs
+            if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
+        ]
+        found += _corrected(of_axis)
+    return found
+
+
+def least_budget(outcomes: Sequence[RunOutcome], axis: str) -> float:
+    """Return the largest cost that every run reached.
+
+    A run that gave up trains no further and costs no more: its success holds for any larger budget.
+    """
+    went_on = [each for each in outcomes if not each.gave_up] or outcomes
+    return float(min(getattr(each.curve, axis)[-1] for each in went_on))
+
+
+def counts_of(measures: Sequence[Success]) -> Counts:
+    return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
+
+
+def counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
+    """Return the counts of every run at places of an axis."""
+    points = [each.curve.interpolate(axis, places) for each in own]
+    return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
+
+
+def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome]) -> Contrast:
+    seeds = sorted(ours.keys() & theirs.keys())
+    one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
+    budget = None if axis == END else least_budget([*one, *other], axis)
+    if budget is None:
+        after, before = (counts_of([each.final for each in arm]) for arm in (one, other))
+    else:
+        after, before = (counts_at(arm, axis, np.array(budget)) for arm in (one, other))
+    return Contrast(
+        pair.variant,
+        pair.against,
+        pair.primary,
+        axis,
+        budget,
+        tuple(seeds),
+        difference_interval(after, before),
+        tested := paired_test(after.rates, before.rates),
+        None if tested is None else tested.p,
+        None if budget is None else cost_ratio(one, other, axis, budget),
+        _collapse_p(one, other) if axis == END else None,
+    )
+
+
+def cost_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str, budget: float) -> CostRatio:
+    """Return the cost at which our mean curve first has the success that theirs has at `budget`, as a share of it.
+
+    Each resample draws seeds, the same for both arms, and then every evaluation's episodes again.
+    """
+    generator = np.random.default_rng(0)
+    places_P = np.linspace(0.0, budget, PLACES)
+    drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
+    curves_RP = _curves(ours, axis, places_P, drawn_RS, generator)
+    goals_R = _curves(theirs, axis, np.array([budget]), drawn_RS, generator)[:, 0]
+    goal = counts_at(theirs, axis, np.array(budget)).rates.mean()
+    curve_P = counts_at(ours, axis, places_P).rates.mean(0)
+    ratio = _reached(curve_P[None], np.array([goal]))[0]
+    # Sorted, not interpolated: a resample that never gets there has no number.
+    ratios_R = np.sort(_reached(curves_RP, goals_R))
+    low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return CostRatio(*(float(value) if np.isfinite(value) else None for value in (ratio, low, high)))
+
+
+def _curves(
+    arm: Sequence[RunOutcome],
+    axis: str,
+    places_P: Array,
+    drawn_RS: NDArray[np.integer[Any]],
+    generator: np.random.Generator,
+) -> Array:
+    """Return the mean curve [R, P] of each resample. Its evaluations are drawn again, and not the places between."""
+    total_RP = np.zeros((len(drawn_RS), len(places_P)))
+    for seed, each in enumerate(arm):
+        along, times_R = getattr(each.curve, axis), (drawn_RS == seed).sum(1)
+        rates_RK = Counts(each.curve.successes, each.curve.episodes).resampled(
+            np.broadcast_to(np.arange(len(along)), (len(drawn_RS), len(along))), generator
+        )
+        total_RP += times_R[:, None] * np.array([np.interp(places_P, along, rates_K) for rates_K in rates_RK])
+    return np.asarray(total_RP / len(arm))
+
+
+def _reached(curves_RP: Array, goals_R: Array) -> Array:
+    """Return the share of the way at which each curve first has its goal; infinity if it never has."""
+    there_RP = curves_RP >= goals_R[:, None] - 1e-12
+    share_R = there_RP.argmax(1) / (curves_RP.shape[1] - 1)
+    return np.where(there_RP.any(1), share_R, np.inf)
+
+
+def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float | None:
+    seen = [[each.collapsed for each in arm if each.collapsed is not None] for arm in (one, other)]
+    if not all(seen):
+        return None
+    return fisher_exact(sum(seen[0]), len(seen[0]), sum(seen[1]), len(seen[1]))
+
+
+def _corrected(found: Sequence[Contrast]) -> list[Contrast]:
+    """Return the contrasts of one axis with their p corrected; that of a primary one is tested alone."""
+    places = [place for place, each in enumerate(found) if each.p is not None and not each.primary]
+    corrected = dict(zip(places, holm([found[place].p or 0.0 for place in places]), strict=True))
+    return [replace(each, p=corrected.get(place, each.p)) for place, each in enumerate(found)]
