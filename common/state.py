@@ -90,6 +90,29 @@ class CategoryYield(Record):
         return (self.varied + 1.0) / (self.seen + 1.0)
 
 
+MAX_REPEATED = 64
+"""Most tasks of an environment that an adaptive curriculum repeats: each progress record names them."""
+
+
+class RepeatedTasks(Record):
+    """The tasks of an environment whose last group had different returns: they are likely to teach once more."""
+
+    env_id: Name
+    task_ids: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=MAX_REPEATED, fail_fast=True)
+    ] = ()
+    """Oldest first."""
+    varied: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Groups of such tasks that had different returns again, each weighed by its age."""
+    seen: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """All groups of such tasks, weighed alike."""
+
+    @property
+    def share(self) -> float:
+        """The share that had different returns again; 1 before one was seen."""
+        return (self.varied + 1.0) / (self.seen + 1.0)
+
+
 class Progress(Record):
     """How far the run is, as the learner publishes it (key `progress`)."""
 
@@ -113,6 +136,8 @@ class Progress(Record):
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
     yields: Annotated[tuple[CategoryYield, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()
     """What the categories of train tasks have yielded so far; empty unless the curriculum is adaptive."""
+    repeats: Annotated[tuple[RepeatedTasks, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()
+    """The tasks of each environment that are drawn again; empty unless the curriculum is adaptive."""
     finished: bool = False
     """Whether the learner has taken its last step; a run that is given more steps goes on."""
 

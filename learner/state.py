@@ -32,6 +32,7 @@ class Commit:
     accounts: dict[str, Any]
     horizons: dict[str, Any] = field(default_factory=dict)
     yields: Sequence[Mapping[str, Any]] = ()
+    repeats: Sequence[Mapping[str, Any]] = ()
     rounds: Sequence[Mapping[str, Any]] = ()
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
@@ -62,7 +63,7 @@ class LearnerState:
         self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
         self.horizons = Histories.restore(adaptive_rules(self.config), self.last_commit.horizons)
         self.yields = Yields(self.sources)
-        self.yields.restore(self.last_commit.yields)
+        self.yields.restore(self.last_commit.yields, self.last_commit.repeats)
         self.rounds = Rounds(self.eval_tasks, self.last_commit.rounds)
 
     def move_cursor(self, cursor: int) -> None:
@@ -122,7 +123,8 @@ class LearnerState:
             cursor=self.collector.cursor,
             accounts=self.collector.accounts.dump(),
             horizons=self.horizons.dump(),
-            yields=self.yields.dump(),
+            yields=[each.model_dump(mode="json") for each in self.yields.all()],
+            repeats=[each.model_dump(mode="json") for each in self.yields.repeats()],
             rounds=self.rounds.dump(),
             mark=self.collector.mark,
         )
@@ -150,5 +152,6 @@ class LearnerState:
             ended_ranges=self.collector.ended_ranges(),
             growths=self.horizons.growths(),
             yields=self.yields.all(),
+            repeats=self.yields.repeats(),
             finished=finished,
         )

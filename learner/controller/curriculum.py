@@ -5,8 +5,9 @@ environment, each epoch has a new order of the tasks, so that each task is seen 
 orders are computed from hashes: a draw costs the same for every number, needs no earlier draw, and is the same in every
 version of Python. An evaluation always has the same tasks.
 
-With an adaptive curriculum, a train ticket's task also follows from what the learner has announced of the categories
-(`yields.py`). The ticket stream remembers the ticket that was issued, as it does for adaptive horizons.
+With an adaptive curriculum, a train ticket's task also follows from what the learner has announced of categories and of
+tasks that taught last time (`yields.py`). The ticket stream remembers the ticket that was issued, as it does for
+adaptive horizons.
 """
 
 from bisect import bisect_right
@@ -24,7 +25,7 @@ import xxhash
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import CategoryYield
+from horizonrl.common.state import CategoryYield, RepeatedTasks
 from horizonrl.common.types import Kind, Task
 from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
@@ -33,6 +34,10 @@ MAX_BLOCK = 1_000
 """Approximate limit of a block, in tickets. Shares that need a longer block are rounded to a thousandth."""
 FLOOR = 0.1
 """Least chance of a task under an adaptive curriculum, as a share of that of the most likely one."""
+REPEATED, HALF = 0.75, 8
+"""Most that tasks which taught last time get of an environment's tickets, and the number of them at which they get half
+of that: with few of them, the same one would be drawn several times before its outcome is known."""
+REPEATED_LABEL = "(repeated)"
 ROUNDS = 8
 """Rounds of the permutation's network. With four, some orders of five tasks are eight times as frequent as others."""
 
@@ -66,16 +71,23 @@ class Curriculum:
         }
         self._by_category: dict[str, dict[str, list[str]]] = {}
 
-    def task(self, kind: Kind, number: int, yields: Sequence[CategoryYield] = ()) -> Task:
+    def task(
+        self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
+    ) -> Task:
         """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind.
 
-        `yields` are what the learner has announced for an adaptive curriculum; without them the draw is uniform.
+        `yields` and `repeats` are what the learner has announced for an adaptive curriculum; without them the draw is
+        uniform.
         """
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")
         place, earlier = draw(self._quotas[kind], number, f"{self._seed}/{kind.value}")
         source = self._sources[kind][place]
         key = f"{self._seed}/{kind.value}/{source.env_id}"
+        repeated = next((each for each in repeats if each.env_id == source.env_id), None)
+        if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
+            place = _hash(f"{key}/{earlier}/which") % len(repeated.task_ids)
+            return Task(env_id=source.env_id, task_id=repeated.task_ids[place])
         task_ids = self._chosen(source, f"{key}/{earlier}", yields) if yields else source.task_ids
         epoch, index = divmod(earlier, len(task_ids))
         return Task(env_id=source.env_id, task_id=task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")])
@@ -83,7 +95,7 @@ class Curriculum:
     def _chosen(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
         """Return the tasks of the category that a ticket draws from."""
         shares = self.shares(source.env_id, yields)
-        place = bisect_right(list(accumulate(shares.values())), _hash(f"{key}/category") / (1 << 64))
+        place = bisect_right(list(accumulate(shares.values())), _chance(f"{key}/category"))
         # The last one, if rounding leaves a rest.
         return self._members(source)[list(shares)[min(place, len(shares) - 1)]]
 
@@ -102,6 +114,15 @@ class Curriculum:
         }
         total = sum(weights.values())
         return {category: weight / total for category, weight in weights.items()}
+
+    def repeated_share(self, repeated: RepeatedTasks, yields: Sequence[CategoryYield]) -> float:
+        """Return the share of an environment's train tickets that repeat tasks which taught last time.
+
+        It rises with their number to REPEATED, and falls with their yield where that is below the best category's.
+        """
+        best = max((each.share for each in yields if each.env_id == repeated.env_id), default=1.0)
+        count = len(repeated.task_ids)
+        return REPEATED * count / (count + HALF) * min(1.0, repeated.share / best)
 
     def _members(self, source: TaskSource) -> dict[str, list[str]]:
         """Return an environment's tasks by category. It is made once, since there may be a million."""
@@ -162,6 +183,11 @@ def permuted(place: int, count: int, key: str) -> int:
         place = (left << bits) + right
         if place < count:
             return place
+
+
+def _chance(text: str) -> float:
+    """Return a number from 0 up to 1 that is the same for the same text."""
+    return _hash(text) / (1 << 64)
 
 
 def _hash(text: str) -> int:

@@ -25,7 +25,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import HorizonState, Outcomes, Progress
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
-from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
+from horizonrl.learner.controller.curriculum import REPEATED_LABEL, Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import scheduled_turns
 
 log = get_logger()
@@ -227,8 +227,8 @@ class Controller:
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
-        yields = progress.yields if train else ()
-        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields)
+        yields, repeats = (progress.yields, progress.repeats) if train else ((), ())
+        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields, repeats)
         rollout, exam = self.config.rollout, self.config.eval
         horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
         return Ticket(
@@ -284,9 +284,11 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        for env_id in {each.env_id for each in progress.yields}:
+        for repeated in progress.repeats:
+            env_id, again = repeated.env_id, self._curriculum.repeated_share(repeated, progress.yields)
+            self.metrics.set("curriculum_share", again, env=env_id, category=REPEATED_LABEL)
             for category, share in self._curriculum.shares(env_id, progress.yields).items():
-                self.metrics.set("curriculum_share", share, env=env_id, category=category)
+                self.metrics.set("curriculum_share", (1.0 - again) * share, env=env_id, category=category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)

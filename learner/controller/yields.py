@@ -1,4 +1,4 @@
-"""What the categories of tasks yield: how many of their groups had different returns, and so an advantage to train.
+"""What tasks and their categories yield: how many groups had different returns, and so an advantage to train.
 
 A group whose episodes all earn the same is dropped (`zero_variance`), and the environment steps that it took are lost.
 An adaptive curriculum draws more from the categories that yield (`curriculum.py`). As with adaptive horizons, the
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, CategoryYield
+from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks
 from horizonrl.common.types import Group, Kind
 from horizonrl.learner.controller.curriculum import TaskSource
 
@@ -38,6 +38,7 @@ class Yields:
                 f"at most {MAX_CATEGORIES}; choose some with envs.categories, or set kind to uniform"
             )
         self._yields = {name: CategoryYield(env_id=name[0], category=name[1]) for name in names}
+        self._repeats = {env_id: RepeatedTasks(env_id=env_id) for env_id, _ in names}
 
     def observe(self, groups: Sequence[Group], has_signal: Callable[[Group], bool]) -> None:
         """Add the train groups that a step consumed, in the order of the log; broken episodes say nothing."""
@@ -46,20 +47,33 @@ class Yields:
             category = self._category.get((task.env_id, task.task_id))
             if group.ticket.kind is not Kind.TRAIN or category is None or len(group.valid_episodes) < COMPARED:
                 continue
-            before = self._yields[task.env_id, category]
-            self._yields[task.env_id, category] = before.model_copy(
-                update={"varied": FADE * before.varied + has_signal(group), "seen": FADE * before.seen + 1.0}
-            )
+            varied, repeated = has_signal(group), self._repeats[task.env_id]
+            if task.task_id in repeated.task_ids:
+                # Says nothing of its category: it was chosen because it teaches.
+                repeated = repeated.model_copy(update=_folded(repeated, varied))
+            else:
+                before = self._yields[task.env_id, category]
+                self._yields[task.env_id, category] = before.model_copy(update=_folded(before, varied))
+            others = tuple(task_id for task_id in repeated.task_ids if task_id != task.task_id)
+            kept = (*others, task.task_id)[-MAX_REPEATED:] if varied else others
+            self._repeats[task.env_id] = repeated.model_copy(update={"task_ids": kept})
 
     def all(self) -> tuple[CategoryYield, ...]:
         return tuple(self._yields.values())
 
-    def dump(self) -> list[dict[str, Any]]:
-        """Return the yields as JSON-able values."""
-        return [each.model_dump(mode="json") for each in self.all()]
+    def repeats(self) -> tuple[RepeatedTasks, ...]:
+        return tuple(self._repeats.values())
 
-    def restore(self, dumped: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what a checkpoint holds; a category that the run no longer has is left out."""
-        for each in map(CategoryYield.model_validate, dumped):
+    def restore(self, yields: Iterable[Mapping[str, Any]], repeats: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Take over what a checkpoint holds; a category or task that the run no longer has is left out."""
+        for each in map(CategoryYield.model_validate, yields):
             if (each.env_id, each.category) in self._yields:
                 self._yields[each.env_id, each.category] = each
+        for repeated in map(RepeatedTasks.model_validate, repeats):
+            if repeated.env_id in self._repeats:
+                own = tuple(task_id for task_id in repeated.task_ids if (repeated.env_id, task_id) in self._category)
+                self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": own})
+
+
+def _folded(before: CategoryYield | RepeatedTasks, varied: bool) -> dict[str, float]:
+    return {"varied": FADE * before.varied + varied, "seen": FADE * before.seen + 1.0}

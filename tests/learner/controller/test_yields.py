@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, CategoryYield
+from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks
 from horizonrl.common.types import Group, Kind, Provenance, Task
-from horizonrl.learner.controller.curriculum import FLOOR, Curriculum, TaskSource
+from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, Curriculum, TaskSource
 from horizonrl.learner.controller.yields import Yields
 from tests.learner import world
 from tests.learner.world import World
@@ -32,8 +32,8 @@ Seen = Sequence[tuple[str, bool]]
 seen_groups = st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.booleans()), max_size=60)
 
 
-def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN) -> Group:
-    task = Task(env_id="textcraft", task_id=f"{category}-0")
+def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN, place: int = 0) -> Group:
+    task = Task(env_id="textcraft", task_id=f"{category}-{place}")
     ticket = make_ticket(kind=kind, group_size=2).model_copy(update={"task": task})
     episodes = tuple(make_episode(index, make_turn(reward=float(varied * index))) for index in (0, 1))
     return Group(ticket=ticket, episodes=episodes, provenance=Provenance(actor="test"))
@@ -43,10 +43,19 @@ def varies(group: Group) -> bool:
     return len({episode.episode_return for episode in group.valid_episodes}) > 1
 
 
-def folded(seen: Seen, yields: Yields | None = None) -> Yields:
+def folded(seen: Seen, yields: Yields | None = None, start: int = 0) -> Yields:
+    """Fold groups of categories, each of another task than the one before it of that category."""
     yields = yields or Yields([SOURCE])
-    yields.observe([group_of(*one) for one in seen], varies)
+    for number, (category, varied) in enumerate(seen, start):
+        # Tasks of ten in turn, and never one that taught the last time: such a group says nothing of its category.
+        repeated = yields.repeats()[0].task_ids
+        places = [place for place in range(SIZES[category]) if f"{category}-{place}" not in repeated]
+        yields.observe([group_of(category, varied, place=places[number % len(places)] if places else 0)], varies)
     return yields
+
+
+def repeated_of(*task_ids: str, varied: float = 0.0, seen: float = 0.0) -> RepeatedTasks:
+    return RepeatedTasks(env_id="textcraft", task_ids=task_ids, varied=varied, seen=seen)
 
 
 def drawn(yields: Sequence[CategoryYield], tickets: int) -> list[str]:
@@ -85,16 +94,59 @@ def test_two_controllers_draw_the_same_for_the_same_progress(seen: Seen) -> None
 
 @given(seen_groups, st.integers(min_value=0, max_value=60))
 def test_a_resumed_fold_goes_on_as_if_nothing_had_happened(seen: Seen, place: int) -> None:
-    resumed = Yields([SOURCE])
-    resumed.restore(folded(seen[:place]).dump())
-    assert folded(seen[place:], resumed).all() == folded(seen).all()
+    resumed, before = Yields([SOURCE]), folded(seen[:place])
+    resumed.restore(*([each.model_dump(mode="json") for each in part] for part in (before.all(), before.repeats())))
+    after, whole = folded(seen[place:], resumed, place), folded(seen)
+    assert (after.all(), after.repeats()) == (whole.all(), whole.repeats())
 
 
 def test_old_groups_fade() -> None:
-    yields = folded([("hard", False)] * 200 + [("hard", True)] * 30)
-    hard = next(each for each in yields.all() if each.category == "hard")
+    yields = Yields([TaskSource("textcraft", tuple(f"hard-{n}" for n in range(230)), 1.0, categories=("hard",) * 230)])
+    yields.observe([group_of("hard", place >= 200, place=place) for place in range(230)], varies)
+    (hard,) = yields.all()
     assert hard.share > 0.75
     assert hard.seen <= 20
+
+
+def test_a_task_is_repeated_while_its_groups_vary() -> None:
+    yields = Yields([SOURCE])
+    for place, varied in ((0, True), (1, False), (2, True), (0, True), (2, False), (3, True)):
+        yields.observe([group_of("hard", varied, place=place)], varies)
+    (repeated,) = yields.repeats()
+    assert repeated.task_ids == ("hard-0", "hard-3")
+    # The second groups of 0 and 2 were of tasks that taught the last time: they say nothing of the category.
+    assert (repeated.varied, repeated.seen) == pytest.approx((0.95, 1.95))
+    hard = next(each for each in yields.all() if each.category == "hard")
+    assert (round(hard.seen, 6), round(hard.varied, 6)) == (
+        round(1 + 0.95 + 0.95**2 + 0.95**3, 6),
+        round(1 + 0.95 + 0.95**3, 6),
+    )
+
+
+def test_the_oldest_of_too_many_repeated_tasks_is_dropped() -> None:
+    source = TaskSource("textcraft", tuple(f"easy-{n}" for n in range(99)), 1.0, categories=("easy",) * 99)
+    yields = Yields([source])
+    yields.observe([group_of("easy", True, place=place) for place in range(MAX_REPEATED + 3)], varies)
+    assert yields.repeats()[0].task_ids == tuple(f"easy-{place}" for place in range(3, MAX_REPEATED + 3))
+
+
+def test_tasks_that_taught_last_time_get_a_share_that_rises_with_their_number_and_falls_with_their_yield() -> None:
+    curriculum, unseen = Curriculum(0, [SOURCE]), Yields([SOURCE]).all()
+    eight = [f"easy-{place}" for place in range(8)]
+    assert curriculum.repeated_share(repeated_of(), unseen) == 0
+    assert curriculum.repeated_share(repeated_of(*eight), unseen) == pytest.approx(REPEATED * 8 / (8 + HALF))
+    worn = repeated_of(*eight, varied=0.0, seen=9.0)
+    assert curriculum.repeated_share(worn, unseen) == pytest.approx(REPEATED / 2 * 0.1)
+    tickets = [curriculum.task(Kind.TRAIN, number, unseen, [repeated_of(*eight)]).task_id for number in range(4_000)]
+    fresh = (1 - REPEATED / 2) * 8 / 100
+    assert sum(task_id in eight for task_id in tickets) / 4_000 == pytest.approx(REPEATED / 2 + fresh, abs=0.03)
+    assert set(SOURCE.task_ids) == set(tickets)
+
+
+def test_a_task_that_the_run_no_longer_has_is_not_repeated() -> None:
+    yields = Yields([SOURCE])
+    yields.restore([], [repeated_of("gone-0", "easy-1").model_dump(), {"env_id": "maze", "task_ids": ["a"]}])
+    assert yields.repeats() == (repeated_of("easy-1"),)
 
 
 def test_only_train_groups_of_the_runs_own_tasks_count() -> None:
@@ -137,6 +189,6 @@ def test_a_run_loses_and_doubles_nothing_whoever_dies(
         yields.observe([records[ticket] for ticket in consumed if ticket in records], run.rules.has_signal)
         progress = await world.StateStore(MemoryTransport(run.server, "run")).get(world.Key.PROGRESS)
         assert isinstance(progress, world.Progress)
-        assert progress.yields == yields.all()
+        assert (progress.yields, progress.repeats) == (yields.all(), yields.repeats())
 
     asyncio.run(scenario())
