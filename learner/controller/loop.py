@@ -22,7 +22,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.state import HorizonState, Outcomes, Progress
+from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
@@ -227,7 +227,7 @@ class Controller:
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
-        yields = progress.yields if train else ()
+        yields = self._yields(progress) if train else ()
         task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields)
         rollout, exam = self.config.rollout, self.config.eval
         horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
@@ -245,6 +245,13 @@ class Controller:
             ),
             issued_at_version=progress.policy,
         )
+
+    def _yields(self, progress: Progress) -> tuple[CategoryYield, ...]:
+        """Return the announced yields that the recipe draws by: the learner before a change of it announced others."""
+        if self.config.curriculum.kind != "adaptive":
+            return ()
+        trained = {source.env_id for source in self.sources if Kind.TRAIN in source.kinds}
+        return tuple(each for each in progress.yields if each.env_id in trained)
 
     def _eval_task(self, number: int) -> Task:
         return self.eval_tasks[number % len(self.eval_tasks)].task
@@ -284,8 +291,9 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        for env_id in {each.env_id for each in progress.yields}:
-            for category, share in self._curriculum.shares(env_id, progress.yields).items():
+        yields = self._yields(progress)
+        for env_id in {each.env_id for each in yields}:
+            for category, share in self._curriculum.shares(env_id, yields).items():
                 self.metrics.set("curriculum_share", share, env=env_id, category=category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
