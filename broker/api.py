@@ -87,9 +87,13 @@ class Extent:
     @property
     def full(self) -> bool:
         """Whether another message of the usual size would be refused."""
+        return self.refuses(0)
+
+    def refuses(self, message_bytes: int) -> bool:
+        """Return whether a message of this size, or of the usual size if that is larger, would be refused."""
         # Not the limit itself: a stream is full for its publishers as soon as the next message does not fit.
         usual = self.stored_bytes / max(1, self.messages)
-        return self.limit_bytes is not None and self.stored_bytes + usual > self.limit_bytes
+        return self.limit_bytes is not None and self.stored_bytes + max(usual, message_bytes) > self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)

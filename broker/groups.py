@@ -211,6 +211,8 @@ class LogReader:
         self._ahead: deque[Message] = deque()
         self._last: Message | None = None
         """The last message that was taken."""
+        self.largest_bytes = 0
+        """Size of the largest message so far. Most are small where large groups come in parts."""
         # A restarted broker may have lost its end, so the log is compared with what was read (`continuity.py`).
         self._reconnects = transport.counters.reconnects
 
@@ -230,6 +232,7 @@ class LogReader:
             if not self._ahead:
                 self._ahead.extend(await self._reader.fetch(BATCH_MESSAGES, max(0.0, deadline - loop.time())))
                 await self._check_continuity()
+                self.largest_bytes = max([self.largest_bytes, *(len(message.data) for message in self._ahead)])
             if not self._ahead:
                 return None
             # It leaves the queue only after the awaits below: a call that is cancelled there loses nothing.

@@ -28,8 +28,8 @@ SCAN_BATCH = 256
 ISSUED_AT_ONCE = 64
 """Tickets whose requests are on their way together. One after the other, a second is good for 2,200 of them."""
 LATEST = 16 * ISSUED_AT_ONCE
-"""Messages at the end of the stream among which the highest number is. An old ticket is stored a second time only by a
-controller that was paused for longer than the server remembers ids, and that asks before it issues others."""
+"""Messages up to the last one of a kind among which its highest number is. An old ticket is stored a second time only
+by a controller that was paused for longer than the server remembers ids, and that asks before it issues others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,12 @@ class TicketQueue:
         return self._missing.get(kind, ())
 
     async def _latest(self, kind: Kind) -> set[int]:
-        """Return the numbers of a kind's tickets among the last messages of the stream."""
-        extent = await self._transport.extent(Stream.TICKETS)
-        after = max(extent.first_sequence, extent.last_sequence - LATEST + 1) - 1
-        return {ticket.number for _, ticket in await self._scan(subject_of(kind), after)}
+        """Return the numbers of a kind's tickets among the messages up to its last one."""
+        # Not up to the end of the stream: any number of another kind's tickets may follow.
+        last = await self._transport.last(Stream.TICKETS, subject_of(kind))
+        if last is None:
+            return set()
+        return {ticket.number for _, ticket in await self._scan(subject_of(kind), max(0, last.sequence - LATEST))}
 
     async def last_issued(self, kind: Kind) -> Ticket | None:
         """Return the newest ticket of a kind; None if there is none, or if the last message is no ticket."""

@@ -74,9 +74,6 @@ def make_keys(
                 "of nats-server stands for a whole token: name each run"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    if hosts:  # a certificate names its hosts: other hosts, another certificate
-        for name in ("server.pem", "server.key"):
-            (folder / name).unlink(missing_ok=True)
     written = _certificates(folder, hosts)
     for run in runs:
         written += _seeds(keys, run, actors)
@@ -149,18 +146,30 @@ def _seeds(keys: KeyFolder, run: str, actors: int) -> list[Path]:
 
 
 def _certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
-    """Make the authority and the server's certificate if they are missing."""
+    """Make the authority and the server's certificate if they are missing, and the latter anew for `hosts`.
+
+    Raises ConfigError, with the folder as it was, if the authority lacks a half that is needed.
+    """
+    server = [folder / "server.pem", folder / "server.key"]
+    authority, signs = (folder / "ca.pem").exists(), (folder / "ca.key").exists()
+    if signs and not authority:
+        raise ConfigError(f"{folder} has a ca.key and no ca.pem: bring it back, or delete ca.key too and give --host")
+    # A certificate names its hosts: other hosts, another certificate. And no client trusts one of an authority before.
+    if authority and not hosts and all(path.exists() for path in server):
+        return []
+    if not hosts:
+        raise ConfigError("which server? Give every name and address that clients use for it: --host NAME")
+    if authority and not signs:  # clients trust it: a new one in its place would lock all of them out
+        raise ConfigError(f"ca.key is needed for a new certificate: bring it back to {folder}, or delete ca.pem too")
     written = []
-    if not (folder / "ca.key").exists():
+    if not authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "HorizonRL broker authority")])
         builder = _builder(name, name, key, AUTHORITY_DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
         written += _write_pair(folder / "ca", key, builder.sign(key, hashes.SHA256()))
-    if not (folder / "server.pem").exists():
-        if not hosts:
-            raise ConfigError("which server? Give every name and address that clients use for it: --host NAME")
-        written += _server_certificate(folder, hosts)
-    return written
+    for path in server:
+        path.unlink(missing_ok=True)
+    return written + _server_certificate(folder, hosts)
 
 
 def _server_certificate(folder: Path, hosts: Sequence[str]) -> list[Path]:

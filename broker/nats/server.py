@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,11 @@ from horizonrl.common.service import locked
 log = get_logger()
 
 START_S = 20.0
+"""An empty server listens within this time. It listens only once it has restored its streams."""
+RESTORED_PER_S = 20e6
+"""Bytes of its streams that a server that was killed reads again per second, on a slow disk."""
+TELL_S = 10.0
+"""Seconds between two words about a start that lasts."""
 STOP_S = 10.0
 LOCK_S = 12.0
 """A server whose console was killed ends within STOP_S. Until then it holds the directory."""
@@ -108,6 +114,8 @@ class EmbeddedServer:
         lock = await self._hold()
         for left in self.directory.glob("nats-server_*.ports"):
             left.unlink(missing_ok=True)  # a killed server leaves it, and in a container the next one has the same pid
+        stored_bytes = await asyncio.to_thread(_stored_bytes, self.directory)
+        start_s = START_S + stored_bytes / RESTORED_PER_S
         config = self.directory / "nats-server.conf"
         # Before it is written: a cluster's configuration holds the password of its routes.
         config.touch(mode=0o600)
@@ -133,15 +141,15 @@ class EmbeddedServer:
             pass_fds=(lock.fileno(),),  # the lock lasts as long as the server, even if this program is killed
         )
         try:
-            async with asyncio.timeout(START_S):
-                self.port, self.monitoring = await self._addresses()
+            async with asyncio.timeout(start_s):
+                self.port, self.monitoring = await self._addresses(stored_bytes)
         except BaseException as error:
             # The server inherited the lock: while it lives, releasing ours frees nothing.
             await self.kill()
             self._release()
             if not isinstance(error, TimeoutError):
                 raise
-            raise BrokerUnreachable(self._failure(f"did not listen within {START_S} s")) from None
+            raise BrokerUnreachable(self._failure(f"did not listen within {start_s:.0f} s")) from None
 
     async def _hold(self) -> IO[str]:
         """Take the directory's lock: with two servers on one store, each loses what the other acknowledged.
@@ -171,14 +179,18 @@ class EmbeddedServer:
             self._lock.close()
             self._lock = None
 
-    async def _addresses(self) -> tuple[int, str]:
+    async def _addresses(self, stored_bytes: int) -> tuple[int, str]:
         """Wait for the file in which nats-server writes where it listens; a file has no event, so this polls."""
         assert self._process is not None
+        began = told = time.monotonic()
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
         # The file exists before it is complete, so its last character decides.
         while not (ports.exists() and ports.read_text().rstrip().endswith("}")):
             if self._process.returncode is not None:
                 raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
+            if (now := time.monotonic()) - told >= TELL_S:
+                told = now
+                log.info("broker_restoring", server=self.name, stored_mib=stored_bytes >> 20, for_s=round(now - began))
             await asyncio.sleep(POLL_S)
         listening: dict[str, list[str]] = json.loads(ports.read_text())
         return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0]
@@ -273,6 +285,11 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _stored_bytes(directory: Path) -> int:
+    """Return how many bytes of messages a server that does not run has stored in its directory."""
+    return sum(block.stat().st_size for block in directory.glob("jetstream/**/*.blk"))
 
 
 def find_server() -> str:

@@ -70,6 +70,7 @@ class Curriculum:
             kind: quotas([source.weight for source in drawn]) for kind, drawn in self._sources.items() if drawn
         }
         self._by_category: dict[str, dict[str, list[str]]] = {}
+        self._own_tasks: dict[str, frozenset[str]] = {}
 
     def task(
         self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
@@ -86,8 +87,9 @@ class Curriculum:
         key = f"{self._seed}/{kind.value}/{source.env_id}"
         repeated = next((each for each in repeats if each.env_id == source.env_id), None)
         if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
-            place = _hash(f"{key}/{earlier}/which") % len(repeated.task_ids)
-            return Task(env_id=source.env_id, task_id=repeated.task_ids[place])
+            task_id = repeated.task_ids[_hash(f"{key}/{earlier}/which") % len(repeated.task_ids)]
+            if task_id in self._own(source):  # the recipe may have changed since it was announced
+                return Task(env_id=source.env_id, task_id=task_id)
         task_ids = self._chosen(source, f"{key}/{earlier}", yields) if yields else source.task_ids
         epoch, index = divmod(earlier, len(task_ids))
         return Task(env_id=source.env_id, task_id=task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")])
@@ -123,6 +125,12 @@ class Curriculum:
         best = max((each.share for each in yields if each.env_id == repeated.env_id), default=1.0)
         count = len(repeated.task_ids)
         return REPEATED * count / (count + HALF) * min(1.0, repeated.share / best)
+
+    def _own(self, source: TaskSource) -> frozenset[str]:
+        """Return an environment's tasks. It is made once, since there may be a million."""
+        if source.env_id not in self._own_tasks:
+            self._own_tasks[source.env_id] = frozenset(source.task_ids)
+        return self._own_tasks[source.env_id]
 
     def _members(self, source: TaskSource) -> dict[str, list[str]]:
         """Return an environment's tasks by category. It is made once, since there may be a million."""

@@ -22,7 +22,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.state import HorizonState, Outcomes, Progress
+from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress, RepeatedTasks
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import REPEATED_LABEL, Curriculum, EvalTask, TaskSource
@@ -227,7 +227,7 @@ class Controller:
 
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
-        yields, repeats = (progress.yields, progress.repeats) if train else ((), ())
+        yields, repeats = self._announced(progress) if train else ((), ())
         task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields, repeats)
         rollout, exam = self.config.rollout, self.config.eval
         horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
@@ -245,6 +245,14 @@ class Controller:
             ),
             issued_at_version=progress.policy,
         )
+
+    def _announced(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:
+        """Return what the recipe draws by: the learner before a change of it announced other environments too."""
+        if self.config.curriculum.kind != "adaptive":
+            return (), ()
+        trained = {source.env_id for source in self.sources if Kind.TRAIN in source.kinds}
+        yields = [each for each in progress.yields if each.env_id in trained]
+        return yields, [each for each in progress.repeats if each.env_id in trained]
 
     def _eval_task(self, number: int) -> Task:
         return self.eval_tasks[number % len(self.eval_tasks)].task
@@ -284,10 +292,11 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        for repeated in progress.repeats:
-            env_id, again = repeated.env_id, self._curriculum.repeated_share(repeated, progress.yields)
+        yields, repeats = self._announced(progress)
+        for repeated in repeats:
+            env_id, again = repeated.env_id, self._curriculum.repeated_share(repeated, yields)
             self.metrics.set("curriculum_share", again, env=env_id, category=REPEATED_LABEL)
-            for category, share in self._curriculum.shares(env_id, progress.yields).items():
+            for category, share in self._curriculum.shares(env_id, yields).items():
                 self.metrics.set("curriculum_share", (1.0 - again) * share, env=env_id, category=category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0

@@ -78,7 +78,7 @@ class LogIntake:
                     # The last entry may have been followed by nothing but the parts of a group that was never joined,
                     # which count as ahead: then it has not been announced yet.
                     await self._announce()
-                    await self._log_space.check(wanted - missing, wanted, "the next step")
+                    await self._log_space.check(wanted - missing, wanted, "the next step", reader.largest_bytes)
                     last_entry_at = time.monotonic()
                 continue
             last_entry_at = time.monotonic()
@@ -108,7 +108,7 @@ class LogIntake:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     await self._log_space.free(short=True)
                 if (waited_s := time.monotonic() - last_entry_at) >= QUIET_S:
-                    await self._log_space.check(ended, due, "the evaluations")
+                    await self._log_space.check(ended, due, "the evaluations", reader.largest_bytes)
                 if waited_s >= patience_s:
                     log.warning("evaluation_given_up", missing=due - ended, waited_s=round(waited_s))
                     return

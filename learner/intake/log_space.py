@@ -90,13 +90,15 @@ class LogSpace:
             hint=f"raise broker.max_log_bytes to {needed:,} or more, or set learner.keep_log to false",
         )
 
-    async def check(self, groups: int, wanted: int, purpose: str) -> None:
+    async def check(self, groups: int, wanted: int, purpose: str, largest_bytes: int) -> None:
         """Raise LogFull when no more groups can come: the log is full, with `groups` of the `wanted` ones consumed.
 
-        Call it only when the learner has read the whole log, freed what it could, and received nothing for a while.
+        `largest_bytes` is the size of the largest message that the learner has read: a log that holds many small ones
+        is full for whoever waits with a large one. Call it only when the learner has read the whole log, freed what it
+        could, and received nothing for a while.
         """
         extent = await self._extent()
-        if not extent.full:
+        if not extent.refuses(largest_bytes):
             return
         problem = f"the group log is full ({extent.stored_bytes:,} of {extent.limit_bytes:,} bytes)"
         again = "and start the controller and the learner again: the run resumes"

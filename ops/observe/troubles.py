@@ -64,6 +64,7 @@ TROUBLES = {
     "role_failed": "failed",
     "served_environment_not_closed": "could not close an environment that it serves",
     "server_ended": "lost a server of its cluster and starts it again",
+    "server_not_started": "could not start the broker again: it tries once more",
     "state_defaced": "found no valid record under a key of the run's state",
     "stop_overdue": "did not stop in time",
     "stranger_at_rendezvous": "was called at its rendezvous by something that is no learner",

@@ -6,7 +6,7 @@ from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.standing import StandingTickets
-from horizonrl.broker.tickets import Lease, TicketQueue
+from horizonrl.broker.tickets import LATEST, Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
@@ -281,6 +281,22 @@ def test_a_lease_may_be_held_for_an_instant(broker: Broker) -> None:
             for rest in range(300):  # the first extension is on its way when the work is done
                 async with lease.held():
                     await asyncio.sleep(rest * 1e-5)
+
+    asyncio.run(scenario())
+
+
+def test_the_tickets_of_a_kind_are_counted_however_many_of_another_follow_them() -> None:
+    async def scenario() -> None:
+        server = MemoryServer()
+        queue = TicketQueue(MemoryTransport(server))
+        # Issued together and stored in another order: the last message has not the highest number.
+        for number in (0, 1, 4, 3):
+            await queue.issue(make_ticket(number, Kind.DEMO))
+        await queue.issue_all([make_ticket(number) for number in range(LATEST + 10)])
+        after_restart = TicketQueue(MemoryTransport(server))
+        assert await after_restart.count_issued(Kind.DEMO) == 5
+        assert after_restart.missing(Kind.DEMO) == [2]
+        assert await after_restart.count_issued(Kind.TRAIN) == LATEST + 10
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ import asyncio
 import io
 import logging
 import os
+import ssl
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from cryptography import x509
 
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connect
@@ -125,6 +127,42 @@ def test_keys_are_their_owners_alone_and_made_once(tmp_path: Path, capsys: pytes
     changed = {path for path, data in before.items() if path.read_bytes() != data}
     assert changed == {rotated, keys.configuration}
     assert keys.runs() == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "hosts", "refusal"),
+    [
+        ("ca.key", [], None),
+        ("ca.key", ["h"], "ca.key is needed for a new certificate: bring it back"),
+        ("ca.key server.key", ["h"], "ca.key is needed for a new certificate: bring it back"),
+        ("ca.pem", ["h"], "a ca.key and no ca.pem: bring it back"),
+        ("ca.pem ca.key", [], "which server"),
+        ("ca.pem ca.key", ["h"], None),
+        ("server.key", [], "which server"),
+        ("server.key", ["h"], None),
+        ("server.pem", ["h"], None),
+    ],
+)
+def test_an_authority_that_clients_trust_is_never_replaced_unasked(
+    missing: str, hosts: list[str], refusal: str | None, tmp_path: Path
+) -> None:
+    make_keys(tmp_path, ["r"], ["h"])
+    for name in missing.split():
+        (tmp_path / name).unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    if refusal is not None:
+        with pytest.raises(ConfigError, match=refusal):
+            make_keys(tmp_path, ["r"], hosts, actors=2)
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        return
+    make_keys(tmp_path, ["r"], hosts, actors=2)
+    assert (before.get(tmp_path / "ca.pem") == (tmp_path / "ca.pem").read_bytes()) == ("ca.pem" not in missing)
+    assert (tmp_path / "ca.key").exists() == (missing != "ca.key")
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes())
+    server = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")  # the two belong together
 
 
 def test_a_run_that_is_a_pattern_is_refused(tmp_path: Path) -> None:

@@ -233,6 +233,30 @@ def test_a_missing_server_names_the_package_that_brings_it(monkeypatch: pytest.M
         find_server()
 
 
+def test_a_server_that_restores_a_large_store_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # nats-server listens only once it has restored its streams.
+    slow, blocks = tmp_path / "slow-server", tmp_path / "nats" / "jetstream" / "r" / "streams" / "r_GROUPS" / "msgs"
+    listening = '{"nats": ["nats://127.0.0.1:4222"], "monitoring": ["http://127.0.0.1:8222"]}'
+    slow.write_text(f"#!/bin/sh\nsleep 1\necho '{listening}' > $(dirname $2)/nats-server_$$.ports\nexec sleep 60\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(server, "find_server", lambda: str(slow))
+    monkeypatch.setattr(server, "START_S", 0.2)
+    monkeypatch.setattr(server, "TELL_S", 0.4)
+
+    async def scenario() -> None:
+        with pytest.raises(BrokerUnreachable, match="did not listen"):
+            await EmbeddedServer(tmp_path / "nats").start()
+        blocks.mkdir(parents=True)
+        with (blocks / "1.blk").open("wb") as block:
+            block.truncate(200_000_000)
+        with capture_logs() as logs:
+            async with EmbeddedServer(tmp_path / "nats") as started:
+                assert started.port == 4222
+        assert [line["stored_mib"] for line in logs if line["event"] == "broker_restoring"][:1] == [190]
+
+    asyncio.run(scenario())
+
+
 def test_the_server_of_the_package_is_found() -> None:
     assert os.access(find_server(), os.X_OK)
 

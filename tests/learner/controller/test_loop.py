@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
@@ -11,7 +13,7 @@ from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EvalSection
-from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress
+from horizonrl.common.state import CategoryYield, HorizonGrowth, HorizonState, Outcomes, Progress
 from horizonrl.common.types import Kind, Phase, PolicyVersion, Task, Ticket
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
@@ -326,5 +328,35 @@ def test_a_controller_that_died_within_a_round_completes_it_and_begins_no_other(
                 assert await issued_after(transport, Progress(), Kind.EVAL) == 3
         again = await tickets(MemoryTransport(server, "run"), 3)
         assert [ticket.task for ticket in again] == [planned.task for planned in EVAL_TASKS]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "adaptive"])
+def test_yields_of_the_recipe_before_a_change_of_it_are_passed_over(kind: str) -> None:
+    envs = '--envs=[{"id":"textcraft"},{"id":"wordle","kinds":["eval"]}]'
+    config = RunConfig.load([], [*SETTINGS, f"--curriculum.kind={kind}", envs])
+    names = ("common", "common", "common", "common", "rare")
+    sources = [
+        TaskSource("textcraft", tuple(f"task{n}" for n in range(5)), 1.0, (Kind.TRAIN,), names),
+        TaskSource("wordle", ("held",), 1.0, (Kind.EVAL,), ("held",)),
+    ]
+    # Before the change, all environments were trained, with an adaptive curriculum.
+    before = {"textcraft": "rare", "wordle": "held", "gone": "any"}
+    yields = tuple(CategoryYield(env_id=env, category=name, varied=9.0, seen=10.0) for env, name in before.items())
+    yields += (CategoryYield(env_id="textcraft", category="common", varied=0.0, seen=10.0),)
+    progress = rl(0, 0).model_copy(update={"yields": yields})
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        task = asyncio.create_task((controller := Controller(config, transport, sources)).run())
+        assert await issued_after(transport, progress, Kind.TRAIN) == 4
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        drawn = [controller._ticket(Kind.TRAIN, number, progress).task.task_id for number in range(5)]
+        assert (sorted(drawn) == sorted(sources[0].task_ids)) == (kind == "uniform")
+        share = controller.metrics.value("curriculum_share", env="textcraft", category="rare")
+        assert (share > 0.5) == (kind == "adaptive")
 
     run(scenario)

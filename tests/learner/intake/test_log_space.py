@@ -75,6 +75,15 @@ def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp
     assert LogFull.exit_code == ConfigError.exit_code
 
 
+@pytest.mark.parametrize("groups", [4.6, 5.5])
+def test_a_log_that_is_full_of_parts_ends_the_run_too(tmp_path: Path, groups: float) -> None:
+    # Each group is two parts and a join: what is waited with is larger than the usual message.
+    server = MemoryServer(ack_wait_s=0.05, max_log_bytes=int(groups * GROUP_BYTES), max_payload_bytes=700)
+    with pytest.raises(ExceptionGroup) as ended:
+        asyncio.run(finish(World(tmp_path, server=server, overrides=(*FREED, "--rl.groups_per_step=6"))))
+    assert ended.group_contains(LogFull, match=r"with [1-5] of 6 groups")
+
+
 def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
