@@ -63,9 +63,8 @@ class GridWorld:
         """The grid, where the agent stands and looks, what it carries, and which parts of the mission are done."""
         level = self.level
         carried = level.carrying.encode() if level.carrying else ()
-        return (
-            f"{level.grid.encode().tobytes().hex()} {level.agent_pos} {level.agent_dir} {carried}{_done(level.instrs)}"
-        )
+        grid, done = level.grid.encode().tobytes().hex(), _done(level.instrs)
+        return f"{grid} {level.agent_pos} {level.agent_dir} {carried}{done}"
 
     def follow(self, written: str) -> tuple[Outcome, str]:
         """Take the named action, or answer why it cannot be taken."""
