@@ -6,9 +6,9 @@ function  a JSON object {"thought": ..., "function_name": ..., "arguments": {...
 code      a fenced Python block with one call: its syntax tree is read, never run
 native    a call of a tool in the syntax of the model's own chat template, which the actor reads (actors/native.py)
 
-An environment's action is one line of words, such as `craft 4 sticks using 2 planks`. In the formats `function`,
-`code` and `native`, a reply calls one of the environment's `Command`s; reading it fills the command's words with the
-arguments.
+An environment's action is one line of words, such as `craft 4 sticks using 2 planks`; a query of SQL may have more. In
+the formats `function`, `code` and `native`, a reply calls one of the environment's `Command`s; reading it fills the
+command's words with the arguments.
 """
 
 import ast
@@ -49,6 +49,8 @@ class Command:
     name: str
     words: str
     meaning: str
+    lines: bool = False
+    """Whether an argument of a call may have several lines; otherwise they are joined to one."""
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -266,8 +268,9 @@ def _fill(name: str, arguments: Mapping[str, Any], commands: Sequence[Command]) 
     values = {key: written(value) for key, value in arguments.items()}
     if None in values.values():
         return Unreadable(f"The arguments of {name} are texts, or numbers of at most {MAX_DIGITS} digits.")
-    # Joined to one line: a newline in an argument must not become a second line of the action.
-    action = _HOLE.sub(lambda hole: " ".join((values[hole[1]] or "").split()), command.words).strip()
+    if not command.lines:  # a newline in an argument must not become a second line of the action
+        values = {key: " ".join((value or "").split()) for key, value in values.items()}
+    action = _HOLE.sub(lambda hole: values[hole[1]] or "", command.words).strip()
     return action or Unreadable(f"The arguments of {name} are empty.")
 
 

@@ -190,9 +190,10 @@ def list_words(path: Path | None = None) -> tuple[str, ...]:
     if path is None:
         return words(resources.files(__package__).joinpath("wordle_words.txt").read_text(encoding="utf-8"))
     try:
-        found = tuple(word for word in path.read_text(encoding="utf-8").lower().split() if len(word) == 5)
+        written = path.read_text(encoding="utf-8").lower().split()
     except (OSError, ValueError) as error:
         raise ConfigError(f"wordle: no words at {path} ({error}): give a text file with a word a line") from None
+    found = tuple(dict.fromkeys(word for word in written if len(word) == 5))
     if not found:
         raise ConfigError(f"wordle: {path} has no word of five letters: give a text file with a word a line")
     if (odd := next((word for word in found if not (word.isascii() and word.isalpha())), None)) is not None:
@@ -229,5 +230,13 @@ def signs_of(guess: str, word: str) -> str:
 
 @cache
 def best_guess(fitting: tuple[str, ...]) -> str:
-    """Return the fitting word that splits the fitting words into the most groups by answer; ties go to the first."""
-    return max(fitting, key=lambda guess: len({signs_of(guess, word) for word in fitting}))
+    """Return the fitting word that splits the fitting words into the most groups by answer; ties go to the first.
+
+    Of many words only some are compared, evenly spread: all of a long list would take minutes.
+    """
+    guesses, compared = _spread(fitting, 200), _spread(fitting, 1_000)
+    return max(guesses, key=lambda guess: len({signs_of(guess, word) for word in compared}))
+
+
+def _spread(words: tuple[str, ...], most: int) -> tuple[str, ...]:
+    return words[:: -(-len(words) // most)]

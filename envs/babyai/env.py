@@ -92,7 +92,7 @@ class BabyAI:
         )
 
     def state(self) -> str:
-        """Return the grid, where the agent stands in it, and what it carries."""
+        """Return the grid, where the agent stands in it, what it carries, and which parts of the mission are done."""
         return self._begun().state
 
     def expert(self) -> BabyAIExpert:

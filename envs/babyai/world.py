@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from minigrid.core.actions import Actions
+from minigrid.envs.babyai.core.verifier import Instr, SeqInstr
 
 from horizonrl.envs.babyai.levels import generate
 from horizonrl.envs.babyai.sight import Sight, look
@@ -59,10 +60,11 @@ class GridWorld:
 
     @property
     def state(self) -> str:
-        """The grid, where the agent stands and looks, and what it carries."""
+        """The grid, where the agent stands and looks, what it carries, and which parts of the mission are done."""
         level = self.level
         carried = level.carrying.encode() if level.carrying else ()
-        return f"{level.grid.encode().tobytes().hex()} {level.agent_pos} {level.agent_dir} {carried}"
+        grid, done = level.grid.encode().tobytes().hex(), _done(level.instrs)
+        return f"{grid} {level.agent_pos} {level.agent_dir} {carried}{done}"
 
     def follow(self, written: str) -> tuple[Outcome, str]:
         """Take the named action, or answer why it cannot be taken."""
@@ -100,6 +102,14 @@ class GridWorld:
 
     def _view(self, sight: Sight) -> View:
         return see(sight)
+
+
+def _done(mission: Instr) -> str:
+    """Return a sign for each part of a mission of several: these are done once, wherever the agent goes after it."""
+    if not isinstance(mission, SeqInstr):
+        return ""
+    parts = ((mission.instr_a, mission.a_done), (mission.instr_b, mission.b_done))
+    return "".join(f" {int(done == 'success')}{_done(part)}" for part, done in parts)
 
 
 def plain(written: str) -> str:

@@ -4,12 +4,14 @@ import importlib
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from types import ModuleType
+from typing import Any
 
 from horizonrl.common.errors import MissingDependency
 from horizonrl.common.imports import uncollected
@@ -35,24 +37,59 @@ def hub_module(name: str, package: str, extra: str) -> ModuleType:
         ) from error
 
 
+_lock = threading.Lock()
+_quiet: Counter[int] = Counter()
+"""How many bodies of `quiet` each thread is in."""
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out what a hub's package warns of in its own code, and what it prints in this thread."""
-    with warnings.catch_warnings(action="ignore"), redirect_stdout(_Muted()):
+    """Leave out what a hub's package warns of in its own code, and what it prints in this thread.
+
+    The event loop and the thread of the environments may be in here at once and leave in any order, so nothing is put
+    back that another one has found: stdout is exchanged by the first and restored by the last.
+    """
+    thread = threading.get_ident()
+    system: Any = sys  # whose stdout is no TextIO in the meantime
+    with _lock:
+        filters: Any = warnings.filters
+        if not isinstance(system.stdout, _Muted):
+            system.stdout = _Muted(system.stdout)
+        if _IGNORED not in filters[:1]:  # `catch_warnings` of others takes it out, and their own filters come first
+            filters[:] = [_IGNORED, *(other for other in filters if other != _IGNORED)]
+        _quiet[thread] += 1
+    try:
         yield
+    finally:
+        with _lock:
+            _quiet[thread] -= 1
+            if not _quiet[thread]:
+                del _quiet[thread]
+            if not _quiet and isinstance(system.stdout, _Muted):
+                system.stdout = system.stdout.stdout
 
 
 class _Muted:
-    """Stdout without what this thread writes. Other threads still reach it."""
+    """Stdout without what quiet threads write."""
 
-    def __init__(self) -> None:
-        self._stdout, self._muted = sys.stdout, threading.get_ident()
+    def __init__(self, stdout: Any) -> None:
+        self.stdout = stdout
 
-    def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self._muted else self._stdout.write(text)
+    def write(self, text: str) -> Any:
+        return len(text) if threading.get_ident() in _quiet else self.stdout.write(text)
 
     def flush(self) -> None:
-        self._stdout.flush()
+        self.stdout.flush()
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._stdout, name)
+        return getattr(self.stdout, name)
+
+
+class _InQuietThread:
+    """Stands for the message in a filter of warnings: it matches whatever a quiet thread warns of, and nothing else."""
+
+    def match(self, message: str) -> bool:
+        return threading.get_ident() in _quiet
+
+
+_IGNORED = ("ignore", _InQuietThread(), Warning, None, 0)

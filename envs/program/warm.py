@@ -47,7 +47,9 @@ class Function:
 
     def command(self, *more: str) -> list[str]:
         module = "template" if more else "function"
-        return ["python", "-m", f"horizonrl.envs.program.{module}", self.what, self.name, *more]
+        # A program may have written modules to the scratch directory, which is also its home: no grader imports them.
+        apart = ["-P", "-s"] if self.what == "grade" else []
+        return ["python", *apart, "-m", f"horizonrl.envs.program.{module}", self.what, self.name, *more]
 
     def edited(self) -> int:
         """Return when the function's file was changed last, if it is named by its file."""

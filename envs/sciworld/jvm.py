@@ -7,12 +7,15 @@ makes five more calls per step, which makes it ten times slower.
 import asyncio
 import atexit
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
+from threading import RLock
 from typing import Any, TypeVar
 
 import scienceworld
@@ -39,7 +42,9 @@ SIMULATIONS = 80
 WARM_STEPS, PIECE_STEPS = 100, 5
 """In its first hundred steps a JVM compiles, and takes three times as long for a step."""
 CALL_S = 120.0
-"""Time limit of a call. The slowest one, a gold path on a busy machine, took 10 s."""
+"""Time limit of a call, and of the wait for its turn. The slowest one, a gold path on a busy machine, took 10 s."""
+SLOW_S = 15.0
+"""A JVM whose call has lasted this long takes no further simulation while there is another."""
 
 T = TypeVar("T")
 
@@ -76,20 +81,48 @@ class Jvm:
         self.simulations = 0
         self.warm_steps = 0
         """Steps taken ahead of need. They leave no trace: a world depends on its own history alone."""
+        self._since: float | None = None
+        """When the call that has the thread began."""
+        self._ending = RLock()
+
+    @property
+    def calling_s(self) -> float:
+        """How long the present call has lasted."""
+        return 0.0 if (since := self._since) is None else time.monotonic() - since
 
     async def call(self, ask: Callable[[JavaGateway], T]) -> T:
         """Return the result of `ask` on the gateway. Raises EnvironmentFailure if the JVM or the simulator fails."""
+        self.kill_if_stuck()
         try:
             async with asyncio.timeout(CALL_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
         except TimeoutError:
-            # The thread is stuck in the call, and nothing but the end of the JVM frees it.
-            self.kill()
-            raise EnvironmentTimeout(f"the simulator has not answered for {CALL_S:.0f} s: its JVM was killed") from None
+            raise self._gave_up() from None
+        except asyncio.CancelledError:  # callers wait for less than CALL_S, so that none may see a call through
+            self.kill_if_stuck()
+            raise
 
     def wait_for(self, ask: Callable[[JavaGateway], T]) -> T:
         """Do the same as `call` for a caller that is not a coroutine."""
-        return self._thread.submit(self._ask, ask).result(CALL_S)
+        self.kill_if_stuck()
+        asked = self._thread.submit(self._ask, ask)
+        try:
+            return asked.result(CALL_S)
+        except TimeoutError:
+            asked.cancel()  # if it still waits for its turn
+            raise self._gave_up() from None
+
+    def kill_if_stuck(self) -> bool:
+        """Kill a JVM whose present call has lasted CALL_S: nothing else frees the thread."""
+        with self._ending:
+            if stuck := self._process is not None and self.calling_s >= CALL_S:
+                self.kill()
+                self._since = None  # the call is as good as over, and the next one finds another JVM
+            return stuck
+
+    def _gave_up(self) -> EnvironmentTimeout:
+        why = "its JVM was killed" if self.kill_if_stuck() else "other calls had their turn first"
+        return EnvironmentTimeout(f"the simulator has not answered for {CALL_S:.0f} s: {why}")
 
     def warm_up(self, gateway: JavaGateway) -> None:
         """Take PIECE_STEPS steps in a world of nobody's."""
@@ -102,18 +135,26 @@ class Jvm:
 
     def kill(self) -> None:
         """End the process; the next call starts another."""
-        if self._gateway is not None:
-            self._gateway.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-                if pipe is not None:
-                    pipe.close()
-        self._place.close()
-        self._process = self._gateway = None
+        with self._ending:  # its death also ends the call in the thread, which then comes here too
+            if self._gateway is not None:
+                self._gateway.close()
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+                for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+                    if pipe is not None:
+                        pipe.close()
+            self._place.close()
+            self._process = self._gateway = None
 
     def _ask(self, ask: Callable[[JavaGateway], T]) -> T:
+        self._since = time.monotonic()
+        try:
+            return self._answered(ask)
+        finally:
+            self._since = None
+
+    def _answered(self, ask: Callable[[JavaGateway], T]) -> T:
         if self._gateway is None or self._process is None or self._process.poll() is not None:
             self._start()
         try:
@@ -176,26 +217,32 @@ class Simulation:
 
     @classmethod
     async def open(cls) -> "Simulation":
-        """Return a new simulation in the JVM with the fewest simulations. Raises MissingDependency without Java."""
+        """Return a new simulation in the JVM with the fewest simulations, or in the one whose calls still return.
+
+        Raises MissingDependency without Java.
+        """
         require_java()
-        jvm = min(_pool(), key=lambda jvm: jvm.simulations)
+        for each in _pool():
+            each.kill_if_stuck()
+        jvm = min(_pool(), key=lambda jvm: (jvm.simulations >= SIMULATIONS, jvm.calling_s >= SLOW_S, jvm.simulations))
         if jvm.simulations >= SIMULATIONS:
             raise EnvironmentFailure(
                 f"{len(_pool())} JVMs hold {SIMULATIONS} simulations each, all that fit: run fewer episodes at a time"
             )
         # Counted before the wait: resets that come together would otherwise all choose the same JVM.
         jvm.simulations += 1
-
-        def make(gateway: JavaGateway) -> "Simulation":
-            java = gateway.jvm
-            random = java.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
-            return cls(jvm, jvm.starts, java.scienceworld.runtime.pythonapi.PythonInterface(), random)
-
         try:
-            return await jvm.call(make)
+            return await jvm.call(partial(cls.made_in, jvm))
         except BaseException:
             jvm.simulations -= 1
             raise
+
+    @classmethod
+    def made_in(cls, jvm: Jvm, gateway: JavaGateway) -> "Simulation":
+        """Make a world. Called in the JVM's thread."""
+        java = gateway.jvm
+        random = java.java.lang.Class.forName("scala.util.Random$").getField("MODULE$").get(None)
+        return cls(jvm, jvm.starts, java.scienceworld.runtime.pythonapi.PythonInterface(), random)
 
     @property
     def lives(self) -> bool:

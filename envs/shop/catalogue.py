@@ -76,6 +76,11 @@ class Wish:
         chosen = "".join(f", {name} {value}" for name, value in self.options.items())
         return f"a {' '.join(self.attributes)} {self.kind}{chosen}, for less than {self.most} dollars"
 
+    @property
+    def meaning(self) -> object:
+        """What makes two wishes the same: their words in any order, and the price."""
+        return self.kind, frozenset(self.attributes), frozenset(self.options.items()), self.most
+
     def score(self, product: Product, chosen: Mapping[str, str]) -> float:
         """Return the share of the wished attributes, options and price that a purchase meets; 0 for another kind."""
         if product.kind != self.kind:

@@ -4,8 +4,9 @@ The reward comes at Buy Now: the share of the wished attributes, options and pri
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cache
+from itertools import chain, count
 from typing import ClassVar
 
 from pydantic import validate_call
@@ -143,7 +144,7 @@ class Shop(GameEnvironment[Visit]):
     """
 
     env_id: ClassVar[str] = "shop"
-    version: str = "1"
+    version: str = "2"
     commands: ClassVar[Sequence[Command]] = COMMANDS
 
     @validate_call
@@ -160,23 +161,32 @@ class Shop(GameEnvironment[Visit]):
     def prepare(self) -> None:
         """Build the index and list the tasks, once in a program."""
         load_shelves()
-        _ids()
+        _wishes()
 
     def begin(self, task_id: str) -> tuple[str, Visit]:
         """Return the search page with the wish."""
-        if task_id not in _ids():
+        if (wish := _wishes().get(task_id)) is None:
             raise self.unknown(task_id)
-        visit = Visit(make_wish(drawn(task_id)), load_shelves(), ON_A_PAGE[self._style])
+        visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
         rules = "Find what the customer wishes, choose its options and buy it." if self._style == "full" else ""
         return self.introduced(rules, visit.page()), visit
 
 
 @cache
 def _tasks() -> tuple[TaskSpec, ...]:
-    names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
-    return split_tasks({name: category_of(make_wish(drawn(name)).kind) for name in names}, TEST)
+    return split_tasks({name: category_of(wish.kind) for name, wish in _wishes().items()}, TEST)
 
 
 @cache
-def _ids() -> frozenset[str]:
-    return frozenset(task.task_id for task in _tasks())
+def _wishes() -> dict[str, Wish]:
+    """Return the wish of every task. A train task whose wish is also a test task's draws another."""
+    names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
+    tests = [task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"]
+    held_out = {name: make_wish(drawn(name)) for name in tests}
+    taken = {wish.meaning for wish in held_out.values()}
+    return {name: held_out.get(name) or _other_wish(name, taken) for name in names}
+
+
+def _other_wish(name: str, taken: Container[object]) -> Wish:
+    names = chain([name], (f"{name}/{attempt}" for attempt in count(1)))
+    return next(wish for wish in map(make_wish, map(drawn, names)) if wish.meaning not in taken)

@@ -16,7 +16,7 @@ from horizonrl.envs.game import GameEnvironment, Move, Style
 from horizonrl.envs.sql.database import Database, QueryRefused, Row
 from horizonrl.envs.sql.problems import Problem, list_tasks, make_problem
 
-COMMANDS = (Command("query", "{sql}", "answer with one SELECT of sqlite, on one line"),)
+COMMANDS = (Command("query", "{sql}", "answer with one SELECT of sqlite, on one line", lines=True),)
 SHOWN_ROWS = 10
 
 
@@ -57,7 +57,7 @@ class Sql(GameEnvironment[Answering]):
     """
 
     env_id: ClassVar[str] = "sql"
-    version: str = "1"
+    version: str = "2"
     commands: ClassVar[Sequence[Command]] = COMMANDS
 
     @validate_call
@@ -97,13 +97,16 @@ class Sql(GameEnvironment[Answering]):
         return text, Answering(problem, database, self._attempts)
 
     def read(self, text: str) -> str | Unreadable:
-        """Return the query in a reply. In AgentGym's style, its client has already removed the fence."""
-        if self._style == "agentgym":
-            return super().read(" ".join(text.split()))
+        """Return the query in a reply, with its lines: a comment ends with one.
+
+        In AgentGym's style, its client has already removed the fence.
+        """
+        if self._style == "agentgym" and self._format == "plain" and text.strip():
+            return bounded(text.strip())
         blocks = fenced(text, "sql") if self._format in ("react", "plain") else []
         if not blocks:
             return super().read(text)
-        return bounded(" ".join(blocks[-1].split()) or Unreadable("The block is empty."))
+        return bounded(blocks[-1].strip() or Unreadable("The block is empty."))
 
 
 def table_of(rows: Sequence[Row]) -> str:

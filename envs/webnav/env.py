@@ -57,7 +57,7 @@ class WebNav:
     """
 
     env_id: ClassVar[str] = "webnav"
-    version: str = "1"
+    version: str = "2"
 
     @validate_call
     def __init__(

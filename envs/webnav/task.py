@@ -40,6 +40,8 @@ Plan = tuple[Click | Type | Home, ...]
 class Answer:
     kind: Literal["exact", "must_include", "number"]
     value: str
+    rivals: tuple[str, ...] = ()
+    """What else one could answer: an answer that must include the value may include none of these beside it."""
 
     def accepts(self, given: str) -> bool:
         """Say whether an answer is right; capitals, quotes and thousands' commas do not matter."""
@@ -48,10 +50,15 @@ class Answer:
             case "exact":
                 return plain == value
             case "must_include":
-                return len(plain) <= len(value) + _SPARE_CHARS and f" {value} " in f" {plain} "
+                return len(plain) <= len(value) + _SPARE_CHARS and self._named(plain) == {value}
             case "number":
                 found = dict.fromkeys(float(number) for number in _NUMBER.findall(given.replace(",", "")))
                 return list(found) == [float(self.value)]
+
+    def _named(self, plain: str) -> set[str]:
+        """Return which of the value and its rivals a text names as whole words; the longest counts, not its parts."""
+        names = sorted({_plain(name) for name in (self.value, *self.rivals)}, key=len, reverse=True)
+        return set(re.findall(rf"(?<!\S)(?:{'|'.join(map(re.escape, names))})(?!\S)", plain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ KINDS_OF_PRODUCT = {
 MAKES = ("Red", "Blue", "Green", "Oak", "Steel", "Tiny", "Giant", "Smart", "Classic", "Royal")
 KINDS_OF_PLACE = ("Cafe", "Museum", "Hotel", "Park", "Library", "Bank")
 PLACE_NAMES = ("River", "Sunset", "Central", "Maple", "Harbor", "Corner", "Golden", "Lotus", "Union", "Castle")
+CLOSING_TIMES = tuple(f"{hour}:00" for hour in range(15, 24))
 STREETS = ("Main Street", "High Street", "Mill Road", "Lake Avenue", "Church Lane", "Station Road")
 FORUMS = ("books", "cooking", "travel", "space")
 SUBJECTS = ("tea", "rain", "maps", "bread", "trains", "planets", "novels", "beaches", "spices", "comets")
@@ -242,7 +243,7 @@ def _places(draw: Random, count: int) -> Iterator[Place]:
     names = _names(draw, PLACE_NAMES, kinds, count)
     for name, spot, house in zip(names, spots, houses, strict=True):
         kind = name.split()[1]
-        yield Place(name, kind, f"{house} {draw.choice(STREETS)}", f"{draw.randrange(15, 24)}:00", spot)
+        yield Place(name, kind, f"{house} {draw.choice(STREETS)}", draw.choice(CLOSING_TIMES), spot)
 
 
 def _posts(draw: Random, count: int, people: Sequence[str]) -> list[Post]:

@@ -14,7 +14,7 @@ FROZEN = {
     "deepsearch": "88d560baaa2b58f3",
     "household": "65c6b65b988562f3",
     "maze": "f3a043ec578f2ad7",
-    "shop": "7480f3698adf4a77",
+    "shop": "1eccc27a29ac3332",
     "sql": "a30ff6c6a455994f",
     "wordle": "d882736ca4cf7f37",
     "academia": "83ba5c5abea550d4",

@@ -6,6 +6,7 @@ import pytest
 
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, NamesState, expert_of
+from horizonrl.envs.babyai.world import GridWorld
 
 
 async def states_of(env_id: str, task_id: str, replies: list[str]) -> list[str]:
@@ -50,3 +51,17 @@ def test_the_registry_knows_who_names_states() -> None:
         "textcraft": True,
         "parity": False,
     }
+
+
+def test_babyais_state_tells_which_parts_of_a_mission_are_done() -> None:
+    # "go to a box and go to the purple box": a full turn passes one box, and ends where it began
+    turned = asyncio.run(states_of("babyai", "887", ["turn left"] * 8))
+    assert turned[4] != turned[0]
+    assert turned[8] == turned[4]
+
+
+def test_babyais_state_tells_it_of_parts_within_parts() -> None:
+    world = GridWorld("367")  # "go to the green ball and go to a door, then go to the red door"
+    before = world.state
+    world.level.instrs.instr_a.b_done = "success"
+    assert world.state != before

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.wordle import AgentGymGuessing, Guessing, Wordle, list_words, signs_of
+from horizonrl.envs.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, signs_of
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,30 @@ def test_by_lmrl_gyms_rules_what_is_none_of_the_words_costs_a_guess() -> None:
     assert {step.observation for step in steps} == {"invalid word"}
     assert [step.terminated for step in steps] == [False] * 5 + [True]
     assert not any(step.reward for step in steps)
+
+
+def test_a_word_that_a_file_has_twice_can_be_guessed_in_agentgyms_style(tmp_path: Path) -> None:
+    file = tmp_path / "words.txt"
+    file.write_text("crane\nslate\nCrane\nabout\ncrane\n")
+    assert list_words(file) == ("crane", "slate", "about")
+
+    async def play(task_id: str) -> bool:
+        environment = Wordle(words=file, style="agentgym", format="plain")
+        await environment.reset(task_id)
+        expert, step = environment.expert(), None
+        while step is None or not step.terminated:
+            step = await environment.step(expert.act(""))
+        return step.success
+
+    assert all(asyncio.run(play(f"wordle-{number:03d}")) for number in range(20))
+
+
+def test_the_expert_compares_a_part_of_a_long_list_of_words() -> None:
+    letters = "aeiostrnldbc"
+    words = tuple(f"{a}{b}{c}{d}y" for a in letters for b in letters for c in letters for d in letters)
+    began = time.process_time()
+    assert best_guess(words) in words
+    assert time.process_time() - began < 3
 
 
 @pytest.fixture

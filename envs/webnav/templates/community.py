@@ -3,7 +3,7 @@
 from random import Random
 
 from horizonrl.envs.webnav.task import Click, Task, Type
-from horizonrl.envs.webnav.templates.shared import draw_issue, draw_post, including, number, post_added
+from horizonrl.envs.webnav.templates.shared import draw_issue, draw_post, including, number, people, post_added
 from horizonrl.envs.webnav.world import LABELS, ME, QUESTIONS, REMARKS, SUBJECTS, Issue, World
 
 
@@ -46,14 +46,15 @@ def open_issues_of_label(world: World, draw: Random) -> Task:
 def author_of_issue(world: World, draw: Random) -> Task:
     name, _, issue = draw_issue(world, draw)
     plan = (Click(name), Click("Issues"), Click(issue.title))
-    return Task(f'Who wrote the issue "{issue.title}" of {name}?', plan, including(issue.author))
+    return Task(f'Who wrote the issue "{issue.title}" of {name}?', plan, including(issue.author, people(world)))
 
 
 def top_committer(world: World, draw: Random) -> Task:
     name = draw.choice([*world.repos])
     commits = world.repos[name].commits
     top = max(commits, key=lambda member: commits[member])
-    return Task(f"Who has the most commits in {name}?", (Click(name), Click("Contributors")), including(top))
+    plan = (Click(name), Click("Contributors"))
+    return Task(f"Who has the most commits in {name}?", plan, including(top, people(world)))
 
 
 def stars_of_repo(world: World, draw: Random) -> Task:
@@ -98,5 +99,6 @@ def create_post(world: World, draw: Random) -> Task:
 
 def top_post(world: World, draw: Random) -> Task:
     forum = draw.choice([*world.forums])
-    top = max(world.forums[forum], key=lambda post: post.votes)
-    return Task(f"What is the title of the post with the most votes in {forum}?", (Click(forum),), including(top.title))
+    posts = world.forums[forum]
+    answer = including(max(posts, key=lambda post: post.votes).title, (post.title for post in posts))
+    return Task(f"What is the title of the post with the most votes in {forum}?", (Click(forum),), answer)

@@ -4,17 +4,18 @@ from random import Random
 
 from horizonrl.envs.webnav.task import Click, Task, Type
 from horizonrl.envs.webnav.templates.shared import find_place, including, number
-from horizonrl.envs.webnav.world import METRES_A_BLOCK, MODES, World
+from horizonrl.envs.webnav.world import CLOSING_TIMES, METRES_A_BLOCK, MODES, World
 
 
 def address_of_place(world: World, draw: Random) -> Task:
     place = draw.choice([*world.places.values()])
-    return Task(f"What is the address of the {place.name}?", find_place(place), including(place.address))
+    answer = including(place.address, (other.address for other in world.places.values()))
+    return Task(f"What is the address of the {place.name}?", find_place(place), answer)
 
 
 def closing_time(world: World, draw: Random) -> Task:
     place = draw.choice([*world.places.values()])
-    return Task(f"When does the {place.name} close?", find_place(place), including(place.closes))
+    return Task(f"When does the {place.name} close?", find_place(place), including(place.closes, CLOSING_TIMES))
 
 
 def minutes_between(world: World, draw: Random) -> Task:
@@ -33,9 +34,8 @@ def nearest_of_kind(world: World, draw: Random) -> Task | None:
     found = sorted((place.blocks_to(other), other.name) for other in world.of_kind(kind))
     if found[0][0] not in near or (len(found) > 1 and found[0][0] == found[1][0]):
         return None  # It is not listed, or there are two.
-    return Task(
-        f"Which {kind} is nearest to the {place.name}?", (*find_place(place), Click("Nearby")), including(found[0][1])
-    )
+    answer = including(found[0][1], (name for _, name in found))
+    return Task(f"Which {kind} is nearest to the {place.name}?", (*find_place(place), Click("Nearby")), answer)
 
 
 def metres_between(world: World, draw: Random) -> Task | None:

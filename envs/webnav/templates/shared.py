@@ -3,7 +3,7 @@
 Names that a plan clicks are the names on the pages. An effect makes the same change to the records, without the sites.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from horizonrl.envs.webnav.task import Answer, Click, Type
@@ -18,8 +18,13 @@ def number(value: object) -> Answer:
     return Answer("number", str(value))
 
 
-def including(value: str) -> Answer:
-    return Answer("must_include", value)
+def including(value: str, among: Iterable[str]) -> Answer:
+    """Return the answer that names this one of them, and no other."""
+    return Answer("must_include", value, tuple(name for name in among if name != value))
+
+
+def people(world: World) -> list[str]:
+    return [ME, *(customer.name for customer in world.customers.values())]
 
 
 def find_place(place: Place) -> tuple[Type, Click]:

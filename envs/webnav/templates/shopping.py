@@ -3,7 +3,7 @@
 from random import Random
 
 from horizonrl.envs.webnav.task import Click, Task, Type
-from horizonrl.envs.webnav.templates.shared import exact, including, number, price_set
+from horizonrl.envs.webnav.templates.shared import exact, including, number, people, price_set
 from horizonrl.envs.webnav.world import GROUPS, ME, REMARKS, STATUSES, Review, World, money, slug
 
 
@@ -26,15 +26,17 @@ def status_of_order(world: World, draw: Random) -> Task:
 
 def cheapest_of_category(world: World, draw: Random) -> Task:
     category = draw.choice([*world.products.values()]).category
-    cheapest = min(world.in_category(category), key=lambda product: product.price_cents)
-    return Task(f"Which product in {category} is the cheapest?", (Click(category),), including(cheapest.name))
+    products = world.in_category(category)
+    cheapest = min(products, key=lambda product: product.price_cents)
+    answer = including(cheapest.name, (product.name for product in products))
+    return Task(f"Which product in {category} is the cheapest?", (Click(category),), answer)
 
 
 def author_of_review(world: World, draw: Random) -> Task:
     product = draw.choice([*world.products.values()])
     review = draw.choice(world.reviews_of(product))
     plan = (Type("Search", product.name, enter=True), Click(product.name))
-    return Task(f"Who rated the {product.name} {review.stars} of 5?", plan, including(review.author))
+    return Task(f"Who rated the {product.name} {review.stars} of 5?", plan, including(review.author, people(world)))
 
 
 def add_to_cart(world: World, draw: Random) -> Task:
@@ -88,7 +90,7 @@ def orders_of_status(world: World, draw: Random) -> Task:
 def customer_of_order(world: World, draw: Random) -> Task:
     order = draw.choice([*world.orders.values()])
     plan = (Click("Orders"), Click(f"Order {order.number}"))
-    return Task(f"Who placed order {order.number}?", plan, including(order.customer))
+    return Task(f"Who placed order {order.number}?", plan, including(order.customer, people(world)))
 
 
 def email_of_customer(world: World, draw: Random) -> Task:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from horizonrl.envs.program.warm import Function, run_function
 from tests.envs.program.test_process import left, printed
 
 LIMITS = Limits(60.0, 4 << 30)
+NOTHING: Mapping[str, str] = {}
 
 
 class Module:
@@ -30,19 +32,22 @@ class Module:
     def write(self, text: str) -> None:
         self.file.write_text(text)
 
-    def run(self, limits: Limits = LIMITS) -> Any:
-        """Return the answer of one run, or how it ended if it failed."""
-        ended = asyncio.run(self.ran(limits))
-        return ended if ended.code else json.loads((ended.output.parent / "answer.json").read_text())
+    def run(self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING) -> Any:
+        """Return the answer or the verdict of one run, or how it ended if it failed."""
+        ended = asyncio.run(self.ran(limits, what, written))
+        result = ended.output.parent / ("answer.json" if what == "play" else "verdict.json")
+        return ended if ended.code else json.loads(result.read_text())
 
-    async def ran(self, limits: Limits = LIMITS) -> Ended:
+    async def ran(self, limits: Limits = LIMITS, what: str = "play", written: Mapping[str, str] = NOTHING) -> Ended:
         self._runs += 1
         directory = self._place / f"run{self._runs}"
         directory.mkdir()
+        for name, text in written.items():
+            (directory / name).write_text(text)
         (directory / "task.json").write_text("{}")
         episode = {"TASK_FILE": str(directory / "task.json"), "OPENAI_API_KEY": f"key {self._runs}"}
         environment = clean_environment(directory) | episode
-        function = Function("play", f"{self.file}:play", ())
+        function = Function(what, f"{self.file}:{what}", ())
         return await run_function(function, directory, environment, directory / "out", limits)
 
 
@@ -70,6 +75,20 @@ def test_what_a_program_imports_when_it_is_used_is_there_for_later_ones(module: 
         "    return [there, own.name == os.getcwd()]\n"
     )
     assert [module.run(), module.run()] == [[False, True], [True, True]], "and it imports what it has written itself"
+
+
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
+
+
+@pytest.mark.parametrize("first_lines", ["", THREAD], ids=["warm", "cold"])
+def test_a_grader_imports_nothing_that_the_program_has_written(module: Module, first_lines: str) -> None:
+    module.write(
+        f"{first_lines}def play(task):\n    import sched\n    return sched.__file__\n"
+        "def grade(task, answer):\n    import sched\n    return sched.__file__\n"
+    )
+    played, graded = (module.run(what=what, written={"sched.py": ""}) for what in ("play", "grade"))
+    assert "/run1/" in played, "the program itself finds what it has written"
+    assert "/run2/" not in graded
 
 
 def test_an_episode_sees_its_own_environment_and_draws_its_own_numbers(module: Module) -> None:

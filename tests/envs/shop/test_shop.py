@@ -1,18 +1,32 @@
 import asyncio
+import re
 
 import pytest
 
 from horizonrl.envs import registry
+from horizonrl.envs.api import Split
 from horizonrl.envs.check import check
-from horizonrl.envs.game import drawn
-from horizonrl.envs.shop.catalogue import Product, Wish, load_products, load_shelves, make_wish
-from horizonrl.envs.shop.env import BUY, Visit
+from horizonrl.envs.shop.catalogue import Product, Wish, load_products
+from horizonrl.envs.shop.env import BUY, Shop, Visit
 
+SPLITS: tuple[Split, ...] = ("train", "test")
 RUG = Product("B1", "rug", "Alvo A1 round rug", ("round", "washable", "woollen"), {"size": ("small", "large")}, 40.0)
 
 
+def test_no_test_task_is_wished_in_training_too() -> None:
+    wished = {split: {wish_of(task.task_id) for task in registry.select("shop", split)} for split in SPLITS}
+    assert wished["train"] & wished["test"] == set()
+
+
+def wish_of(task_id: str) -> str:
+    """Return the wish as the first observation has it, whatever the order of its attributes."""
+    text = Shop(style="compact", format="plain").begin(task_id)[0]
+    (wish,) = re.findall("Wish: (.*)", text)
+    return " ".join(sorted(wish.replace(",", "").split()))
+
+
 def visit(task_id: str = "shop-0000") -> Visit:
-    return Visit(make_wish(drawn(task_id)), load_shelves(), 5)
+    return Shop(style="compact").begin(task_id)[1]
 
 
 def test_the_expert_buys_what_is_wished_in_every_test_task_and_in_a_tenth_of_the_others() -> None:

@@ -1,12 +1,14 @@
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from horizonrl.envs import registry
-from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.api import Step, TaskSpec, ToolCall
 from horizonrl.envs.check import check
 from horizonrl.envs.sql.database import Database, QueryRefused
 from horizonrl.envs.sql.env import Sql
@@ -110,6 +112,31 @@ def test_rows_are_compared_as_a_set() -> None:
 def test_a_fenced_block_may_have_several_lines_and_the_last_counts() -> None:
     (step,) = play("```sql\nSELECT 1\n```\nNo:\n```sql\nSELECT COUNT(*)\nFROM books\nWHERE pages > 218;\n```")
     assert (step.reward, step.terminated, step.success) == (1, True, True)
+
+
+COMMENTED = "-- books longer\n-- than 218 pages\nSELECT COUNT(*)\n  FROM books WHERE pages > 218 -- done"
+
+
+@pytest.mark.parametrize(
+    ("options", "reply"),
+    [
+        ({"format": "react"}, f"Thought: count\n```sql\n{COMMENTED}\n```"),
+        ({"format": "plain"}, f"```sql\n{COMMENTED}\n```"),
+        ({"format": "plain", "style": "agentgym"}, COMMENTED),
+        ({"format": "function"}, json.dumps({"function_name": "query", "arguments": {"sql": COMMENTED}})),
+        ({"format": "code"}, f"```python\nquery({COMMENTED!r})\n```"),
+        ({"format": "native"}, ToolCall("query", json.dumps({"sql": COMMENTED}))),
+    ],
+    ids=["react", "plain", "agentgym", "function", "code", "native"],
+)
+def test_a_comment_in_a_query_ends_with_its_line(options: dict[str, Any], reply: str | ToolCall) -> None:
+    async def answer() -> Step:
+        environment = Sql(**options)
+        await environment.reset("library-0000")
+        return await (environment.step(reply) if isinstance(reply, str) else environment.call(reply))
+
+    step = asyncio.run(answer())
+    assert step.success, step.observation
 
 
 def test_a_wrong_query_is_answered_by_its_rows_until_the_attempts_are_spent() -> None:

@@ -148,4 +148,4 @@ def test_a_wrong_option_is_refused(options: dict[str, object]) -> None:
 
 
 def test_the_version_names_the_style() -> None:
-    assert {WebNav().version, WebNav(style="compact").version} == {"1-full", "1-compact"}
+    assert {WebNav().version, WebNav(style="compact").version} == {"2-full", "2-compact"}

@@ -57,6 +57,25 @@ def test_no_task_is_done_before_it_begins() -> None:
         assert drawn.task.answer or drawn.world != drawn.wanted
 
 
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_no_answer_pays_that_also_names_another_possibility(style: Style) -> None:
+    for task in load_tasks():
+        answer = draw_task(task.task_id, style).task.answer
+        if answer is not None and answer.kind == "must_include":
+            assert answer.rivals, f"{task.task_id}: what could one answer instead?"
+            assert answer.accepts(f"It is {answer.value}")
+            assert not any(answer.accepts(f"{answer.value}, {rival}") for rival in answer.rivals), task.task_id
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_a_list_of_all_times_solves_no_closing_time(style: Style) -> None:
+    hours = " ".join(f"{hour}:00" for hour in range(15, 24))
+    for number in range(8):
+        answer = draw_task(f"closing-time-{number}", style).task.answer
+        assert answer is not None
+        assert not answer.accepts(hours)
+
+
 def test_two_draws_of_a_task_share_no_record() -> None:
     one, other = draw_task("set-price-0", "compact"), draw_task("set-price-0", "compact")
     assert (one.world, one.task.intent) == (other.world, other.task.intent)
@@ -73,6 +92,17 @@ def test_two_draws_of_a_task_share_no_record() -> None:
             Answer("must_include", "Red Mug"),
             ["red mug", "It is the Red Mug, at $5.00."],
             ["mug", "Red Mugs", "red big mug", "Red Mug " + "or Blue Pan " * 9],
+        ),
+        (
+            Answer("must_include", "River Park", ("Park", "Sunset River Park", "Maple Park")),
+            ["River Park", "It is River Park, near a lake"],
+            [
+                "Park",
+                "Sunset River Park",
+                "River Park, Maple Park",
+                "Park, River Park",
+                "Sunset River Park, River Park",
+            ],
         ),
         (
             Answer("number", "1012.50"),
