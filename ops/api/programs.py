@@ -1,7 +1,6 @@
 """Commands of HorizonRL as processes of a program that uses the API."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,12 +14,12 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.run.directory import INHERITED_LOCK, to_toml
+from horizonrl.ops.run.variables import recipe_environment
 
 Role = Literal["broker", "controller", "learner", "actor"]
 STOP_S = 180.0
 """Longest wait for a program that was asked to end: its parts have deadlines of their own, and a learner may write."""
 LAST_LINES = 15
-_KEY_OF_CONFIG = re.compile(r"HORIZONRL_[A-Z]+__\w+")
 
 
 @dataclass
@@ -52,7 +51,7 @@ class RunningCommand:
             recipe = output.with_suffix(".toml")
             recipe.touch(mode=0o600)
             recipe.write_text(to_toml(config))
-            words, environment = [*words, str(recipe)], _environment(config)
+            words, environment = [*words, str(recipe)], recipe_environment(config)
         if lock is not None:
             environment[INHERITED_LOCK] = str(lock.fileno())
         with output.open("ab") as sink:
@@ -122,12 +121,3 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
     `config.broker.url` says where the broker is. Give several actors of one run directory a `name` each.
     """
     return RunningCommand.start([role], config.run_dir / LOGS / f"{name or role}.log", config)
-
-
-def _environment(config: RunConfig) -> dict[str, str]:
-    """Return this process's variables without those that would win over the recipe, and with the password."""
-    kept = {name: value for name, value in os.environ.items() if not _KEY_OF_CONFIG.fullmatch(name)}
-    secret = config.broker.nats.password
-    if secret is not None:  # neither in the recipe nor as an argument: others can read those
-        kept["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
-    return kept
