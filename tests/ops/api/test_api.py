@@ -222,6 +222,11 @@ def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeyp
     assert "PATH" in given
 
 
+def test_a_program_has_as_long_to_end_as_its_learner_and_its_actors() -> None:
+    for overrides, stop_s in (({}, 180), ({"learner.shutdown_s": 600}, 660), ({"actor.drain_s": 300}, 370)):
+        assert programs.longest_stop_s(horizonrl.load_recipe(overrides=overrides)) == stop_s
+
+
 def test_the_api_works_where_an_event_loop_runs_already(run_dir: Path, tmp_path: Path) -> None:
     async def notebook() -> None:
         opened = horizonrl.open_run(run_dir)
