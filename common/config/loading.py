@@ -6,7 +6,7 @@ Knows the sections by their pydantic models alone, so that `schema.py` can impor
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,16 +24,24 @@ from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
 
-def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
+PASSWORD = "HORIZONRL_BROKER__NATS__PASSWORD"
+"""The variable with the broker's password, which no recipe may contain."""
+
+
+def load_sections(
+    config: type[BaseSettings], recipes: Sequence[Path], overrides: Sequence[str], *, recorded: bool = False
+) -> dict[str, Any]:
     """Return the validated sections of a config by name, from recipes, environment variables and overrides.
 
-    Later sources win. Raises ConfigError with one line per mistake.
+    Later sources win. Of the variables, a `recorded` config takes the password alone, which was not recorded.
+    Raises ConfigError with one line per mistake.
     """
     for recipe in recipes:
         _require_toml(recipe)
     # By hand and not by pydantic-settings: an override then gives the same message as a recipe (ADR 5).
     given = parse_overrides(overrides)
-    _refuse_unknown_variables(config)
+    if not recorded:
+        _refuse_unknown_variables(config)
 
     class Loaded(config):  # type: ignore[valid-type, misc]  # sources can only be chosen by a subclass
         @classmethod
@@ -45,7 +53,8 @@ def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides
             _refuse_secrets(given, "the command line")
             _refuse_secrets(recipe.toml_data, "a recipe")
             # The first source wins: command line, environment, recipes.
-            return (InitSettingsSource(settings_cls, init_kwargs=given), EnvSettingsSource(settings_cls), recipe)
+            variables = _Password(settings_cls) if recorded else EnvSettingsSource(settings_cls)
+            return (InitSettingsSource(settings_cls, init_kwargs=given), variables, recipe)
 
     try:
         loaded = Loaded()
@@ -55,6 +64,13 @@ def load_sections(config: type[BaseSettings], recipes: Sequence[Path], overrides
     except SettingsError as error:
         raise ConfigError(f"an environment variable HORIZONRL_... is not JSON: {error}") from None
     return dict(loaded)
+
+
+class _Password(EnvSettingsSource):
+    """The password alone, of all environment variables."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name: value for name, value in super()._load_env_vars().items() if name.upper() == PASSWORD}
 
 
 def _require_toml(recipe: Path) -> None:
@@ -98,7 +114,7 @@ def _refuse_secrets(given: Any, place: str) -> None:
         if isinstance(section, dict) and section.get("password", "none") != "none":
             raise ConfigError(
                 f"{name} stands in {place}, where others can read it: set the environment variable "
-                "HORIZONRL_BROKER__NATS__PASSWORD, or use broker.nats.nkey_seed"
+                f"{PASSWORD}, or use broker.nats.nkey_seed"
             )
 
 
@@ -122,13 +138,17 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(
                     f"{flag} sets part of a value that another flag has set as a whole: give only one of them"
                 )
-        given, before = _parse_value(value), place.get(key)
-        if isinstance(before, dict):
-            if not isinstance(given, dict):
-                raise ConfigError(f"{flag} sets as a whole what another flag has set a part of: give only one of them")
-            given = before | given
-        place[key] = given
+        place[key] = _joined(flag, place.get(key), _parse_value(value))
     return parsed
+
+
+def _joined(flag: str, before: Any, given: Any) -> Any:
+    """Return what a flag leaves of a value that other flags have set: tables are joined at any depth."""
+    if not isinstance(before, dict):
+        return given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{flag} sets as a whole what another flag has set a part of: give only one of them")
+    return before | {key: _joined(flag, before.get(key), value) for key, value in given.items()}
 
 
 def _parse_value(text: str) -> Any:

@@ -353,7 +353,12 @@ class RunConfig(RunSchedule, BaseSettings):
         )
 
     @classmethod
-    def load(cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = ()) -> "RunConfig":
-        """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake."""
+    def load(
+        cls, recipes: Sequence[Path] = (), overrides: Sequence[str] = (), *, recorded: bool = False
+    ) -> "RunConfig":
+        """Read recipes, environment variables and overrides; raise ConfigError with one line per mistake.
+
+        What a run has `recorded` is read without the variables, other than the broker's password.
+        """
         # Without validation: `load_sections` has done it, and would read the environment again.
-        return cls.model_construct(**load_sections(cls, recipes, overrides))
+        return cls.model_construct(**load_sections(cls, recipes, overrides, recorded=recorded))

@@ -1,13 +1,12 @@
 """Commands of HorizonRL as processes of a program that uses the API."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, get_args
 
 from horizonrl.common.children import bound
 from horizonrl.common.config.arguments import checked
@@ -15,12 +14,14 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.run.directory import INHERITED_LOCK, to_toml
+from horizonrl.ops.run.variables import recipe_environment
 
 Role = Literal["broker", "controller", "learner", "actor"]
 STOP_S = 180.0
-"""Longest wait for a program that was asked to end: its parts have deadlines of their own, and a learner may write."""
+"""Shortest deadline of a program that was asked to end."""
+SPARE_S = 55.0
+"""Of that deadline, what is left when the last part of the program has ended or was killed."""
 LAST_LINES = 15
-_KEY_OF_CONFIG = re.compile(r"HORIZONRL_[A-Z]+__\w+")
 
 
 @dataclass
@@ -35,6 +36,7 @@ class RunningCommand:
     """The file that it writes to, after what is there already."""
     process: "subprocess.Popen[bytes]" = field(repr=False)
     _begin: int
+    _stop_within_s: float = STOP_S
     _stopped: bool = False
 
     @classmethod
@@ -46,13 +48,14 @@ class RunningCommand:
         The recipe stays beside `output`, so that the same command can be given again. `lock` is the file of a
         `train_lock`, which the command takes over.
         """
-        environment = dict(os.environ)
+        environment, stop_within_s = dict(os.environ), STOP_S
         output.parent.mkdir(parents=True, exist_ok=True)
         if config is not None:
             recipe = output.with_suffix(".toml")
             recipe.touch(mode=0o600)
             recipe.write_text(to_toml(config))
-            words, environment = [*words, str(recipe)], _environment(config)
+            words, environment = [*words, str(recipe)], recipe_environment(config)
+            stop_within_s = longest_stop_s(config)
         if lock is not None:
             environment[INHERITED_LOCK] = str(lock.fileno())
         with output.open("ab") as sink:
@@ -66,7 +69,7 @@ class RunningCommand:
                 preexec_fn=bound(),
                 pass_fds=() if lock is None else (lock.fileno(),),
             )
-            return cls(words[0], output, process, sink.tell())
+            return cls(words[0], output, process, sink.tell(), stop_within_s)
 
     @property
     def running(self) -> bool:
@@ -93,17 +96,18 @@ class RunningCommand:
             raise self._failure(code)
 
     def stop(self) -> None:
-        """Ask it to end, wait until it has, and kill it after STOP_S. A program that has ended is left alone."""
+        """Ask it to end, wait until it has, and kill it after a deadline that leaves its parts theirs. A program that has ended is left alone."""
         if self.running:
             self._stopped = True
             self.process.terminate()
             try:
-                self.process.wait(STOP_S)
+                self.process.wait(self._stop_within_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
                 raise RunFailed(
-                    f"`horizonrl {self.command}` did not end within {STOP_S:g} s and was killed: see {self.output}"
+                    f"`horizonrl {self.command}` did not end within {self._stop_within_s:g} s and was killed: see "
+                    f"{self.output}"
                 ) from None
 
     def _failure(self, code: int) -> HorizonError:
@@ -124,10 +128,9 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
     return RunningCommand.start([role], config.run_dir / LOGS / f"{name or role}.log", config)
 
 
-def _environment(config: RunConfig) -> dict[str, str]:
-    """Return this process's variables without those that would win over the recipe, and with the password."""
-    kept = {name: value for name, value in os.environ.items() if not _KEY_OF_CONFIG.fullmatch(name)}
-    secret = config.broker.nats.password
-    if secret is not None:  # neither in the recipe nor as an argument: others can read those
-        kept["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
-    return kept
+def longest_stop_s(config: RunConfig) -> float:
+    """Return how long a program of this config may take to end: each role has a deadline in the config."""
+    from horizonrl.ops.run.roles import stop_within_s  # with the HTTP server that roles have
+    from horizonrl.ops.run.supervision import KILL_S
+
+    return max(STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S)

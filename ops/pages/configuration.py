@@ -22,6 +22,10 @@ Recipes describe a run: TOML files with the sections below. Later sources win:
 `horizonrl config laptop --rl.steps 20` prints the resulting config without starting anything. A run writes it to
 `config.toml` in its directory. The word `"none"` turns an option off, since TOML has no null. A key that does not exist
 is rejected with a suggestion. Invalid combinations are rejected at startup, with an explanation.
+
+`train` passes the result on to the processes that it starts, so no variable changes it there. `status`, `report`,
+`replay` and the other commands on a run directory read its `config.toml` without variables, other than the broker's
+password, `HORIZONRL_BROKER__NATS__PASSWORD`; the command line changes it for them too.
 """
 
 

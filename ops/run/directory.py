@@ -138,7 +138,7 @@ def _holder(run_dir: Path) -> int | None:
 
 
 def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = "") -> RunConfig:
-    """Read a run directory's config, with overrides. Raises ConfigError when there is none.
+    """Read a run directory's config as it was recorded, with overrides. Raises ConfigError when there is none.
 
     `besides` is what else the directory lacks, where a command takes others than runs too.
     """
@@ -148,7 +148,7 @@ def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = 
         meant = Path("runs") / run_dir.name
         hint = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
         raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{besides}{hint}")
-    return RunConfig.load([run_dir / CONFIG], overrides)
+    return RunConfig.load([run_dir / CONFIG], overrides, recorded=True)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

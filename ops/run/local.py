@@ -38,6 +38,7 @@ from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import resolve_model
 from horizonrl.ops.run.roles import stop_within_s
 from horizonrl.ops.run.supervision import Restarts, RunProgress, SupervisedProcess
+from horizonrl.ops.run.variables import recipe_environment
 
 log = get_logger()
 
@@ -194,10 +195,8 @@ async def _observe(transport: Transport, run: RunProgress, console: Console) -> 
 def _parts(config: RunConfig, recipe: Path, division: Division) -> list[SupervisedProcess]:
     names = [("learner", "learner"), ("controller", "controller")]
     names += [("actor", f"actor-{number}") for number in range(config.actor.count)]
-    secret = config.broker.nats.password
-    environment: dict[str, str] = {}
-    if secret is not None:  # not as an argument: every user of the machine can read those
-        environment["HORIZONRL_BROKER__NATS__PASSWORD"] = secret.get_secret_value()
+    # The console has resolved variables and command line: a variable that reached a part would win over both.
+    environment = recipe_environment(config)
     port = config.metrics.port
     parts = []
     for offset, (role, name) in enumerate(names):

@@ -6,7 +6,6 @@ the part last died: a run that goes on can be started again for ever, one that s
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -93,6 +92,7 @@ class SupervisedProcess:
     recipe: Path
     log_file: Path
     environment: dict[str, str]
+    """All variables of the process, not only further ones."""
     stop_within_s: float
     process: asyncio.subprocess.Process | None = None
     started_at: float = 0.0
@@ -115,7 +115,7 @@ class SupervisedProcess:
                 stdout=sink,
                 stderr=sink,
                 stdin=asyncio.subprocess.DEVNULL,
-                env=os.environ | self.environment,
+                env=self.environment,
                 start_new_session=True,  # Ctrl-C reaches the console alone, which ends the parts
                 # The kernel ends the part together with this console, even a killed one: no part outlives its
                 # supervisor.

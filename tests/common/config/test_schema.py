@@ -36,6 +36,12 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
     for overrides in (["--rl.steps=5", '--rl={"lr": 1e-6}'], ['--rl={"lr": 1e-6}', "--rl.steps=5"]):
         rl = RunConfig.load([], overrides).rl
         assert (rl.steps, rl.lr) == (5, 1e-6)
+    deep = ["--broker.nats.replicas=3", "--broker", '{"nats": {"user": "a"}}']
+    for overrides in (deep, [*deep[1:], deep[0]]):
+        nats = RunConfig.load([], overrides).broker.nats
+        assert (nats.replicas, nats.user) == (3, "a")
+    with pytest.raises(ConfigError, match="--broker sets as a whole what another flag has set a part of"):
+        RunConfig.load([], [deep[0], "--broker", '{"nats": 3}'])
 
 
 @pytest.mark.parametrize(

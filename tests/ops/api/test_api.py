@@ -20,6 +20,7 @@ from horizonrl.ops.api import programs, run
 from horizonrl.ops.api.configs import words
 from horizonrl.ops.report.facts import Files
 from horizonrl.ops.run.directory import in_training, only_train
+from horizonrl.ops.run.variables import recipe_environment
 from tests.ops.report.runs import Scale, run_config, write_run
 
 
@@ -208,13 +209,22 @@ def test_a_look_at_the_lock_keeps_no_train_from_starting(tmp_path: Path, monkeyp
 
 
 def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HORIZONRL_RL__STEPS", "3")
+    keys = {"HORIZONRL_RL__STEPS": "3", "HORIZONRL_RL": '{"steps": 5}', "HORIZONRL_ENVS": "[]", "horizonrl_rl__lr": "1"}
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
+    monkeypatch.setenv("HORIZONRL_IMAGE", "an image")
     config = horizonrl.load_recipe(overrides={"rl.steps": 9})
-    given = programs._environment(config)
-    assert "HORIZONRL_RL__STEPS" not in given
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    given = recipe_environment(config)
+    assert not keys.keys() & given.keys()
+    assert given["HORIZONRL_IMAGE"] == "an image"
     assert given["HORIZONRL_BROKER__NATS__PASSWORD"] == "secret"
     assert "PATH" in given
+
+
+def test_a_program_has_as_long_to_end_as_its_learner_and_its_actors() -> None:
+    for overrides, stop_s in (({}, 180), ({"learner.shutdown_s": 600}, 660), ({"actor.drain_s": 300}, 370)):
+        assert programs.longest_stop_s(horizonrl.load_recipe(overrides=overrides)) == stop_s
 
 
 def test_the_api_works_where_an_event_loop_runs_already(run_dir: Path, tmp_path: Path) -> None:

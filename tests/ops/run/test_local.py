@@ -1,5 +1,7 @@
+import asyncio
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import yaml
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run.broker import earlier_port
-from horizonrl.ops.run.directory import only_train, write_config
+from horizonrl.ops.run.directory import only_train, read_config, write_config
 from horizonrl.ops.run.gpus import divide
 from horizonrl.ops.run.local import _parts
 from horizonrl.ops.run.supervision import SupervisedProcess
@@ -41,6 +43,41 @@ def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkey
 
 def test_without_a_port_each_part_takes_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {port_of(part, monkeypatch) for part in parts_of(tmp_path, 0, actors=2)} == {0}
+
+
+def test_no_variable_of_the_console_wins_over_its_command_line_in_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for name in ("HORIZONRL_RL__LR", "horizonrl_metrics__port", "HORIZONRL_BROKER__NATS__PASSWORD"):
+        monkeypatch.setenv(name, "1")
+    part = parts_of(tmp_path, 9100, actors=0)[0]
+    part.log_file.parent.mkdir()
+
+    async def started() -> None:
+        await part.start()
+        assert part.process is not None
+        await part.process.wait()
+
+    asyncio.run(started())
+    seen = [line for line in part.log_file.read_text().splitlines() if line.upper().startswith("HORIZONRL_")]
+    assert sorted(seen) == ["HORIZONRL_BROKER__NATS__PASSWORD=1", "HORIZONRL_METRICS__PORT=9100"]
+    assert "PATH=" in part.log_file.read_text()
+
+
+def test_a_recorded_config_takes_no_variable_but_the_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = RunConfig.load([], [f"--run.root={tmp_path}", "--rl.steps=5", "--broker.nats.user=me"])
+    write_config(recorded)
+    for name, value in {"HORIZONRL_RL__STEPS": "9", "horizonrl_rl": '{"lr": 1}', "HORIZONRL_RL_LR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "secret")
+    config = read_config(recorded.run_dir, ["--rl.max_staleness=2"])
+    assert (config.rl.steps, config.rl.lr, config.rl.max_staleness) == (5, recorded.rl.lr, 2)
+    assert config.broker.nats.password is not None
+    assert config.broker.nats.password.get_secret_value() == "secret"
 
 
 def test_the_local_scrape_configuration_names_those_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    part = SupervisedProcess("actor", "actor-0", tmp_path / "recipe.toml", tmp_path / "actor-0.log", {}, 10.0)
+    part = SupervisedProcess("actor", "actor-0", tmp_path / "recipe.toml", tmp_path / "actor-0.log", dict(os.environ), 10.0)
 
     class EndsAfterThree(RunProgress):
         async def is_over(self) -> bool:
@@ -83,7 +84,7 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
 def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text("")
-    part = SupervisedProcess("controller", "controller", recipe, tmp_path / "controller.log", {}, 10.0)
+    part = SupervisedProcess("controller", "controller", recipe, tmp_path / "controller.log", dict(os.environ), 10.0)
 
     async def scenario() -> None:
         await part.start()
