@@ -293,8 +293,9 @@ class Controller:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
         yields, repeats = self._announced(progress)
-        for repeated in repeats:
-            env_id, again = repeated.env_id, self._curriculum.repeated_share(repeated, yields)
+        shares = {each.env_id: self._curriculum.repeated_share(each, yields) for each in repeats}
+        for env_id in {each.env_id for each in yields}:
+            again = shares.get(env_id, 0.0)
             self.metrics.set("curriculum_share", again, env=env_id, category=REPEATED_LABEL)
             for category, share in self._curriculum.shares(env_id, yields).items():
                 self.metrics.set("curriculum_share", (1.0 - again) * share, env=env_id, category=category)
