@@ -24,10 +24,7 @@ from horizonrl.common.logs import get_logger
 log = get_logger()
 
 PING_S = 5
-"""Seconds between two pings."""
-PINGS = 8
-"""Pings without an answer after which a connection counts as dead. On a slow line a ping waits behind the messages that
-were sent before it, and a connection that is left has to send them all again."""
+"""Seconds between two pings. A connection that died without a sign is noticed after two of them."""
 STREAMS_WAIT_S = 120.0
 """A controller's pod has fetched its image and started within this time."""
 STREAMS_POLL_S = 0.5
@@ -61,7 +58,6 @@ async def connect(
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # the client only sleeps for it
                 ping_interval=PING_S,
-                max_outstanding_pings=PINGS,
                 pending_size=PENDING_BYTES,
                 error_cb=connection.on_error,
                 disconnected_cb=connection.on_disconnected,

@@ -36,8 +36,6 @@ POLL_SHARE = 0.1
 SOONEST_S, LATEST_S = 0.01, 0.5
 """Between two polls: POLL_SHARE of the time waited so far, within these bounds."""
 ANSWER_S = 5.0
-"""How long the first attempt waits. Each further one waits twice as long, up to MOST_PATIENCE times."""
-MOST_PATIENCE = 8
 DIRECT_ANSWER_S = 30.0
 """Longer, because several chunks of weights may come over a slow line."""
 LARGE_BYTES = 32_000
@@ -83,16 +81,8 @@ async def stored_message(
     read = _direct if direct else _wrapped
     subject, body = f"{connection.api(stream)}.{call}.{stream}", json.dumps(query).encode()
 
-    patience = 1
-
     async def one() -> Message | None:
-        nonlocal patience
-        try:
-            answer = await connection.client.request(subject, body, timeout=patience * answer_s)
-        except TimeoutError:
-            # On a slow line, each attempt would otherwise be given up before its answer, and the next one be behind it.
-            patience = min(2 * patience, MOST_PATIENCE)
-            raise
+        answer = await connection.client.request(subject, body, timeout=answer_s)
         if not direct and len(answer.data) > LARGE_BYTES:
             return await asyncio.to_thread(read, answer, prefix, connection)
         return read(answer, prefix, connection)

@@ -34,9 +34,7 @@ HEADER_ROOM = 4_096
 ANSWER_S = 2.0
 """How long an attempt waits for its answer. An unneeded repeat is harmless, because it has the same message id."""
 SECONDS_PER_MB = 1.0
-"""Added to ANSWER_S for the data of all publishes that are on their way: they share the line."""
-MOST_PATIENCE = 16
-"""An attempt waits twice as long as the one before, up to this many times: a copy behind its own first copy is late."""
+"""Added to ANSWER_S for the data of a publish."""
 REQUEST_S = (30.0, 40.0)
 """How long one request for a ticket lives: a random time between these, so that 10,000 actors that began together do
 not ask together for ever. An idle actor costs 0.06 messages per second. A lost connection ends a request early. An
@@ -101,8 +99,6 @@ class NatsTransport:
         tickets = stream_name(run, Stream.TICKETS)
         self._next_ticket = f"{connection.api(tickets)}.CONSUMER.MSG.NEXT.{tickets}.{ACTORS}"
         self._tickets: Subscription | None = None
-        self._in_flight_bytes = 0
-        """Data of the publishes that are not answered yet."""
         self._saying: set[asyncio.Task[None]] = set()
         """What is being sent without an answer."""
 
@@ -132,30 +128,21 @@ class NatsTransport:
         return await self._store(f"{self.run}.{subject}", data, sent)
 
     async def _store(self, subject: str, data: bytes, headers: dict[str, str]) -> Stored:
-        patience = 1
+        # A chunk of weights needs time on a slow line: after a fixed wait, every attempt would be given up halfway.
+        answer_s = ANSWER_S + SECONDS_PER_MB * len(data) / 1e6
 
         async def attempt() -> Stored:
-            nonlocal patience
-            # A slow line needs time for what is on it: after a fixed wait, every attempt would be given up halfway.
-            answer_s = patience * (ANSWER_S + SECONDS_PER_MB * self._in_flight_bytes / 1e6)
             try:
                 ack = await self._js.publish(subject, data, timeout=answer_s, headers=headers or None)
             except nats.js.errors.APIError as error:
                 # Counted at each attempt and raised again: the repeats of `ask` are the back-pressure.
                 self.counters.full_waits += is_full(error)
                 raise
-            except TimeoutError:
-                patience = min(2 * patience, MOST_PATIENCE)
-                raise
             self._freshness.saw(ack.stream, ack.seq)
             return Stored(ack.seq, bool(ack.duplicate))
 
         # No deadline: nothing may be dropped, so a publish waits for the server or for room as long as it takes.
-        self._in_flight_bytes += len(data)
-        try:
-            return await self._connection.ask(attempt, deadline_s=None, what=f"publish {subject}")
-        finally:
-            self._in_flight_bytes -= len(data)
+        return await self._connection.ask(attempt, deadline_s=None, what=f"publish {subject}")
 
     async def lease(self, timeout_s: float) -> NatsDelivery | None:
         """One caller waits at a time: concurrent pulls on one subscription would take one another's answers."""
