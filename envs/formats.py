@@ -26,8 +26,9 @@ WrittenFormat = Literal["react", "plain", "function", "code"]
 """The formats of environments that offer no tools (api.OffersTools)."""
 ActionFormat = WrittenFormat | Literal["native"]
 
-_ACTION = re.compile(r"action\s*:", re.IGNORECASE)
-_THOUGHT = re.compile(r"thought\s*:", re.IGNORECASE)
+# Not the end of another word, such as "reaction:"; a digit, `_` or `*` may stand before.
+_ACTION = re.compile(r"(?<![A-Za-z])action\s*:", re.IGNORECASE)
+_THOUGHT = re.compile(r"(?<![A-Za-z])thought\s*:", re.IGNORECASE)
 _FENCE = "```"
 _LANGUAGE = re.compile(r"(\w*)[ \t]*\n")
 _HOLE = re.compile(r"\{(\w+)\}")

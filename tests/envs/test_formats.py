@@ -31,6 +31,11 @@ LINES = st.text(st.characters(categories=("L", "N", "P", "Zs")), min_size=1).map
         ("I will look. action : inventory", "inventory"),
         ("Action: inventory Thought: what now?", "inventory"),
         ("Thought: a\nAction: b\r\n", "b"),
+        ("Thought: The reaction: salt. The transaction : none.\nAction: mix", "mix"),
+        ("**Thought:** a\n**Action:** mix", "** mix"),
+        ("_Action_: look\n_action: mix", "mix"),
+        ("Action: ask about the afterthought: mix", "ask about the afterthought: mix"),
+        ("2Action: mix 3Thought: so", "mix 3"),
     ],
 )
 def test_react_takes_the_first_line_after_action(text: str, action: str) -> None:
