@@ -74,7 +74,9 @@ def test_no_path_or_address_is_left_in_what_is_published_at_any_depth(tmp_path: 
         "--learner.rendezvous=inner.example:1234",
     )
     made = recipe(config)
-    assert not [word for word in ("alice", "secret", "inner.example", "1234", "gateway_host", "node_rank") if word in made]
+    assert not [
+        word for word in ("alice", "secret", "inner.example", "1234", "gateway_host", "node_rank") if word in made
+    ]
     shown = public_config(config)
     (env,) = shown["envs"]
     assert env["options"]["command"] == ["python", "server.py", "--data=data.json", "x.py"]
