@@ -81,4 +81,4 @@ def _choice(choice: Choice) -> Iterator[str]:
     for flag, values in {**lists, "--samples": choice.samples, "--turns": choice.turns}.items():
         if values:
             yield from (flag, *map(str, values))
-    yield from (f"--options.{key}={json.dumps(value)}" for key, value in choice.options.items())
+    yield from (f"--options.{key}={json.dumps(value, default=str)}" for key, value in choice.options.items())

@@ -48,7 +48,7 @@ def examine() -> int:
 
 def require_engines(config: RunConfig) -> None:
     """Raise MissingDependency for every package without which the learner or the actors of `train` would fail."""
-    spared = {"vllm"} if config.actor.engine == "scripted" or config.actor.count == 0 else set()
+    spared = {"vllm"} if config.actor.engine != "vllm" or config.actor.count == 0 else set()
     if config.learner.backend != "deepspeed":
         spared.add("deepspeed")
     missing = [

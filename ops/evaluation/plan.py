@@ -193,7 +193,10 @@ def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple
         return [(known[env_id], section(env_id)) for env_id in wanted]
     if not choice.env_ids and not own_envs:
         raise ConfigError("on what? Give --env ID (`horizonrl envs list` shows them), --table, or --recipe FILE")
-    env_ids = choice.env_ids or tuple(env.id for env in config.envs if Kind.EVAL in env.kinds)
+    # Each once: an episode is known by its environment, so that another one of the same would replace it.
+    env_ids = tuple(dict.fromkeys(choice.env_ids)) or tuple(env.id for env in config.envs if Kind.EVAL in env.kinds)
+    if not env_ids:
+        raise ConfigError("none of the envs has 'eval' among its kinds: give --env ID")
     return [(None, section(env_id)) for env_id in env_ids]
 
 

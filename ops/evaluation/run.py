@@ -120,8 +120,8 @@ async def play_missing(plan: Plan, subject: Subject, journal: EvaluationJournal,
                     queue = iter(left)
                     for _ in range(min(subject.config.actor.slots, len(left))):
                         group.create_task(player.run(queue))
-            except* HorizonError as failures:
-                # The command line reports one HorizonError and knows no groups of them.
+            except* (HorizonError, OSError) as failures:
+                # The command line reports one error, of ours or of a full disk, and knows no groups of them.
                 raise failures.exceptions[0] from None
 
 

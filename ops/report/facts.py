@@ -24,6 +24,10 @@ _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """The user and password in a broker's address, before its host."""
 
 
+JOURNAL = (METRICS, LEDGER, EVALS, LINEAGES)
+"""The files of a run's journal, as `Files` has them."""
+
+
 @dataclass(frozen=True)
 class Files:
     """The journal of a run directory, read."""
@@ -35,7 +39,7 @@ class Files:
 
     @classmethod
     def read(cls, run_dir: Path) -> "Files":
-        return cls(*(read_lines(run_dir / name) for name in (METRICS, LEDGER, EVALS, LINEAGES)))
+        return cls(*(read_lines(run_dir / name) for name in JOURNAL))
 
     @property
     def rl(self) -> list[Line]:
@@ -274,5 +278,7 @@ def _ends(files: Files) -> Iterator[tuple[int, str, str]]:
 
 
 def _first_step(files: Files, decision: Line) -> int | None:
-    reached = (line["step"] for line in files.rl if line["horizons"].get(decision["env_id"], 0) >= decision["to_turns"])
+    env_id, before, now = decision["env_id"], decision["from_turns"], decision["to_turns"]
+    turns = ((line["step"], line["horizons"].get(env_id)) for line in files.rl)
+    reached = (step for step, had in turns if had is not None and (had >= now if now > before else had <= now))
     return next(reached, None)

@@ -1,16 +1,20 @@
 // A live page asks the server that it came from for what is new, and draws only what has changed.
 
 const LOOK_MS = 2000;
+const MISSES = 5;  // in a row: a machine that slept, or a busy one, answers again
 
 async function follow() {
   let { edition } = facts;
+  let missed = 0;
   for (;;) {
     await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
     if (document.hidden) continue;
     let answer;
     try {
       answer = await (await fetch(`facts?edition=${edition}`, { cache: "no-store" })).json();
+      missed = 0;
     } catch {
+      if (++missed < MISSES) continue;
       return told("The server of this page has ended: what is shown is the last that it said.");
     }
     facts = { ...answer.facts, live: true };

@@ -19,9 +19,9 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import TRAIN_LOCK
 from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
-from horizonrl.ops.report.facts import Files, facts
+from horizonrl.ops.report.facts import JOURNAL, Files, facts
 from horizonrl.ops.report.page import Shown, assemble, episode_notices, inert_json, packed_index, run_episodes
-from horizonrl.ops.run.directory import in_training, read_config
+from horizonrl.ops.run.directory import GrowingLines, in_training, read_config
 from horizonrl.ops.run.models import known_model
 
 ADDRESS = "127.0.0.1"
@@ -53,6 +53,8 @@ class RunWatch:
     asked_at: float = 0.0
     told: bool = False
     """Whether a page has all that the run left at its end."""
+    _journal: tuple[GrowingLines, ...] = ()
+    """The files of `Files`: at each look only their new lines are read."""
     _facts: dict[str, Any] = field(default_factory=dict)
     _editions: dict[int, Episodes] = field(default_factory=dict)
     _ledger: int = -1
@@ -60,6 +62,9 @@ class RunWatch:
     _looked_at: float = -LOOK_S
     _next_reading: float = 0.0
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._journal = tuple(GrowingLines(self.run_dir / name) for name in JOURNAL)
 
     async def look(self) -> None:
         """Read what is new; in a thread, since the run may be long."""
@@ -69,7 +74,7 @@ class RunWatch:
                 self._looked_at = time.monotonic()
 
     def _read(self) -> None:
-        files = Files.read(self.run_dir)
+        files = Files(*(lines.read() for lines in self._journal))
         known = facts(self.config, files)
         lock = self.run_dir / TRAIN_LOCK
         # Without the lock of a `train` the roles run elsewhere: then only the last step says that it is over.

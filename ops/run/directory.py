@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ from horizonrl.ops.run.models import hub_id
 
 INHERITED_LOCK = "HORIZONRL_TRAIN_LOCK"
 """Environment variable of a `horizonrl train`: the descriptor of its run directory's lock, which its starter took."""
+_ADDRESS = re.compile(r"""([A-Za-z][\w+.-]*)://[^\s/"',;?#]+([^\s"',;?#]*)[^\s"',;]*""")
+"""Scheme, what is hidden, path, and what is left out: a query may hold a key."""
+_FOLDER = re.compile(r"""(?<![^\s=:"'(])(~[\w.-]*|file://)?/(?:[^\s/:"',;]+/)+""")
+"""The folder of a path within a text, such as a word of a shell's command."""
 TRIES = 10
 """How often the lock is tried, 10 ms apart: whoever only looks whether it is held (`in_training`) holds it briefly."""
 
@@ -41,12 +46,18 @@ def _without_nones(value: Any) -> Any:
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
-    """Return the part of a config that may be published: nothing about the broker, no path of this machine."""
+    """Return the part of a config that may be published, a valid recipe: no broker, no path or address of a machine."""
     shown: dict[str, Any] = config.model_dump(mode="json", exclude={"broker", "metrics", "tracker"})
     shown["run"].pop("root")
     shown["model"]["name"] = model_label(config)
     for env in shown["envs"]:
-        env["options"] = {key: _without_folder(value) for key, value in env["options"].items()}
+        env["options"] = _without_places(env["options"])
+    for section, key in (("actor", "endpoint"), ("actor", "gateway_host"), ("learner", "node_rank")):
+        shown[section].pop(key)
+    for section, key in (("actor", "vllm"), ("learner", "deepspeed")):
+        shown[section][key] = _without_places(shown[section][key])
+    if config.learner.rendezvous is not None:  # several machines need one
+        shown["learner"]["rendezvous"] = "machine-0:29400"
     return shown
 
 
@@ -56,8 +67,17 @@ def model_label(config: RunConfig) -> str:
     return hub_id(model_dir) or model_dir.name
 
 
-def _without_folder(value: Any) -> Any:
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+def _without_places(value: Any) -> Any:
+    """Return a value without the folders of its paths and the hosts of its addresses, at any depth."""
+    if isinstance(value, dict):
+        return {key: _without_places(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if Path(value).is_absolute():
+        return Path(value).name
+    return _FOLDER.sub("", _ADDRESS.sub(lambda found: f"{found[1]}://host{found[2]}", value))
 
 
 def write_config(config: RunConfig) -> Path:

@@ -31,7 +31,8 @@ DEFAULT_CACHE = Path("~/.cache/horizonrl/models")
 
 Tell = Callable[[str, float | None], None]
 """Says how far a wait is: in words, and which share of it is done, where that is known."""
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w(?:[\w.-]*\w)?/\w(?:[\w.-]{0,94}\w)?(?<!\.git)", re.ASCII)
+"""OWNER/NAME as the hub allows them; its library raises for other ones."""
 _STEPS = re.compile(r"step (\d+) of (\d+)")
 
 
@@ -75,7 +76,9 @@ def known_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Pa
 
 
 def hub_id(model_dir: Path) -> str | None:
-    """Return the OWNER/NAME under which a directory was fetched into the hub's cache; None of any other one."""
+    """Return the OWNER/NAME that a model has on the hub; None of a directory that was not fetched into its cache."""
+    if _HUB_ID.fullmatch(str(model_dir)) and not model_dir.is_dir():
+        return str(model_dir)
     snapshots = model_dir.parent
     owner, _, name = snapshots.parent.name.removeprefix("models--").partition("--")
     return f"{owner}/{name}" if snapshots.name == "snapshots" and name else None

@@ -245,6 +245,8 @@ def test_a_choice_is_the_commands_words() -> None:
     )
     given = " ".join(_choice(choice))
     assert given == '--split all --tasks 3 --env parity maze --samples 1 4 --turns 2 --options.style="compact"'
+    words_file = _choice(horizonrl.Choice(options={"words": Path("w.txt")}))
+    assert list(words_file)[-1] == '--options.words="w.txt"'
     assert list(_choice(horizonrl.Choice())) == ["--split", "test"]
     assert list(_choice(horizonrl.Choice(["parity"], samples=[2]))) == "--split test --env parity --samples 2".split()
 

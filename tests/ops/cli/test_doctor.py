@@ -54,6 +54,8 @@ def test_train_names_all_engines_that_are_missing_at_once(
     assert list(tmp_path.iterdir()) == []
     assert main(["train", "laptop", "--actor.engine", "scripted"]) == 2
     assert "needs torch, deepspeed, transformers:" in capsys.readouterr().err
+    assert main(["train", "laptop", "--actor.engine", "my_engine:make"]) == 2
+    assert "needs torch, deepspeed, transformers:" in capsys.readouterr().err
     assert main(["train", "laptop", "--learner.backend", "torch"]) == 2
     assert "needs torch, vllm, transformers:" in capsys.readouterr().err
 

@@ -56,6 +56,38 @@ def test_nothing_of_the_machine_or_the_broker_is_in_a_card(tmp_path: Path) -> No
     assert "talks.jsonl" in card.content
 
 
+def test_no_path_or_address_is_left_in_what_is_published_at_any_depth(tmp_path: Path) -> None:
+    options = {
+        "command": ["python", "/home/alice/secret/server.py", "--data=/home/alice/secret/data.json", "~/secret/x.py"],
+        "environment": {"SHELL": "cd '/home/alice/secret/x' && ls"},
+        "url": "https://alice:key@inner.example:8000/maze?key=secret",
+        "prompt": "true/false, a / b",
+    }
+    config = run_config(
+        tmp_path,
+        f"--envs={json.dumps([{'id': 'parity', 'options': options}])}",
+        '--actor.vllm={"download_dir": "/home/alice/models"}',
+        "--actor.endpoint=http://inner.example/v1",
+        "--actor.gateway_host=inner.example",
+        "--learner.nodes=2",
+        "--learner.node_rank=1",
+        "--learner.rendezvous=inner.example:1234",
+    )
+    made = recipe(config)
+    assert not [
+        word for word in ("alice", "secret", "inner.example", "1234", "gateway_host", "node_rank") if word in made
+    ]
+    shown = public_config(config)
+    (env,) = shown["envs"]
+    assert env["options"]["command"] == ["python", "server.py", "--data=data.json", "x.py"]
+    assert env["options"]["url"] == "https://host/maze"
+    assert env["options"]["environment"] == {"SHELL": "cd 'x' && ls"}
+    assert env["options"]["prompt"] == options["prompt"]
+    file = tmp_path / "recipe.toml"
+    file.write_text(made)
+    assert public_config(RunConfig.load([file])) == shown
+
+
 @pytest.mark.parametrize(
     ("name", "text", "known"),
     [
@@ -63,6 +95,7 @@ def test_nothing_of_the_machine_or_the_broker_is_in_a_card(tmp_path: Path) -> No
         ("pocket-0123456789ab", None, (None, "apache-2.0")),
         ("other", "---\ntags: [a]\nlicense: mit\n---\n", (None, "mit")),
         ("other", "# A model\n\nlicense: mit\n", (None, "unknown")),
+        ("other", "---\ntags: [a]\n---\n\nlicense: mit\n", (None, "unknown")),
         ("other", None, (None, "unknown")),
     ],
 )

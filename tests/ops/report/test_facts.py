@@ -141,6 +141,13 @@ def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files:
     assert "1 step of the ledger" in notices(config, replace(files, metrics=files.metrics[:-1]))[0]
 
 
+def test_a_horizon_that_shrinks_is_first_consumed_by_a_step_that_has_shrunk(run_dir: Path, files: Files) -> None:
+    config = run_config(run_dir.parent, "--horizon.kind=reversed", "--horizon.steps_per_stage=2")
+    lines = [dict(line) | {"horizons": {"textcraft": 8 if line["step"] < 4 else 4}} for line in files.metrics]
+    (shrunk,) = decisions(config, replace(files, metrics=lines))
+    assert (shrunk["from_turns"], shrunk["to_turns"], shrunk["first_step"]) == (8, 4, 4)
+
+
 def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
     config = run_config(run_dir.parent, "--broker.url=nats://host:4222", "--broker.nats.user=me")

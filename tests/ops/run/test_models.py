@@ -77,6 +77,19 @@ def test_a_model_of_the_hub_is_found_where_hf_download_has_put_it(
     assert hub_id(tiny_models[0]) is None
 
 
+def test_a_model_of_the_hub_that_is_not_here_keeps_its_owner(tmp_path: Path) -> None:
+    run = RunConfig.load([], ["--model.name=Qwen/Qwen2.5-7B-Instruct"])
+    assert public_config(run)["model"]["name"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert base_model(Path(run.model.name))[0] == "Qwen/Qwen2.5-7B-Instruct"
+    assert hub_id(tmp_path / "Qwen" / "Qwen2.5-7B-Instruct") is None
+
+
+@pytest.mark.parametrize("name", ["out/my--model", "out/my..model", "out/model-", "-out/model", "out/model.git"])
+def test_a_path_that_is_not_there_and_no_id_of_the_hub_is_one_clear_message(name: str) -> None:
+    with pytest.raises(ConfigError, match="neither a directory nor"):
+        resolve_model(name)
+
+
 def test_a_known_model_is_found_where_it_was_made_and_never_made(tmp_path: Path) -> None:
     assert known_model(POCKET, tmp_path) is known_model(SMOLLM2, tmp_path) is known_model(tmp_path / "none") is None
     (tmp_path / SMOLLM2).mkdir()
