@@ -1,4 +1,4 @@
-"""The environment of a process that gets a recipe of the resolved config: no variable in it may win over that recipe."""
+"""The environment of a process that gets the resolved config as its recipe, which no variable may win over."""
 
 import os
 import re

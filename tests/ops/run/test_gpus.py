@@ -81,9 +81,7 @@ GPU 1: NVIDIA H100 (UUID: GPU-bb)
 """
 
 
-@pytest.mark.parametrize(
-    ("listed", "seen"), [("", ()), (WHOLE, ("0", "1")), (SLICED, ("MIG-a1", "MIG-a2", "GPU-bb"))]
-)
+@pytest.mark.parametrize(("listed", "seen"), [("", ()), (WHOLE, ("0", "1")), (SLICED, ("MIG-a1", "MIG-a2", "GPU-bb"))])
 def test_slices_count_instead_of_the_gpu_that_they_divide(
     listed: str, seen: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
