@@ -23,7 +23,6 @@ from pydantic_settings import (
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.run_dir import CONFIG
 
-
 PASSWORD = "HORIZONRL_BROKER__NATS__PASSWORD"
 """The variable with the broker's password, which no recipe may contain."""
 

@@ -96,7 +96,10 @@ class RunningCommand:
             raise self._failure(code)
 
     def stop(self) -> None:
-        """Ask it to end, wait until it has, and kill it after a deadline that leaves its parts theirs. A program that has ended is left alone."""
+        """Ask it to end, wait until it has, and kill it after a deadline that leaves its parts theirs.
+
+        A program that has ended is left alone.
+        """
         if self.running:
             self._stopped = True
             self.process.terminate()

@@ -1,4 +1,4 @@
-"""The environment of a process that gets a recipe of the resolved config: no variable in it may win over that recipe."""
+"""The environment of a process that gets the resolved config as a recipe: no variable in it wins over that recipe."""
 
 import os
 import re

@@ -66,7 +66,8 @@ def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
     program.write_text("#!/bin/sh\necho started\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    part = SupervisedProcess("actor", "actor-0", tmp_path / "recipe.toml", tmp_path / "actor-0.log", dict(os.environ), 10.0)
+    log_file = tmp_path / "actor-0.log"
+    part = SupervisedProcess("actor", "actor-0", tmp_path / "recipe.toml", log_file, dict(os.environ), 10.0)
 
     class EndsAfterThree(RunProgress):
         async def is_over(self) -> bool:
