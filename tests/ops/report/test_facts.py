@@ -144,7 +144,7 @@ def test_a_step_without_metrics_is_one_that_was_killed(config: RunConfig, files:
 def test_a_horizon_that_shrinks_is_first_consumed_by_a_step_that_has_shrunk(run_dir: Path, files: Files) -> None:
     config = run_config(run_dir.parent, "--horizon.kind=reversed", "--horizon.steps_per_stage=2")
     lines = [dict(line) | {"horizons": {"textcraft": 8 if line["step"] < 4 else 4}} for line in files.metrics]
-    (shrunk,) = decisions(config, replace(files, metrics=lines))
+    shrunk, _ = decisions(config, replace(files, metrics=lines))
     assert (shrunk["from_turns"], shrunk["to_turns"], shrunk["first_step"]) == (8, 4, 4)
 
 
