@@ -20,6 +20,7 @@ from horizonrl.common.state import (
     HorizonGrowth,
     HorizonState,
     Progress,
+    RepeatedTasks,
     RunSettings,
 )
 from horizonrl.common.types import (
@@ -76,7 +77,7 @@ def test_every_array_of_numbers_in_the_records_is_packed() -> None:
         for name, field in model.model_fields.items()
         if get_args(field.annotation)
         and get_args(field.annotation)[0]
-        not in (VersionSpan, Turn, Branch, Episode, HorizonGrowth, CategoryYield, EnvironmentSettings)
+        not in (VersionSpan, Turn, Branch, Episode, HorizonGrowth, CategoryYield, RepeatedTasks, EnvironmentSettings)
         if str(field.annotation).startswith("tuple")
     }
     assert arrays == set(PACKED)
