@@ -73,11 +73,10 @@ MAX_CATEGORIES = 256
 """Most task categories of a run whose curriculum is adaptive: each progress record has a line for each."""
 
 
-class CategoryYield(Record):
-    """How many of a category's groups had different returns, and so something to teach. Old groups fade."""
+class Yield(Record):
+    """How many groups had different returns, and so something to teach. Old groups fade."""
 
     env_id: Name
-    category: Annotated[str, Field(max_length=128)]
     varied: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Groups with different returns, each weighed by its age."""
     seen: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -85,32 +84,28 @@ class CategoryYield(Record):
 
     @property
     def share(self) -> float:
-        """The share that had different returns; 1 for a category that has not been seen."""
+        """The share that had different returns; 1 before one was seen."""
         # One made-up success, so that a category is tried before it is judged, and no single group decides.
         return (self.varied + 1.0) / (self.seen + 1.0)
+
+
+class CategoryYield(Yield):
+    """The yield of a category of an environment's tasks."""
+
+    category: Annotated[str, Field(max_length=128)]
 
 
 MAX_REPEATED = 64
 """Most tasks of an environment that an adaptive curriculum repeats: each progress record names them."""
 
 
-class RepeatedTasks(Record):
-    """The tasks of an environment whose last group had different returns: they are likely to teach once more."""
+class RepeatedTasks(Yield):
+    """The tasks of an environment whose last group had different returns, and their own yield when drawn again."""
 
-    env_id: Name
     task_ids: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=MAX_REPEATED, fail_fast=True)
     ] = ()
     """Oldest first."""
-    varied: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Groups of such tasks that had different returns again, each weighed by its age."""
-    seen: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """All groups of such tasks, weighed alike."""
-
-    @property
-    def share(self) -> float:
-        """The share that had different returns again; 1 before one was seen."""
-        return (self.varied + 1.0) / (self.seen + 1.0)
 
 
 class Progress(Record):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks
+from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks, Yield
 from horizonrl.common.types import Group, Kind
 from horizonrl.learner.controller.curriculum import TaskSource
 
@@ -75,5 +75,5 @@ class Yields:
                 self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": own})
 
 
-def _folded(before: CategoryYield | RepeatedTasks, varied: bool) -> dict[str, float]:
+def _folded(before: Yield, varied: bool) -> dict[str, float]:
     return {"varied": FADE * before.varied + varied, "seen": FADE * before.seen + 1.0}
