@@ -30,6 +30,8 @@ MAX_WAITING = 100_000
 UNLIMITED = -1
 INSUFFICIENT_STORAGE = 10047
 """nats-server's err_code for a max_bytes that it cannot reserve: it grants at most three quarters of the disk."""
+NAME_IN_USE = 10058
+"""nats-server's err_code for creating a stream that exists with other settings."""
 NO_CLUSTER, NO_PEERS = 10074, 10005
 """nats-server's err_codes for replicas outside a cluster, and for more replicas than the cluster has fit servers."""
 PEERS_S = 20.0
@@ -127,13 +129,12 @@ async def _ensure_bucket(js: JetStreamContext, run: str, replicas: int | None) -
     bucket = bucket_name(run)
     # Headers only, because every role hears the news, and a progress with many ranges has kilobytes.
     announced = api.RePublish(src=f"$KV.{bucket}.>", dest=news_subject(run, ">"), headers_only=True)
-    try:
-        await js.key_value(bucket)
-    except nats.js.errors.BucketNotFoundError:
-        settings = api.KeyValueConfig(bucket, history=1, storage=api.StorageType.FILE, republish=announced)
-        await _placed(f"KV_{bucket}", replicas, lambda: js.create_key_value(settings.evolve(replicas=replicas or 1)))
+    settings = api.KeyValueConfig(
+        bucket, history=1, storage=api.StorageType.FILE, republish=announced, replicas=replicas or 1
+    )
+    present = await _present_or_created(js, f"KV_{bucket}", replicas, lambda: js.create_key_value(settings))
+    if present is None:
         return
-    present = (await js.stream_info(f"KV_{bucket}")).config
     # A bucket that another version created is changed in place, which keeps the keys of a run that goes on.
     changes: dict[str, Any] = {} if present.republish == announced else {"republish": announced}
     if replicas not in (None, present.num_replicas):
@@ -151,9 +152,26 @@ async def _remove_foreign_consumers(js: JetStreamContext, stream: str, own: str 
             log.warning("foreign_consumer_removed", stream=stream, consumer=name)
 
 
-async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
+async def _present_or_created(
+    js: JetStreamContext, stream: str, replicas: int | None, create: Callable[[], Awaitable[object]]
+) -> api.StreamConfig | None:
+    """Return the settings of a stream that exists; create one that does not, and return None."""
+    with contextlib.suppress(nats.js.errors.NotFoundError):
+        return (await js.stream_info(stream)).config
     try:
-        await _placed(wanted.name, wanted.num_replicas, lambda: js.add_stream(wanted))
+        await _placed(stream, replicas, create)
+    except nats.js.errors.APIError as error:
+        if error.err_code != NAME_IN_USE:  # else another role has just created it, with settings of its own
+            raise
+        return (await js.stream_info(stream)).config
+    return None
+
+
+async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
+    """Create a stream, or change only those settings that are ours: an operator may have set a placement."""
+    assert wanted.name is not None
+    try:
+        present = await _present_or_created(js, wanted.name, wanted.num_replicas, lambda: js.add_stream(wanted))
     except nats.js.errors.APIError as error:
         if error.err_code != INSUFFICIENT_STORAGE:
             raise
@@ -161,15 +179,7 @@ async def _add_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
             f"the broker has no room to reserve for stream {wanted.name}: {wanted.max_bytes} bytes; lower "
             "broker.max_log_bytes, free disk on the broker's machine, or delete the streams of runs that are over"
         ) from error
-
-
-async def _ensure_stream(js: JetStreamContext, wanted: api.StreamConfig) -> None:
-    """Create a stream, or change only those settings that are ours: an operator may have set a placement."""
-    assert wanted.name is not None
-    try:
-        present = (await js.stream_info(wanted.name)).config
-    except nats.js.errors.NotFoundError:
-        await _add_stream(js, wanted)
+    if present is None:
         return
     # The settings that the run's guarantees depend on, and no others.
     ours = ["subjects", "retention", "storage", "discard", "max_bytes", "max_msgs", "duplicate_window", "allow_direct"]

@@ -49,13 +49,13 @@ def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
 
 def carry_out(subject: Subject, plan: Plan, settings: Mapping[str, Any], directory: Path, terminal: Console) -> int:
     """Play, report into the directory, and print the table; `terminal` shows how far it is."""
-    with EvaluationJournal.open(directory, settings) as journal:
-        try:
+    try:
+        with EvaluationJournal.open(directory, settings) as journal:
             uvloop.run(play_missing(plan, subject, journal, terminal))
-        except KeyboardInterrupt:
-            terminal.print(STOPPED)
-            return 130
-        blocks = blocks_of(plan, journal.lines)
+            blocks = blocks_of(plan, journal.lines)
+    except KeyboardInterrupt:
+        terminal.print(STOPPED)
+        return 130
     write_report(directory, {"model": subject.name, "split": plan.split, "settings": settings}, plan, blocks)
     console = plain_console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     for table in rich_tables(plan, blocks):

@@ -7,8 +7,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -245,11 +247,8 @@ def test_a_sweep_of_turns_is_a_block_a_value_from_one_set_of_episodes(server: Co
     assert len(server.bodies) == TASKS * 2 * 4
     assert [block["turns"]["parity"] for block in results["blocks"]] == [2, 4, 8]
     rows = [block["rows"][0] for block in results["blocks"]]
-    assert [(row["success_rate"], row["turns_mean"], row["truncated_share"]) for row in rows] == [
-        (0.0, 2.0, 1.0),
-        (1.0, 4.0, 0.0),
-        (1.0, 4.0, 0.0),
-    ]
+    found = [(row["success_rate"], row["turns_mean"], row["truncated_share"]) for row in rows]
+    assert found == [(0.0, 2.0, 1.0), (1.0, 4.0, 0.0), (1.0, 4.0, 0.0)]
     assert (tmp_path / "table.md").read_text().count("At most") == 3
 
 
@@ -287,9 +286,16 @@ def test_two_evaluations_of_one_policy_are_the_same(tmp_path: Path) -> None:
         subject = scripted({}, "even")
         plan = make_plan(CONFIG, Choice(env_ids=("textcraft",), tasks=1), own_envs=False)
         carry_out(subject, plan, settings_of(subject, plan), tmp_path / name, TERMINAL)
-        lines = lines_of(tmp_path / name)
-        sentences.append(sorted((each["task"], json.dumps(each["turns"])) for each in lines))
+        sentences.append(sorted((each["task"], json.dumps(each["turns"])) for each in lines_of(tmp_path / name)))
     assert sentences[0] == sentences[1]
+
+
+def test_an_interrupt_while_the_file_opens_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(EvaluationJournal, "open", Mock(side_effect=KeyboardInterrupt))
+    subject, shown = scripted({}, "even"), StringIO()
+    plan = make_plan(CONFIG, Choice(env_ids=("parity",)), own_envs=False)
+    assert carry_out(subject, plan, {}, tmp_path, Console(file=shown)) == 130
+    assert shown.getvalue().strip() == STOPPED
 
 
 @pytest.mark.process

@@ -63,6 +63,20 @@ def test_connecting_again_changes_what_may_change_and_keeps_the_messages(nats_se
 
 
 @pytest.mark.process
+def test_roles_that_create_the_streams_at_the_same_time_all_connect(nats_server: EmbeddedServer, run: str) -> None:
+    async def scenario() -> None:
+        sizes = [(number + 1) * 9_000 for number in range(8)]
+        settings = [BrokerSection(url=nats_server.url, max_log_bytes=size) for size in sizes]
+        transports = await asyncio.gather(*(connect(run, each) for each in settings))
+        log = await transports[0]._js.stream_info(stream_name(run, Stream.GROUPS))
+        assert log.config.max_bytes in sizes
+        for transport in transports:
+            await transport.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
 def test_a_stream_that_cannot_be_changed_is_named(nats_server: EmbeddedServer, run: str) -> None:
     async def scenario() -> None:
         other = await connect(f"{run}-other", BrokerSection(url=nats_server.url))

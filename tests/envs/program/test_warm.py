@@ -77,6 +77,21 @@ def test_what_a_program_imports_when_it_is_used_is_there_for_later_ones(module: 
     assert [module.run(), module.run()] == [[False, True], [True, True]], "and it imports what it has written itself"
 
 
+def test_what_a_program_has_imported_is_read_whole(module: Module) -> None:
+    names = "{letter * 50_000: sys for letter in map(chr, range(500, 550))}"
+    module.write(f"import sys\ndef play(task):\n    sys.modules.update({names})\n")
+
+    async def several() -> list[Ended]:
+        async with asyncio.TaskGroup() as group:
+            runs = []
+            for _ in range(24):  # some of them begin while the first that has ended writes its list
+                runs.append(group.create_task(module.ran()))
+                await asyncio.sleep(0.02)
+        return [run.result() for run in runs]
+
+    assert [ended.code for ended in asyncio.run(several())] == [0] * 24
+
+
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(3,), daemon=True).start()\n"
 
 
