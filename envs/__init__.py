@@ -1,1 +1,1 @@
-"""The environment protocol, its registry and conformance check, action formats, and the small environments."""
+"""The environment protocol, its registry and conformance check, and what environments share."""

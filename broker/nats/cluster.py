@@ -142,13 +142,7 @@ async def _keep(server: EmbeddedServer) -> None:
         if failures > MAX_FAILURES:
             raise RunFailed(f"{server.name} ended {failures} times; see {server.directory / 'nats-server.log'}")
         await asyncio.sleep(min(0.5 * 2 ** (failures - 1), LONGEST_WAIT_S))
-        try:
-            await server.start()
-        except (BrokerUnreachable, OSError) as error:
-            # Counted above, since it has ended again: the others go on without it meanwhile.
-            log.warning("server_not_started", server=server.name, error=str(error))
-        else:
-            log.info("server_restarted", server=server.name)
+        await server.restart()
 
 
 async def _cure(server: EmbeddedServer) -> None:

@@ -255,6 +255,18 @@ class EmbeddedServer:
             ails = complaint is not None
             await asyncio.sleep(LOOK_S)
 
+    async def restart(self) -> None:
+        """Start the server again, on the same files and port, after it has ended.
+
+        A failure is logged, not raised: the server has ended again then, which its supervisor's `wait` sees and counts.
+        """
+        try:
+            await self.start()
+        except (BrokerUnreachable, OSError) as error:
+            log.warning("server_not_started", server=self.name, error=str(error))
+        else:
+            log.info("server_restarted", server=self.name)
+
     async def stop(self) -> None:
         """End the server cleanly, or by SIGKILL if it has not ended after STOP_S."""
         try:

@@ -92,7 +92,14 @@ class RewardSection(Section):
 
 
 class LossSection(Section):
-    kind: Literal["ppo", "decoupled_ppo", "dppo", "cispo", "gspo", "reinforce"] = "ppo"
+    kind: Literal[
+        "ppo",
+        "decoupled_ppo",
+        "dppo",
+        "cispo",
+        "gspo",
+        "reinforce",
+    ] = "ppo"
     """Policy loss (docs/algorithms.md). `clip_low` and `clip_high` apply to ppo and decoupled_ppo, `dual_clip` and
     `importance_cap` to ppo."""
     clip_low: Share = 0.2

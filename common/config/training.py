@@ -12,6 +12,8 @@ from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
+ONE_PROCESS = frozenset({"torch", "hash"})
+"""Backends of the learner that run in one process."""
 
 
 class ModelSection(Section):
@@ -250,7 +252,7 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
-        if self.backend != "deepspeed" and self.ranks * self.nodes > 1:
+        if self.backend in ONE_PROCESS and self.ranks * self.nodes > 1:
             raise ValueError(
                 f"learner.ranks is {self.ranks} and learner.nodes {self.nodes}, but learner.backend is {self.backend}, "
                 "which runs in one process: set both to 1, or backend to deepspeed"
@@ -273,7 +275,7 @@ class LearnerSection(Section):
                     f"learner.deepspeed.zero_optimization.{key} is set but learner.zero_stage is {self.zero_stage}: "
                     f"leave it out, or set zero_stage to {stage} or more"
                 )
-        if self.backend != "deepspeed" and self.zero_stage != 1:
+        if self.backend in ONE_PROCESS and self.zero_stage != 1:
             raise ValueError(
                 f"learner.zero_stage is {self.zero_stage} but learner.backend is {self.backend}, which has no ZeRO "
                 "stages: leave zero_stage out, or set backend to deepspeed"

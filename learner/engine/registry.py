@@ -1,8 +1,8 @@
 """The learner's backends by name: where `learner.backend` finds its engine.
 
 A backend is one module with a function that starts an engine from its settings. It is imported only when a run asks
-for it, so a machine needs no package of the others. To add one, write its module and name it here: the contract suite
-(`tests/contracts/test_engine.py`) runs every name.
+for it, so a machine needs no package of the others. To add one, write its module in `backends/` and name it here: the
+contract suite (`tests/contracts/test_engine.py`) runs every name.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
 BACKENDS: Mapping[str, str] = {
-    "deepspeed": "horizonrl.learner.engine.deepspeed:start_engine",
-    "torch": "horizonrl.learner.engine.torch_adamw:start_engine",
-    "hash": "horizonrl.learner.engine.hash:start_engine",
+    "deepspeed": "horizonrl.learner.engine.backends.deepspeed:start_engine",
+    "torch": "horizonrl.learner.engine.backends.torch_adamw:start_engine",
+    "hash": "horizonrl.learner.engine.backends.hash:start_engine",
 }
 
 

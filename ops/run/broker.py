@@ -13,7 +13,7 @@ from horizonrl.broker.nats.cluster import EmbeddedCluster, member_folder
 from horizonrl.broker.nats.key_folder import KeyFolder
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import BrokerUnreachable, ConfigError, RunFailed
+from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.service import until_stopped
 from horizonrl.ops.run.directory import read_address
@@ -105,11 +105,7 @@ async def restart_broker(server: EmbeddedServer, restarts: Restarts, run: RunPro
     """Restart the broker on the same files and port whenever it ends. The other processes wait for it."""
     while True:
         await restarts.wait(await server.wait(), run)
-        try:
-            await server.start()
-        except (BrokerUnreachable, OSError) as error:
-            # Counted above, since it has ended again.
-            log.warning("server_not_started", server=server.name, error=str(error))
+        await server.restart()
 
 
 async def end_when_curable(server: EmbeddedServer) -> None:

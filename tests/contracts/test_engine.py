@@ -57,7 +57,7 @@ def digests(engine: RankEngine, batches: list[Batch], path: Path) -> list[str]:
 
 def test_the_default_backend_is_registered_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     assert LearnerSection().backend in BACKENDS
-    with pytest.raises(ConfigError, match="choose deepspeed, torch, hash"):
+    with pytest.raises(ConfigError, match=f"choose {', '.join(BACKENDS)}"):
         make_engine(EngineSettings(tmp_path, backend="deepsped"))
 
 

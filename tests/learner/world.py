@@ -26,7 +26,7 @@ from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopReason, Task, Ticket, Void
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.learner.engine.hash import HashEngine
+from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop

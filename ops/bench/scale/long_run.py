@@ -39,7 +39,7 @@ from horizonrl.common.types import (
 )
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.learner.engine.hash import HashEngine
+from horizonrl.learner.engine.backends.hash import HashEngine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop

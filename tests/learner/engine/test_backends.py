@@ -12,7 +12,7 @@ from horizonrl.common.config.objective import AdvantageSection, CriticSection, L
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.engine.registry import BACKENDS, make_engine
 from horizonrl.learner.intake.batch import Batch
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.traces import demonstrations, make_batch, make_groups
@@ -124,7 +124,8 @@ def test_adding_up_in_float32_makes_the_step_independent_of_the_split(start: Sta
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learner\.backend is 'torsh': choose deepspeed, torch, hash; did you mean"):
+    known = ", ".join(BACKENDS)
+    with pytest.raises(ConfigError, match=rf"learner\.backend is 'torsh': choose {known}; did you mean torch"):
         make_engine(EngineSettings(tiny_model, backend="torsh"))
 
 

@@ -72,7 +72,7 @@ def test_no_category_has_two_more_than_another_that_holds_more(categories: list[
 
 
 def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horizonrl.envs.parity.TASKS", (TaskSpec("round-00", "train", "all"),))
+    monkeypatch.setattr("horizonrl.envs.games.parity.TASKS", (TaskSpec("round-00", "train", "all"),))
     config = RunConfig.load([], ["--eval.every=5", "--envs", '[{"id": "parity", "categories": ["all"]}]'])
     with pytest.raises(ConfigError, match=r"'parity' holds out no task of the categories all.*set eval\.every to 0"):
         eval_tasks(config)

@@ -9,7 +9,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, signs_of
+from horizonrl.envs.games.wordle import AgentGymGuessing, Guessing, Wordle, best_guess, list_words, signs_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
 from horizonrl.envs.check import check
-from horizonrl.envs.maze import LONGEST_WAY, STEPS, Maze, MazeWalk, Walk
+from horizonrl.envs.games.maze import LONGEST_WAY, STEPS, Maze, MazeWalk, Walk
 
 
 def test_there_are_215_mazes_to_train_on_and_25_to_test_of_three_sizes() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from horizonrl.envs import registry
 from horizonrl.envs.api import Step
-from horizonrl.envs.parity import Parity
+from horizonrl.envs.games.parity import Parity
 
 
 def play(*replies: str) -> list[Step]:
