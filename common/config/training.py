@@ -12,8 +12,6 @@ from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
-ONE_PROCESS = frozenset({"torch", "hash"})
-"""Backends of the learner that run in one process."""
 
 
 class ModelSection(Section):
@@ -154,7 +152,7 @@ class LearnerSection(Section):
     backend: str = "deepspeed"
     """What trains the model. `deepspeed` serves any number of `learner.ranks`. `torch` needs no DeepSpeed and runs in
     one process. `hash` trains nothing: its weights are a hash of the batches, for runs with scripted actors that test
-    everything but the training. A run can be resumed with another backend, except from or to `hash`."""
+    everything but the training. A run of `deepspeed` can be resumed with `torch`, and the reverse."""
     ranks: Positive = 1
     """Number of learner processes per machine. On GPUs, use one per GPU. All machines of a run have equally many."""
     nodes: Positive = 1
@@ -252,11 +250,6 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _fits_its_backend(self) -> Self:
-        if self.backend in ONE_PROCESS and self.ranks * self.nodes > 1:
-            raise ValueError(
-                f"learner.ranks is {self.ranks} and learner.nodes {self.nodes}, but learner.backend is {self.backend}, "
-                "which runs in one process: set both to 1, or backend to deepspeed"
-            )
         if self.backend != "deepspeed" and self.deepspeed:
             raise ValueError(
                 f"learner.deepspeed has keys but learner.backend is {self.backend}: leave them out, or set backend to "
@@ -275,7 +268,7 @@ class LearnerSection(Section):
                     f"learner.deepspeed.zero_optimization.{key} is set but learner.zero_stage is {self.zero_stage}: "
                     f"leave it out, or set zero_stage to {stage} or more"
                 )
-        if self.backend in ONE_PROCESS and self.zero_stage != 1:
+        if self.backend != "deepspeed" and self.zero_stage != 1:
             raise ValueError(
                 f"learner.zero_stage is {self.zero_stage} but learner.backend is {self.backend}, which has no ZeRO "
                 "stages: leave zero_stage out, or set backend to deepspeed"

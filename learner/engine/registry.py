@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import cast
 
+from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 
@@ -18,11 +19,19 @@ BACKENDS: Mapping[str, str] = {
     "hash": "horizonrl.learner.engine.backends.hash:start_engine",
 }
 
+SEVERAL_RANKS = frozenset({"deepspeed"})
+"""Those that can be spread over several ranks. The others run in one process."""
 
-def require_backend(name: str) -> None:
-    """Raise ConfigError unless there is a backend of this name."""
-    if name not in BACKENDS:
-        raise ConfigError(f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}{did_you_mean(name, BACKENDS)}")
+
+def require_backend(learner: LearnerSection) -> None:
+    """Raise ConfigError unless the backend exists and takes the section's number of ranks."""
+    _require_known(learner.backend)
+    if learner.ranks * learner.nodes > 1 and learner.backend not in SEVERAL_RANKS:
+        raise ConfigError(
+            f"learner.ranks is {learner.ranks} and learner.nodes {learner.nodes}, but learner.backend is "
+            f"{learner.backend}, which runs in one process: set both to 1, or backend to "
+            f"{' or '.join(sorted(SEVERAL_RANKS))}"
+        )
 
 
 def make_engine(settings: EngineSettings) -> RankEngine:
@@ -30,7 +39,12 @@ def make_engine(settings: EngineSettings) -> RankEngine:
 
     Raises ConfigError for an unknown name, MissingDependency if a package of the backend is not installed.
     """
-    require_backend(settings.backend)
+    _require_known(settings.backend)
     module, _, function = BACKENDS[settings.backend].partition(":")
     start = cast(Callable[[EngineSettings], RankEngine], getattr(import_module(module), function))
     return start(settings)
+
+
+def _require_known(name: str) -> None:
+    if name not in BACKENDS:
+        raise ConfigError(f"learner.backend is {name!r}: choose {', '.join(BACKENDS)}{did_you_mean(name, BACKENDS)}")

@@ -162,7 +162,7 @@ def check_same_model(saved: Mapping[str, list[int]], own: Mapping[str, list[int]
                 "resume with the advantage.kind that the run began with, or begin a new run from its weights"
             )
         raise CheckpointMismatch(
-            f"the checkpoint {directory} is of another model or lora.rank: {len(differing)} tensors differ, "
-            f"the first of them is {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} here; "
-            "resume with the model and the rank that the run began with"
+            f"the checkpoint {directory} is of another model, lora.rank or learner.backend: {len(differing)} tensors "
+            f"differ, the first of them {name}, of shape {saved.get(name, 'none')} there and {own.get(name, 'none')} "
+            "here; resume with those that the run began with"
         )

@@ -62,7 +62,7 @@ _RNG = "torch_rng"
 
 
 class Backend(Protocol):
-    """The model in training and its AdamW on this rank. All ranks make the same calls in the same order."""
+    """The model in training and its optimizer on this rank. All ranks make the same calls in the same order."""
 
     rank: int
     ranks: int
@@ -94,10 +94,14 @@ class Backend(Protocol):
 
     @property
     def steps(self) -> int:
-        """Number of steps that AdamW has taken; its bias correction needs it."""
+        """Number of steps that the optimizer has taken; AdamW's bias correction needs it."""
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the masters and AdamW's moments by parameter name, each whole on rank 0 when it is asked for."""
+        """Yield the masters and the optimizer's state by name, each whole on rank 0 when it is asked for.
+
+        A name is `KIND.PARAMETER`. Backends with the same names and shapes resume each other's checkpoints: those with
+        AdamW have the kinds `master`, `exp_avg` and `exp_avg_sq`.
+        """
 
     def load(self, read: Callable[[str], Tensor], steps: int) -> None:
         """Restore the state from `read(name)`, and the model's parameters, which are the rounded masters."""

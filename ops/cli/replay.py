@@ -44,9 +44,11 @@ class ReplayRequest:
 
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
+    from horizonrl.learner.engine.registry import require_backend
     from horizonrl.learner.spawn import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
+    require_backend(config.learner)
     start = _start(request.run_dir, request.first, config.learner)
     ledger = _ledger(request)
     # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.

@@ -82,7 +82,7 @@ async def _ended_at(config: RunConfig) -> int | None:
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
     engines.factory(config.actor.engine)
-    require_backend(config.learner.backend)
+    require_backend(config.learner)
     sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
     eval_tasks(config)
     for env in config.envs:

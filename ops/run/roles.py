@@ -94,12 +94,14 @@ def _controller(config: RunConfig, service: Service) -> Callable[[], Awaitable[N
 
 
 def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
+    from horizonrl.learner.engine.registry import require_backend
     from horizonrl.learner.nodes import rendezvous
     from horizonrl.learner.records.disk import require_disk
     from horizonrl.learner.spawn import spawn_ranks
     from horizonrl.ops.observe.trackers import require
     from horizonrl.ops.run.models import model_identity, resolve_model
 
+    require_backend(config.learner)
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
         require(config.tracker.kind)

@@ -166,7 +166,6 @@ def test_the_rate_warms_up_in_imitation_and_again_in_rl() -> None:
         ({"nodes": 2, "rendezvous": "10.0.0.1:29400", "node_rank": 2}, "node_rank goes from 0 to 1"),
         ({"nodes": 2, "rendezvous": "10.0.0.1:29400", "min_nodes": 3}, "min_nodes from 1 to 2"),
         ({"node_rank": 1}, "learner.nodes is 1: set nodes to the number of machines"),
-        ({"nodes": 2, "rendezvous": "a:1", "backend": "torch"}, "set both to 1, or backend to deepspeed"),
         ({"backend": "torch", "deepspeed": {"aio": {}}}, "leave them out, or set backend to deepspeed"),
         ({"deepspeed": {"fp16": {}}}, "fp16 cannot be set"),
         ({"zero_stage": 1, "deepspeed": {"zero_optimization": {"overlap_comm": True}}}, "set zero_stage to 2 or more"),

@@ -10,9 +10,10 @@ import torch
 
 from horizonrl.common.config.objective import AdvantageSection, CriticSection, LossSection, Objective, ReferenceSection
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.registry import BACKENDS, make_engine
+from horizonrl.learner.engine.registry import BACKENDS, SEVERAL_RANKS, make_engine, require_backend
 from horizonrl.learner.intake.batch import Batch
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.traces import demonstrations, make_batch, make_groups
@@ -132,7 +133,6 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(tiny_model: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["torch", "--learner.ranks=2"], r"learner\.ranks is 2 .* runs in one process: set both to 1"),
         (["torch", "--learner.zero_stage=3"], r"learner\.zero_stage is 3 but .* has no ZeRO stages"),
         (["hash"], r"actor\.engine is vllm, which needs the weights of a model: set actor\.engine to scripted"),
     ],
@@ -141,6 +141,17 @@ def test_invalid_combinations_are_refused_before_anything_starts(overrides: list
     backend, *more = overrides
     with pytest.raises(ConfigError, match=message):
         RunConfig.load([], [f"--learner.backend={backend}", *more])
+
+
+@pytest.mark.parametrize("setting", [{"ranks": 2}, {"nodes": 2, "rendezvous": "10.0.0.1:29400"}])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_in_one_process_is_refused_with_several_ranks(backend: str, setting: dict[str, Any]) -> None:
+    require_backend(LearnerSection(backend=backend))
+    if backend in SEVERAL_RANKS:
+        require_backend(LearnerSection(backend=backend, **setting))
+        return
+    with pytest.raises(ConfigError, match=rf"learner\.backend is {backend}, which runs in one process: set both to 1"):
+        require_backend(LearnerSection(backend=backend, **setting))
 
 
 def test_the_hash_goes_with_scripted_actors() -> None:
