@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
+from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.types import DropReason, Kind, StopReason
 
 Role = Literal["controller", "actor", "learner", "server", "every"]
@@ -169,9 +170,7 @@ LEARNER = (
         buckets=STALENESS,
     ),
     Metric("gauge", "max_staleness_versions", "The run's rl.max_staleness: what is older is dropped."),
-    Metric("counter", "tokens_trained_total", "Generated tokens that took part in an optimizer step."),
     Metric("counter", "environment_steps_total", "Turns of all episodes that the learner consumed.", ("env",)),
-    Metric("counter", "generated_tokens_total", "Generated tokens of all episodes that the learner consumed."),
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
     Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
@@ -197,17 +196,6 @@ LEARNER = (
         "Time a checkpoint stalled the learner: its beginning, and the wait of the next optimizer step for its files.",
         buckets=CALL_S,
     ),
-    Metric("gauge", "reward_mean", "Mean return of the valid episodes of the last step."),
-    Metric("gauge", "success_rate", "Share of the valid episodes that were solved, in the last step."),
-    Metric("gauge", "truncated_share", "Share of the valid episodes that a limit ended, in the last step."),
-    Metric("gauge", "importance_mean", "Mean importance ratio of the last step."),
-    Metric("gauge", "importance_max", "Largest importance ratio of the last step."),
-    Metric("gauge", "ess", "Effective sample size of the last step, as a share of its tokens."),
-    Metric("gauge", "kl", "k3 estimate of KL(behaviour || learner), before the last step, in nats."),
-    Metric(
-        "gauge", "logprob_gap", "Mean absolute difference of actor's and learner's logprobs in the last step, in nats."
-    ),
-    Metric("gauge", "grad_norm", "Gradient norm of the last step, before clipping."),
     Metric("gauge", "weights_bytes", "Bytes that were published for the last version."),
     Metric(
         "counter",
@@ -247,10 +235,21 @@ EVERY = (
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
     Metric("counter", "dead_letters_total", "Undecodable messages stored away."),
 )
+_NAMED = {metric.name for metric in (*CONTROLLER, *LEARNER)}
+OF_A_STEP = tuple(
+    Metric(
+        quantity.metric,
+        quantity.metric_name,
+        quantity.meaning if quantity.metric == "counter" else f"{quantity.meaning} The value of the last step.",
+    )
+    for quantity in QUANTITIES.values()
+    if quantity.metric and quantity.metric_name not in _NAMED
+)
+"""The quantities of a step that need neither labels nor buckets: those that do have their rows above."""
 TABLE: dict[Role, tuple[Metric, ...]] = {
     "controller": CONTROLLER,
     "actor": ACTOR,
-    "learner": LEARNER,
+    "learner": (*LEARNER, *OF_A_STEP),
     "server": SERVER,
     "every": EVERY,
 }

@@ -2,7 +2,8 @@
 
 The name is the key in `metrics.jsonl`. From it follow the key of a tracker (`train/NAME`) and the name in Prometheus
 (`horizonrl_NAME`), where a unit is spelled out and a counter ends with `_total`. The title of its curve in the report
-and its column on the console are in the table too, which `docs/metrics.md` shows.
+and its column on the console are in the table too, which `docs/metrics.md` shows. `metrics.py` declares a quantity for
+Prometheus by itself, unless it needs labels or buckets.
 """
 
 from collections.abc import Mapping
