@@ -19,6 +19,7 @@ $(VENV)/ready: requirements/cpu.txt requirements/dev.txt pyproject.toml
 	$(PYTHON) -m pip install --quiet uv
 	$(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"
 	$(INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
+	rm -rf build horizonrl.egg-info # left by a build of a wheel: `python -m` would read its entry points
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable .
 	$(PYTHON) -c "from horizonrl.broker.weights.changes import warm_up; warm_up()"
 	$(VENV)/bin/horizonrl doctor

@@ -1,1 +1,1 @@
-"""Games of one file each: parity, a maze, Wordle."""
+"""Games of one file each."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from horizonrl.common.metrics import PREFIX, SERVED_CALLS, TABLE, Metric
+from horizonrl.common.metrics import PREFIX, SERVED_CALLS, TABLE, WEIGHTS_FORMS, Metric
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.types import Kind, StopReason
 
@@ -32,7 +32,9 @@ per token. Where a metric has an exemplar, a scrape in OpenMetrics format carrie
 | label | values |
 |---|---|
 | `env` | the run's environments; `other` for a ticket that names any other |
+| `category` | an environment's categories of tasks, and `(repeated)` for tasks that are drawn again |
 | `kind` | {kinds} |
+| `form` | {forms} |
 | `call` | {calls} |
 | `stop` | {stops} |
 | `reason` | listed with the metric |
@@ -45,6 +47,7 @@ def page() -> str:
         prefix=PREFIX,
         quantities=_quantities(),
         kinds=", ".join(Kind),
+        forms=", ".join(WEIGHTS_FORMS),
         calls=", ".join(SERVED_CALLS),
         stops=", ".join(StopReason),
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -120,6 +120,7 @@ def oracle_loss(batch: Ragged, objective: Objective, stopped_at: Ragged | None =
         return -clipped(np.exp(by_episode(batch, still_log_N, np.mean)) * moved_N, 3e-4, 4e-4)
     if objective.loss.kind == "reinforce":
         return -oracle_weights(still, still_log_N, objective) * A * batch.logprobs_N
+    assert objective.loss.kind == "decoupled_ppo", f"write the formula of {objective.loss.kind} here"
     alpha_N = np.array([(lag - 1) / lag if lag > 0 else 0.0 for lag in batch.lags_N])
     proximal_N = still.mu_N + alpha_N * still_log_N
     weight_N = oracle_weights(still, proximal_N - still.mu_N, objective)
@@ -131,6 +132,10 @@ def objective_for(kind: str, weight: str | None = "token", **correction: Any) ->
     weighed = weight if kind in WEIGHED else None
     section = CorrectionSection(kind=weighed, proximal="interpolated", **correction)  # type: ignore[arg-type]
     return Objective(loss=LossSection(kind=kind), correction=section)  # type: ignore[arg-type]
+
+
+def test_every_kind_that_a_recipe_can_name_is_a_loss() -> None:
+    assert set(get_args(LossSection.model_fields["kind"].annotation)) == set(LOSSES)
 
 
 @pytest.mark.parametrize("weight", ["token", "sequence", "icepop", None])
