@@ -9,10 +9,11 @@ import pytest
 from horizonrl.learner.spawn import _end
 
 RANK = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as a rank: it has finished its step
+import signal, sys
+# Blocked and waited for: a handler is called too late if the signal comes between two of Python's looks and a sleep.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 print(flush=True)
-time.sleep(float(sys.argv[1]))
+signal.sigtimedwait({signal.SIGTERM}, float(sys.argv[1]))  # as a rank, which then has finished its step
 """
 
 
