@@ -61,7 +61,8 @@ class StudyRequest:
     overrides: Sequence[str] = ()
 
     def __str__(self) -> str:
-        words = ["horizonrl", "bench", "learning", str(self.study), "--directory", str(self.directory)]
+        """Return the command as the results record it: with DIR for the directory, which is this machine's own."""
+        words = ["horizonrl", "bench", "learning", str(self.study), "--directory", "DIR"]
         words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
