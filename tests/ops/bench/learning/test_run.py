@@ -213,6 +213,7 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
         "recipe.toml",
     ]
     results = json.loads((out / "results.json").read_text())
+    assert results["command"].endswith("study.toml --directory DIR`")  # no path of this machine
     low, high = results["variants"]
     assert (low["final"]["mean"], high["final"]["mean"]) == (pytest.approx(0.095), pytest.approx(0.95))
     assert results["runs"][0]["environment_steps"] == 320
