@@ -20,6 +20,7 @@ from horizonrl.ops.bench.learning.contrasts import (
     counts_of,
     least_budget,
 )
+from horizonrl.ops.bench.learning.earlier import ReportedRun
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome
 from horizonrl.ops.bench.learning.statistics import (
     LEVEL,
@@ -106,14 +107,13 @@ def bands(outcomes: Sequence[RunOutcome], axis: str) -> dict[str, Band]:
     return found
 
 
-def to_json(comparison: Comparison, outcomes: Sequence[RunOutcome], facts: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return all results as a JSON-serialisable dictionary."""
-    runs = [asdict(each) for each in outcomes]
+    runs = [asdict(each.outcome) | {"commit": each.commit, "machine": each.machine} for each in reported]
     for run in runs:
         # JSON has no NaN: what was not measured is left out.
         run["curve"] = {name: values.tolist() for name, values in run["curve"].items() if np.isfinite(values).all()}
     return {
-        **facts,
         "measured": comparison.measured,
         "level": LEVEL,
         "budgets": comparison.budgets,

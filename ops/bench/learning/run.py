@@ -30,8 +30,9 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.learning.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
+from horizonrl.ops.bench.learning.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome, read_outcome
-from horizonrl.ops.bench.learning.study import Study, StudyRun, flattened, plan, read_study, select
+from horizonrl.ops.bench.learning.study import Study, StudyRun, plan, read_study, select, trained
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.logfiles import last_lines
 
@@ -58,6 +59,8 @@ class StudyRequest:
     phase: str | None = None
     """The phase of the study to run; None runs its own seeds and variants."""
     report_only: bool = False
+    earlier: Sequence[Path] = ()
+    """Files `results.json` whose runs count as finished."""
     overrides: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -66,6 +69,7 @@ class StudyRequest:
         words += ["--phase", self.phase] if self.phase else []
         words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
         words += ["--only", *self.only] if self.only else []
+        words += ["--with", *map(str, self.earlier)] if self.earlier else []
         return shlex.join([*words, *self.overrides])
 
 
@@ -124,7 +128,10 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
         )
     # All of the study, not only what was selected: an invalid config is found before hours of training.
     planned = plan(study, request.directory, overrides)
-    runs = [each for each in planned if each.seed in seeds and each.variant in variants]
+    selected = [each for each in planned if each.seed in seeds and each.variant in variants]
+    earlier = read_earlier(request.earlier, selected)
+    known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
+    runs = [each for each in selected if (each.variant.name, each.seed) not in known]
     if not request.report_only:
         for each in runs:
             _write_recipe(each)
@@ -132,7 +139,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
             print("stopped; the same command goes on from here, and --report-only shows what there is")
             return INTERRUPTED
     endings = _endings(runs)
-    _report(study, endings, request, len(runs))
+    _report(study, endings, earlier, request, selected)
     return 1 if any(ending.failed for _, ending in endings) else 0
 
 
@@ -222,21 +229,25 @@ def _write_recipe(each: StudyRun) -> None:
     """
     path, text = each.directory / RECIPE, to_toml(each.config)
     if path.is_file():
-        old, new = (dict(flattened(tomllib.loads(one))) for one in (path.read_text(), text))
-        # run.root may differ, so that a study's directory can be moved.
-        changed = sorted(key for key in old.keys() & new.keys() if old[key] != new[key] and key != "run.root")
-        if changed:
-            differences = ", ".join(f"{key} ({old[key]!r}, now {new[key]!r})" for key in changed)
+        old, new = (tomllib.loads(one) for one in (path.read_text(), text))
+        new["run"].pop("root", None)  # so that a study's directory can be moved
+        if changed := changes(old, new):
             raise ConfigError(
-                f"{each.directory} was begun with another {differences}: give a new --directory, or remove that run"
+                f"{each.directory} was begun with another {changed}: give a new --directory, or remove that run"
             )
     each.directory.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
-def _report(study: Study, endings: Sequence[tuple[StudyRun, Ending]], request: StudyRequest, planned: int) -> None:
+def _report(
+    study: Study,
+    endings: Sequence[tuple[StudyRun, Ending]],
+    earlier: Sequence[ReportedRun],
+    request: StudyRequest,
+    selected: Sequence[StudyRun],
+) -> None:
     """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
-    outcomes: list[RunOutcome] = []
+    runs, machine = list(earlier), _machine()
     failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
     for each, ending in endings:
         if ending.finished or ending.gave_up:
@@ -245,21 +256,27 @@ def _report(study: Study, endings: Sequence[tuple[StudyRun, Ending]], request: S
             if outcome is None:
                 failures[each.name] = f"ended before its first RL step. {ending.last_lines}"
             else:
-                outcomes.append(outcome)
-    if not outcomes:
+                runs.append(ReportedRun(outcome, ending.commit, machine))
+    if not runs:
         print("no run has finished: there is nothing to report yet")
         return
+    # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
+    order = [(each.variant.name, each.seed) for each in selected]
+    runs.sort(key=lambda each: order.index((each.outcome.variant, each.outcome.seed)))
+    outcomes = [each.outcome for each in runs]
     comparison = compare(study, outcomes)
     facts = {
         "command": f"`{request}`",
         "recipe": ", ".join(recipe.name for recipe in study.recipes),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
-        "runs": f"{len(outcomes)} of {planned} finished",
-        "evaluation": _evaluation(endings[0][0].config),
-        "commit": ", ".join(sorted({ending.commit for _, ending in endings})),
-        "machine": _machine(),
+        "runs": f"{len(outcomes)} of {len(selected)} finished",
+        "evaluation": _evaluation(selected[0].config),
+        "commit": ", ".join(sorted({each.commit for each in runs})),
+        "machine": "; ".join(sorted({each.machine for each in runs})),
     }
-    results = to_json(comparison, outcomes, {"study": study.name, **facts, "failures": failures})
+    configs = {each.variant.name: trained(each.config) for each in selected}
+    results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs), "configs": configs}
+    request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
     _draw(study, outcomes, request.directory)

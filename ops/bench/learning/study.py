@@ -156,10 +156,10 @@ def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[S
         StudyRun(variant, seed, _config(study, variant, seed, directory, overrides))
         for seed, variant in itertools.product(study.seeds, study.variants)
     ]
-    # One seed is enough: seeds differ in [run] alone, which `_trained` leaves out.
+    # One seed is enough: seeds differ in [run] alone, which `trained` leaves out.
     first = runs[: len(study.variants)]
     for one, other in itertools.combinations(first, 2):
-        if _trained(one.config) == _trained(other.config):
+        if trained(one.config) == trained(other.config):
             raise ConfigError(
                 f"study {study.name}: variants {one.variant.name} and {other.variant.name} resolve to the same config; "
                 "an override, in the study or on the command line, sets what should tell them apart"
@@ -255,8 +255,9 @@ def _config(study: Study, variant: Variant, seed: int, directory: Path, override
     return config
 
 
-def _trained(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(exclude={"run"})
+def trained(config: RunConfig) -> dict[str, Any]:
+    """Return what a run trains with: its config without its name, its place and its seed, as JSON has it."""
+    return config.model_dump(mode="json", exclude={"run"})
 
 
 def _explain(problem: Any) -> str:

@@ -100,6 +100,15 @@ def _add_learning(benchmarks: Commands) -> None:
         "--only", nargs="+", default=(), metavar="VARIANT", help="only these variants; ppo-* matches several"
     )
     learning.add_argument("--report-only", action="store_true", help="train nothing; report the runs that finished")
+    learning.add_argument(
+        "--with",
+        dest="earlier",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FILE",
+        help="a results.json of this study, of another machine or sitting: its runs are not trained again",
+    )
 
 
 def _add_scale(benchmarks: Commands) -> None:
@@ -257,6 +266,7 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
         only=arguments.only,
         phase=arguments.phase,
         report_only=arguments.report_only,
+        earlier=arguments.earlier,
         overrides=overrides,
     )
     return run(request)

@@ -226,6 +226,35 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     assert "had finished" in capsys.readouterr().out
 
 
+def test_the_runs_of_another_machine_are_reported_beside_its_own(place: Path) -> None:
+    assert carry_out(place, seeds=[0]) == 0
+    elsewhere = (place / "out").rename(place / "elsewhere") / "results.json"
+    assert carry_out(place, earlier=[elsewhere]) == 0
+    assert started(place) == ["low-seed1", "high-seed1"]
+    parts = json.loads((place / "out" / "results.json").read_text())
+    assert parts["runs"] and [(run["variant"], run["seed"]) for run in parts["runs"]] == [
+        ("low", 0),
+        ("high", 0),
+        ("low", 1),
+        ("high", 1),
+    ]
+    (place / "out").rename(place / "two")
+    assert carry_out(place) == 0
+    whole = json.loads((place / "out" / "results.json").read_text())
+    for times in (*whole["runs"], *parts["runs"], *whole["variants"], *parts["variants"]):
+        times.pop("wall_s")
+    assert {**whole, "command": ""} == {**parts, "command": ""}
+
+    with pytest.raises(ConfigError, match=r"low-seed0 was run with another rl.steps \(10, now 12\)"):
+        carry_out(place, earlier=[elsewhere], overrides=["--rl.steps=12"])
+    with pytest.raises(ConfigError, match="hold a run twice: low of seed 0, high of seed 0"):
+        carry_out(place, earlier=[elsewhere, elsewhere])
+    with pytest.raises(ConfigError, match=r"not the results\.json of a study"):
+        carry_out(place, earlier=[place / "study.toml"])
+    with pytest.raises(ConfigError, match="No such file"):
+        carry_out(place, earlier=[place / "none.json"])
+
+
 PHASES = (
     STUDY
     + """
