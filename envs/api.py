@@ -196,6 +196,17 @@ class NamesState(Protocol):
         """
 
 
+class Wraps(Protocol):
+    """An environment that another one plays in. Whether it has an expert or names its states is the other's to say."""
+
+    @classmethod
+    def wrapped(cls) -> tuple[str, Mapping[str, Any]]:
+        """Return the other environment's id and options.
+
+        Options of the environment that matter are keyword arguments of this method too, with defaults.
+        """
+
+
 class Prepares(Protocol):
     """An environment that can do ahead of need what its resets would wait for, such as drawing levels.
 

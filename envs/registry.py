@@ -97,11 +97,12 @@ def make(env_id: str, options: Mapping[str, Any] | None = None) -> Environment:
 
 def preparation(env_id: str, options: Mapping[str, Any] | None = None) -> Callable[[], bool]:
     """Return the environment's `prepare` (api.Prepares) for these options, or a function that does nothing."""
+    env_id, options = _player(env_id, options)
     prepare = getattr(load(env_id), "prepare", None)
     if prepare is None:
         return lambda: False
     known = inspect.signature(prepare).parameters
-    return partial(prepare, **{name: value for name, value in (options or {}).items() if name in known})
+    return partial(prepare, **{name: value for name, value in options.items() if name in known})
 
 
 async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) -> str:
@@ -114,9 +115,9 @@ async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) ->
     return f"{env_id} {environment.version}"
 
 
-def demonstrations_only(env_id: str) -> bool:
+def demonstrations_only(env_id: str, options: Mapping[str, Any] | None = None) -> bool:
     """Return whether the environment only replays recorded episodes."""
-    return bool(getattr(load(env_id), "demonstrations_only", False))
+    return bool(getattr(_player_class(env_id, options), "demonstrations_only", False))
 
 
 def drives_itself(env_id: str) -> bool:
@@ -133,9 +134,9 @@ def require_steps(env_id: str) -> None:
         )
 
 
-def has_expert(env_id: str) -> bool:
+def has_expert(env_id: str, options: Mapping[str, Any] | None = None) -> bool:
     """Return whether the environment can demonstrate its tasks."""
-    return callable(getattr(load(env_id), "expert", None))
+    return callable(getattr(_player_class(env_id, options), "expert", None))
 
 
 async def offers_tools(env_id: str, options: Mapping[str, Any] | None = None) -> bool:
@@ -145,9 +146,26 @@ async def offers_tools(env_id: str, options: Mapping[str, Any] | None = None) ->
     return tool_user(environment) is not None
 
 
-def names_state(env_id: str) -> bool:
+def names_state(env_id: str, options: Mapping[str, Any] | None = None) -> bool:
     """Return whether the environment names its states, so that turns can be compared within them."""
-    return callable(getattr(load(env_id), "state", None))
+    return callable(getattr(_player_class(env_id, options), "state", None))
+
+
+def _player_class(env_id: str, options: Mapping[str, Any] | None) -> type[Environment]:
+    return load(_player(env_id, options)[0])
+
+
+def _player(env_id: str, options: Mapping[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+    """Return the id and the options of the environment that plays: of one that wraps another (api.Wraps), the other's.
+
+    Raises ConfigError if the options name none.
+    """
+    wrapped = getattr(load(env_id), "wrapped", None)
+    if wrapped is None:
+        return env_id, options or {}
+    known = inspect.signature(wrapped).parameters
+    found: tuple[str, Mapping[str, Any]] = wrapped(**{k: v for k, v in (options or {}).items() if k in known})
+    return found
 
 
 def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -> T:

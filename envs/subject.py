@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def has_expert(self) -> bool:
-        return registry.has_expert(self.env_id)
+        return registry.has_expert(self.env_id, self.options)
 
     def make(self) -> Environment:
         self.made.append(registry.make(self.env_id, self.options))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 
+from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
@@ -27,7 +28,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
     that does not start.
     """
     start = factory(config.actor.engine)
-    return await start(
+    policy = await start(
         InferenceSettings(
             model_dir=model_dir,
             max_context_tokens=config.model.max_context_tokens,
@@ -41,6 +42,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
             endpoint=config.actor.endpoint,
         )
     )
+    return DrainedPolicy(policy) if config.actor.weights == "drained" else policy
 
 
 def factory(name: str) -> Callable[[InferenceSettings], Awaitable[Policy]]:

@@ -132,6 +132,9 @@ class ActorSection(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, as `[actor.vllm]` with vLLM's names (`max_num_batched_tokens = 8192`). Those
     that HorizonRL sets itself, and those that break token exactness, are rejected with the reason."""
+    weights: Literal["in_flight", "drained"] = "in_flight"
+    """How an engine swaps to new weights. in_flight: between two tokens of the generations in progress, which go on
+    under the new version. drained: after the generations in progress have ended; requests made meanwhile wait."""
     gateway_host: str = "127.0.0.1"
     """Address on which an actor serves its policy to the programs that it plays (environment `program`). 0.0.0.0 lets
     containers and other machines reach it; each episode's key is then sent over that network."""

@@ -212,17 +212,17 @@ def sources_of(envs: Iterable[EnvSection], *, demonstrations: bool = False, stat
     """
     sources = []
     for env in envs:
-        if registry.demonstrations_only(env.id) and {*env.kinds} != {Kind.DEMO}:
+        if registry.demonstrations_only(env.id, env.options) and {*env.kinds} != {Kind.DEMO}:
             raise ConfigError(
                 f"{env.id} only has demonstrations, and its kinds are {', '.join(env.kinds)}: give it "
                 'kinds = ["demo"], and for the other kinds an environment that can be played'
             )
-        if demonstrations and Kind.DEMO in env.kinds and not registry.has_expert(env.id):
+        if demonstrations and Kind.DEMO in env.kinds and not registry.has_expert(env.id, env.options):
             raise ConfigError(
                 f"{env.id} has no expert that could demonstrate its tasks: give it kinds = "
                 '["train", "eval"], or set imitation.steps and rl.demos_per_step to 0'
             )
-        if states and Kind.TRAIN in env.kinds and not registry.names_state(env.id):
+        if states and Kind.TRAIN in env.kinds and not registry.names_state(env.id, env.options):
             raise ConfigError(
                 f"{env.id} does not name its states, which advantage.state_weight compares turns in: set state_weight "
                 "to 0, or choose an environment with a method `state` (docs/environments/your-own.md)"

@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Sequence[str], *, multiline: bool) -> int:
     """Play one task with replies from stdin; return 0 if it was solved, else 1."""
     env_id, options = chosen("play", env_ids, overrides)
-    if registry.demonstrations_only(env_id):
+    if registry.demonstrations_only(env_id, options):
         raise ConfigError(f"environment {env_id!r} only replays recorded episodes, so nobody can play it")
     registry.require_steps(env_id)
     task_id = registry.tasks(env_id, options)[0].task_id if task_id is None else task_id

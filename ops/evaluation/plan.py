@@ -201,7 +201,7 @@ def _chosen(config: RunConfig, choice: Choice, own_envs: bool) -> Sequence[tuple
 
 
 def _part(config: RunConfig, choice: Choice, scenario: Scenario | None, env: EnvSection, own_envs: bool) -> EvalPart:
-    if registry.demonstrations_only(env.id):
+    if registry.demonstrations_only(env.id, env.options):
         raise ConfigError(f"environment {env.id!r} only replays what others did: no policy can be evaluated in it")
     categories = () if scenario else choice.categories or env.categories
     specs = registry.select(env.id, choice.split, categories, env.options)
