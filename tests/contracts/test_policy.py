@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from horizonrl.actors.engines.client import Endpoint, EndpointSettings
+from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.engines.endpoint import EndpointPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.policy import Generation
@@ -28,6 +30,12 @@ def scripted_policy(tmp_path: Path) -> Iterator[Played]:
 
 
 @pytest.fixture
+def drained_policy(scripted_policy: Played) -> Played:
+    """One whose weights wait for its generations, and so never split them: `test_drained.py` has what it does instead."""
+    return replace(scripted_policy, policy=DrainedPolicy(scripted_policy.policy))
+
+
+@pytest.fixture
 def endpoint_policy(tmp_path: Path) -> Iterator[Played]:
     """A policy on a small server in this process; `test_endpoint.py` asks a real vLLM server the same."""
     weights = tmp_path / "weights.safetensors"
@@ -42,7 +50,7 @@ def endpoint_policy(tmp_path: Path) -> Iterator[Played]:
 VLLM = pytest.param("vllm_engine", marks=pytest.mark.process)
 
 
-@pytest.fixture(params=["scripted_policy", "endpoint_policy", VLLM])
+@pytest.fixture(params=["scripted_policy", "drained_policy", "endpoint_policy", VLLM])
 def played(request: pytest.FixtureRequest) -> Played:
     fixture: Played = request.getfixturevalue(request.param)
     return fixture
@@ -166,7 +174,9 @@ def test_a_script_reads_and_writes_text() -> None:
     assert tokenizer.decode(answer.ids) == "you said look"
 
 
-@pytest.mark.parametrize("name", ["scripted_policy", "endpoint_policy"])  # vLLM's is shared, and closed by its own test
+@pytest.mark.parametrize(
+    "name", ["scripted_policy", "drained_policy", "endpoint_policy"]
+)  # vLLM's is shared, and closed by its own test
 def test_a_closed_policy_is_dead(name: str, request: pytest.FixtureRequest) -> None:
     played: Played = request.getfixturevalue(name)
     played.run(played.policy.close())
