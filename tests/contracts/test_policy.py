@@ -31,7 +31,7 @@ def scripted_policy(tmp_path: Path) -> Iterator[Played]:
 
 @pytest.fixture
 def drained_policy(scripted_policy: Played) -> Played:
-    """One whose weights wait for its generations, and so never split them: `test_drained.py` has what it does instead."""
+    """One whose weights wait for its generations: `test_drained.py` has what it does instead of splitting them."""
     return replace(scripted_policy, policy=DrainedPolicy(scripted_policy.policy))
 
 
