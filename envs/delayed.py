@@ -27,8 +27,8 @@ class Delayed:
 
     env: the id of the other environment
     options: its options
-    median_s: the median of the delays, in seconds
-    sigma: 0 makes all delays equal; above 0 they are log-normal, and their mean is median_s times exp(sigma² / 2)
+    seconds: the median of the delays, in seconds
+    sigma: 0 makes all delays equal; above 0 they are log-normal, and their mean is seconds times exp(sigma² / 2)
     seed: another one draws other delays
     """
 
@@ -41,13 +41,13 @@ class Delayed:
         *,
         env: str | None = None,
         options: dict[str, Any] | None = None,
-        median_s: NotNegative = 1.0,
+        seconds: NotNegative = 1.0,
         sigma: NotNegative = 0.0,
         seed: int = 0,
     ) -> None:
         self._environment = registry.make(*self.wrapped(env=env, options=options))
         self.version = f"{self.version} {env} {self._environment.version}"
-        self._median_s, self._sigma, self._seed = median_s, sigma, seed
+        self._seconds, self._sigma, self._seed = seconds, sigma, seed
         self._episode = sha256()
         # On the instance: who asks whether it has them (`api.NamesState` and others) is answered for the wrapped one.
         for name in OFFERED:
@@ -97,4 +97,4 @@ class Delayed:
         # episodes of a group, which differ in a reply, are not all slow in the same turn.
         self._episode.update(b"\n" + reply.encode(errors="surrogatepass"))
         draws = drawn(f"{self._seed} {self._episode.hexdigest()}")
-        await asyncio.sleep(self._median_s * draws.lognormvariate(0.0, self._sigma))
+        await asyncio.sleep(self._seconds * draws.lognormvariate(0.0, self._sigma))

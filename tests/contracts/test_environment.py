@@ -32,7 +32,7 @@ NATIVE = [
 ]
 SHELF = Path(__file__).parents[1] / "envs" / "mcp"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "delayed": {"env": "parity", "median_s": 0.001, "sigma": 1.0},
+    "delayed": {"env": "parity", "seconds": 0.001, "sigma": 1.0},
     "gymnasium": {"id": GUESS},
     "transcripts": {"path": Path(__file__).with_name("transcripts.jsonl")},
     "mcp": {

@@ -39,7 +39,7 @@ async def play(environment: Environment, task_id: str, replies: list[str]) -> li
 
 def test_it_plays_what_the_other_environment_plays(delays: Delays) -> None:
     replies = ["even", "odd", "even", "even"]
-    ours = asyncio.run(play(make(median_s=0.5), "round-05", replies))
+    ours = asyncio.run(play(make(seconds=0.5), "round-05", replies))
     assert ours == asyncio.run(play(registry.make("parity"), "round-05", replies))
     assert delays == [0.5] * 4, "before each step, and not before the reset"
 
@@ -68,7 +68,7 @@ def test_the_same_episode_has_the_same_delays_and_another_one_has_others(delays:
     assert delays_of("round-05", ["a", "b", "d"])[2] != first[2]
     assert not set(delays_of("round-06", ["a", "b", "c"])) & set(first)
     assert not set(delays_of("round-05", ["a", "b", "c"], seed=1)) & set(first)
-    assert delays_of("round-05", ["a", "b", "c"], median_s=2.0) == [pytest.approx(2 * each) for each in first]
+    assert delays_of("round-05", ["a", "b", "c"], seconds=2.0) == [pytest.approx(2 * each) for each in first]
 
 
 def test_an_instance_that_is_reset_forgets_the_episode_before(delays: Delays) -> None:
@@ -83,7 +83,7 @@ def test_an_instance_that_is_reset_forgets_the_episode_before(delays: Delays) ->
 
 def test_delays_are_log_normal_about_the_median(delays: Delays) -> None:
     async def scenario() -> None:
-        environment = make(median_s=0.6, sigma=1.0)
+        environment = make(seconds=0.6, sigma=1.0)
         for number in range(500):
             await play(environment, f"round-{number % 64:02d}", [str(number), "x", "y", "z"])
 
@@ -95,7 +95,7 @@ def test_delays_are_log_normal_about_the_median(delays: Delays) -> None:
 def test_it_has_an_expert_and_states_if_the_other_environment_has_them() -> None:
     async def scenario() -> None:
         for env in ("textcraft", "reasoning-gym"):
-            options = {"env": env, "median_s": 0.0}
+            options = {"env": env, "seconds": 0.0}
             environment, other = registry.make("delayed", options), registry.make(env)
             task_id = registry.tasks(env)[0].task_id
             await environment.reset(task_id)
@@ -118,7 +118,7 @@ def test_the_expert_of_one_without_an_expert_is_a_failure() -> None:
 
 def test_calls_of_tools_are_delayed_too(delays: Delays) -> None:
     async def scenario() -> None:
-        environment = make("textcraft", options={"format": "native"}, median_s=0.3)
+        environment = make("textcraft", options={"format": "native"}, seconds=0.3)
         await environment.reset(registry.tasks("textcraft")[0].task_id)
         user = tool_user(environment)
         assert user is not None
@@ -131,7 +131,7 @@ def test_calls_of_tools_are_delayed_too(delays: Delays) -> None:
 
 
 def test_it_keeps_the_contract_of_environments_that_offer_tools() -> None:
-    options = {"env": "maze", "options": {"format": "native"}, "median_s": 0.0}
+    options = {"env": "maze", "options": {"format": "native"}, "seconds": 0.0}
     task_ids = [task.task_id for task in registry.tasks("maze")[:200:100]]
     report = asyncio.run(check("delayed", options, task_ids))
     assert [found for found in report.checks if not found.passed] == []
@@ -144,10 +144,10 @@ def test_it_keeps_the_contract_of_environments_that_offer_tools() -> None:
         ({"env": "delayed"}, "cannot delay itself"),
         ({"env": "program"}, "drives itself"),
         ({"env": "parrity"}, "no environment 'parrity'; did you mean parity"),
-        ({"env": "parity", "median_s": -1}, r"option median_s: .*greater than or equal to 0 \(got -1\)"),
+        ({"env": "parity", "seconds": -1}, r"option seconds: .*greater than or equal to 0 \(got -1\)"),
         ({"env": "parity", "sigma": -0.5}, r"option sigma: .*greater than or equal to 0"),
-        ({"env": "parity", "median_s": float("inf")}, "option median_s: .*finite"),
-        ({"env": "parity", "median": 1}, "no option 'median'; did you mean median_s"),
+        ({"env": "parity", "seconds": float("inf")}, "option seconds: .*finite"),
+        ({"env": "parity", "second": 1}, "no option 'second'; did you mean seconds"),
         ({"env": "textcraft", "options": {"formt": "plain"}}, "environment 'textcraft' has no option 'formt'"),
     ],
 )
