@@ -99,13 +99,13 @@ def test_two_ranks_train_as_one_learner_and_one_rank_goes_on_from_their_checkpoi
 
 @pytest.mark.process
 def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(workplace: Workplace) -> None:
-    process = workplace.start("train", "--actor.engine=scripted", "--learner.backend=hash")
+    process = workplace.start("train", "--actor.engine=scripted", "--learner.backend=hash", "--rl.steps=60")
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     for part in psutil.Process(process.pid).children():
         if "horizonrl.ops.cli.main" in part.cmdline():  # all but the nats-server
             part.terminate()
     assert process.wait(120) == 0, workplace.logs()
-    assert [line["step"] for line in workplace.lines()] == list(range(1, 9))
+    assert [line["step"] for line in workplace.lines()] == list(range(1, 63))
     events = [json.loads(line) for line in (workplace.run_dir / "logs" / "console.log").read_text().splitlines()]
     ends = {event["part"]: event["code"] for event in events if event["event"] == "part_ended"}
     assert ends == dict.fromkeys(("learner", "controller", "actor-0"), 128 + signal.SIGTERM)
