@@ -195,7 +195,15 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         sizes[study.name] = len(study.variants)
     assert (sizes.pop("horizon-claim"), sizes.pop("asynchrony")) == (28, 18)
     assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2")) == (2, 2)
-    assert sizes == {"estimators": 9, "losses": 6, "staleness": 20, "horizons": 5, "context": 6, "smollm2": 1}
+    assert sizes == {
+        "estimators": 9,
+        "losses": 6,
+        "staleness": 20,
+        "horizons": 5,
+        "context": 6,
+        "smollm2": 1,
+        "make-train": 3,
+    }
 
 
 def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
