@@ -15,7 +15,7 @@ from horizonrl.ops.bench.learning.contrasts import (
     END,
     Contrast,
     CostRatio,
-    TimeRatio,
+    EndCost,
     contrasts,
     counts_at,
     counts_of,
@@ -189,8 +189,8 @@ CONTRASTS = (
     "difference over the paired seeds, and `p` its test: at few seeds, trust these. The p of a primary contrast is "
     "that of one test; the others are corrected together for each place (Holm). `cost` is what the first arm pays for "
     "the success that the second one has there, as a share of what that one pays; `never` means not within the budget. "
-    "`time` is what the first arm takes to the lower one of the two ends, in seconds of training, and as a share of "
-    "what the second one takes."
+    "`to the end` is what the first arm spends until it has the lower one of the two ends, against what the second one "
+    "spends until then, and the first as a share of the second."
 )
 
 
@@ -203,7 +203,7 @@ def _successes(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 def _contrasts(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["contrast", "at", "seeds", "difference", "t", "p", "cost", "time", "p of collapses"]
+    head = ["contrast", "at", "seeds", "difference", "t", "p", "cost", "to the end", "p of collapses"]
     rows = []
     for each in comparison.contrasts:
         within = "-" if each.tested is None else _bounds(each.tested.interval)
@@ -217,7 +217,7 @@ def _contrasts(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
                 within,
                 _number(each.p, 3),
                 "-" if each.cost is None else _ratio(each.cost),
-                "-" if each.time is None else _time(each.time),
+                "-" if each.end_cost is None else _end_cost(each.end_cost),
                 _number(each.collapse_p, 3),
             ]
         )
@@ -275,9 +275,9 @@ def _ratio(cost: CostRatio) -> str:
     return f"{ratio} [{low}, {high}]"
 
 
-def _time(time: TimeRatio) -> str:
-    ratio, low, high = ("-" if value is None else f"{value:.2f}" for value in (time.ratio, time.low, time.high))
-    return f"{time.seconds:,.0f} s against {time.against_s:,.0f} s: {ratio} [{low}, {high}]"
+def _end_cost(cost: EndCost) -> str:
+    ratio, low, high = ("-" if value is None else f"{value:.2f}" for value in (cost.ratio, cost.low, cost.high))
+    return f"{cost.spent:,.0f} against {cost.against_spent:,.0f}: {ratio} [{low}, {high}]"
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -18,8 +18,6 @@ from horizonrl.ops.bench.learning.study import Pair
 
 END = "end"
 """The axis of the comparison of ends, at equal RL steps."""
-TIME = "seconds"
-"""The axis along which the time to equal success is looked for."""
 PLACES = 400
 """Number of places at which the cost of equal success is looked for."""
 
@@ -37,16 +35,16 @@ class CostRatio:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeRatio:
-    """The seconds of training after which an arm first has the success that both arms have in the end.
+class EndCost:
+    """The cost after which each arm first has the success that both have in the end.
 
-    That is the lower one of their two ends, however long each of them trains. `ratio` is `seconds` as a share of
-    `against_s`, bounded by `low` and `high` at LEVEL, by bootstrap; None: the other arm has had it from the start.
+    That is the lower one of their two ends, however much each of them spends in all. `ratio` is `spent` as a share of
+    `against_spent`, bounded by `low` and `high` at LEVEL, by bootstrap; None: the other arm has had it from the start.
     """
 
     success: float
-    seconds: float
-    against_s: float
+    spent: float
+    against_spent: float
     ratio: float | None
     low: float | None
     high: float | None
@@ -70,8 +68,9 @@ class Contrast:
     p: float | None
     """Its p. Those of all contrasts but the primary ones are corrected together, for each axis (Holm)."""
     cost: CostRatio | None
-    time: TimeRatio | None
-    """At the end only; None if seconds were not measured."""
+    """At the budget; None at the end."""
+    end_cost: EndCost | None
+    """Along the axis, to what both have in the end; None at the end."""
     collapse_p: float | None
     """Fisher's exact test of the numbers of collapsed runs, at the end only; None if a collapse could not be seen."""
 
@@ -84,7 +83,7 @@ def contrasts(pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Seque
     found: list[Contrast] = []
     for axis in (END, *axes):
         of_axis = [
-            _contrast(pair, axis, runs[pair.variant], runs[pair.against], timed=TIME in axes)
+            _contrast(pair, axis, runs[pair.variant], runs[pair.against])
             for pair in pairs
             if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
         ]
@@ -111,9 +110,7 @@ def counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
     return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
 
 
-def _contrast(
-    pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome], *, timed: bool
-) -> Contrast:
+def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome]) -> Contrast:
     seeds = sorted(ours.keys() & theirs.keys())
     one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
     budget = None if axis == END else least_budget([*one, *other], axis)
@@ -132,7 +129,7 @@ def _contrast(
         tested := paired_test(after.rates, before.rates),
         None if tested is None else tested.p,
         None if budget is None else cost_ratio(one, other, axis, budget),
-        time_ratio(one, other) if axis == END and timed else None,
+        None if budget is None else end_cost(one, other, axis),
         _collapse_p(one, other) if axis == END else None,
     )
 
@@ -156,27 +153,27 @@ def cost_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: s
     return CostRatio(*(float(value) if np.isfinite(value) else None for value in (ratio, low, high)))
 
 
-def time_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome]) -> TimeRatio:
-    """Return how long both arms take to the success that both reach. Resamples are those of `cost_ratio`."""
+def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str) -> EndCost:
+    """Return what both arms spend until they have what both reach. Resamples are those of `cost_ratio`."""
     generator = np.random.default_rng(0)
     drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
     arms = (ours, theirs)
-    ends = [least_budget(arm, TIME) for arm in arms]
+    ends = [least_budget(arm, axis) for arm in arms]
     places = [np.linspace(0.0, end, PLACES) for end in ends]
-    resampled = [_curves(arm, TIME, at_P, drawn_RS, generator) for arm, at_P in zip(arms, places, strict=True)]
-    measured = [counts_at(arm, TIME, at_P).rates.mean(0)[None] for arm, at_P in zip(arms, places, strict=True)]
-    goal, (seconds, against_s) = _times(measured, ends)
-    _, (ours_R, theirs_R) = _times(resampled, ends)
-    # A resample in which the other arm needed no time has no ratio: it stands at the upper end.
+    resampled = [_curves(arm, axis, at_P, drawn_RS, generator) for arm, at_P in zip(arms, places, strict=True)]
+    measured = [counts_at(arm, axis, at_P).rates.mean(0)[None] for arm, at_P in zip(arms, places, strict=True)]
+    goal, (spent, against_spent) = _spent(measured, ends)
+    _, (ours_R, theirs_R) = _spent(resampled, ends)
+    # A resample in which the other arm spent nothing has no ratio: it stands at the upper end.
     ratios_R = np.sort(np.divide(ours_R, theirs_R, out=np.full_like(ours_R, np.inf), where=theirs_R > 0))
     low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    ratio = float(seconds[0] / against_s[0]) if against_s[0] > 0 else None
+    ratio = float(spent[0] / against_spent[0]) if against_spent[0] > 0 else None
     bounds = (float(value) if np.isfinite(value) else None for value in (low, high))
-    return TimeRatio(float(goal[0]), float(seconds[0]), float(against_s[0]), ratio, *bounds)
+    return EndCost(float(goal[0]), float(spent[0]), float(against_spent[0]), ratio, *bounds)
 
 
-def _times(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
-    """Return the lower of the two ends [R] of each pair of curves [R, P], and when each curve first has it."""
+def _spent(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
+    """Return the lower of the two ends [R] of each pair of curves [R, P], and what each spends until it has it."""
     goals_R = np.minimum(*(curves_RP[:, -1] for curves_RP in curves))
     return goals_R, [end * _reached(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)]
 

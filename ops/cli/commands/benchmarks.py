@@ -15,6 +15,7 @@ def add(commands: Commands) -> None:
     _add_faults(benchmarks)
     _add_speed(benchmarks)
     _add_learning(benchmarks)
+    _add_sampling(benchmarks)
     _add_scale(benchmarks)
     _add_weights(benchmarks)
     _add_followers(benchmarks)
@@ -109,6 +110,13 @@ def _add_learning(benchmarks: Commands) -> None:
         metavar="FILE",
         help="a results.json of this study, of another machine or sitting: its runs are not trained again",
     )
+
+
+def _add_sampling(benchmarks: Commands) -> None:
+    description = "What other ways of sampling groups would have cost some runs."
+    sampling = benchmarks.add("sampling", description, _sampling, overrides=False)
+    sampling.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR", help="runs with their episodes")
+    _add_json(sampling)
 
 
 def _add_scale(benchmarks: Commands) -> None:
@@ -254,6 +262,12 @@ def _timeline(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.table import timeline
 
     return timeline.run(arguments.run_dir, arguments.svg_file)
+
+
+def _sampling(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    from horizonrl.ops.bench.learning import sampling
+
+    return sampling.run(arguments.run_dirs, arguments.json_file)
 
 
 def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
