@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from horizonrl.ops.bench.learning.contrasts import END, contrasts, end_cost
 from horizonrl.ops.bench.learning.outcome import Curve, RunOutcome, Success
 from horizonrl.ops.bench.learning.study import Pair
