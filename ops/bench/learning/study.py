@@ -26,6 +26,22 @@ OWN_KEYS = ("run.name", "run.root", "run.seed")
 """Keys that the study sets itself in every run."""
 
 Overrides = dict[str, Any]
+SMALL = "small"
+"""The phase that every study has: the machinery alone in seconds, on two variants and with no model in training."""
+SMALL_OVERRIDES: Overrides = {
+    "model.name": "smollm2-135m-instruct",  # for its tokenizer
+    "model.max_context_tokens": 512,
+    "learner.backend": "hash",
+    "actor.engine": "scripted",
+    "actor.slots": 32,
+    "imitation.steps": 0,
+    "rl.steps": 2,
+    "rl.groups_per_step": 2,
+    "eval.every": 1,
+    "eval.samples": 1,
+    "eval.tasks": 4,
+    "reward.overlong_band": [1, 1000],  # random tokens solve nothing: only their number tells a group's episodes apart
+}
 
 
 class PhaseFile(BaseModel):
@@ -61,7 +77,7 @@ class StudyFile(BaseModel):
     grid: dict[Name, dict[Name, Overrides]] = {}
     """Axes. Each is a table from the name of a value to its overrides."""
     phases: dict[Name, PhaseFile] = {}
-    """Parts of the study that `--phase` selects."""
+    """Parts of the study that `--phase` selects. Every study has the phase `small` besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +160,9 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
     recipes = [file.recipe] if isinstance(file.recipe, str) else file.recipe
     found = [_find(recipe, (path.parent, RECIPES), "recipe") for recipe in recipes]
-    return Study(file.name, found, file.seeds, variants, _pairs(file, variants, path), list(file.grid), file.phases)
+    pairs = _pairs(file, variants, path)
+    phases = {SMALL: _small(file, pairs, names), **file.phases}
+    return Study(file.name, found, file.seeds, variants, pairs, list(file.grid), phases)
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
@@ -207,6 +225,12 @@ def _pairs(file: StudyFile, variants: Sequence[Variant], path: Path) -> list[Pai
             values = ", ".join(dict.fromkeys(value for names in by_names for value in names))
             raise ConfigError(f"{path}: no two variants differ in {one!r} and {other!r} alone; there are {values}")
     return list(pairs.values())
+
+
+def _small(file: StudyFile, pairs: Sequence[Pair], names: Sequence[str]) -> PhaseFile:
+    """Return the phase `small`: one seed of the first two variants that are compared."""
+    only = [pairs[0].variant, pairs[0].against] if pairs else list(names[:2])
+    return PhaseFile(seeds=file.seeds[:1], only=only, overrides=SMALL_OVERRIDES)
 
 
 def _find(name: str, folders: Sequence[Path], what: str) -> Path:

@@ -1,0 +1,25 @@
+"""Every study that is shipped runs: its small phase, with real programs and no model in training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from horizonrl.ops.bench.learning.run import StudyRequest, run
+from horizonrl.ops.bench.learning.study import SMALL, STUDIES, read_study
+
+pytestmark = pytest.mark.process
+NAMES = sorted(file.stem for file in STUDIES.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_small_phase_of_a_study_ends_with_its_results(name: str, tmp_path: Path) -> None:
+    study = read_study(Path(name))
+    # One variant: the configs of all are planned, and `bench/learning/test_run.py` compares arms.
+    variant = study.phases[SMALL].only[0]
+    assert run(StudyRequest(Path(name), tmp_path, only=[variant], phase=SMALL)) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["study"] == study.name
+    assert [(each["variant"], each["seed"]) for each in results["runs"]] == [(variant, study.seeds[0])]
+    assert len(results["runs"][0]["curve"]["steps"]) == 3, "evaluated before RL and after each of its two steps"
+    assert (tmp_path / "success-steps.svg").is_file()
