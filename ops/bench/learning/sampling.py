@@ -125,7 +125,7 @@ def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
         raise ConfigError(f"none of the {len(groups)} groups has returns that differ: there is nothing to compare")
     rules: dict[str, Rule] = {}
     for count in sorted({size // 2, 3 * size // 4} - {0, 1, size}):
-        rules[f"smaller {count}"], rules[f"screen {count}"], rules[f"stop {count}"] = (
+        rules[f"smaller-{count}"], rules[f"screen-{count}"], rules[f"stop-{count}"] = (
             make(count) for make in (smaller, screen, stop)
         )
     return [_cost(name, [rule(group) for group in groups], played, groups) for name, rule in sorted(rules.items())]

@@ -56,8 +56,8 @@ def test_a_group_is_stopped_in_the_turn_that_decides() -> None:
 
 def test_the_groups_as_played_are_the_measure() -> None:
     found = {each.rule: each for each in costs([group([1, 0, 0, 0]), group([0, 0, 0, 0])])}
-    assert found.keys() == {f"{rule} {count}" for rule in ("screen", "smaller", "stop") for count in (2, 3)}
-    two = found["screen 2"]
+    assert found.keys() == {f"{rule}-{count}" for rule in ("screen", "smaller", "stop") for count in (2, 3)}
+    two = found["screen-2"]
     assert two.lost == pytest.approx(0.5)
     assert two.spread == pytest.approx(1.0), "there is one informative group only"
     assert two.steps_per_group == pytest.approx((9 + 6) / 0.5 / 24)
@@ -87,5 +87,5 @@ def test_a_run_is_read_from_its_episodes(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "episodes" / "step-000001.jsonl").write_text(lines)
     assert list(read_groups(tmp_path)) == [group([1, 0, 0], [2, 4, 4])], "broken groups and demonstrations are left out"
     assert run([tmp_path], tmp_path / "found.json") == 0
-    assert "screen 2" in capsys.readouterr().out
+    assert "screen-2" in capsys.readouterr().out
     assert json.loads((tmp_path / "found.json").read_text())["groups"] == 1
