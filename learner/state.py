@@ -11,7 +11,7 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind, Phase, PolicyVersion
-from horizonrl.learner.controller.curriculum import EvalTask, sources_of
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, sources_of
 from horizonrl.learner.controller.horizon import Histories, adaptive_rules
 from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -48,6 +48,7 @@ class LearnerState:
         self.collector = Collector(rules, TicketAccounts())
         self.horizons = Histories(adaptive_rules(config))
         self.sources = sources_of(config.envs) if config.curriculum.kind == "adaptive" else ()
+        self.curriculum = Curriculum(config.run.seed, self.sources)
         self.yields = Yields(self.sources)
         self.rounds = Rounds(eval_tasks)
         self.last_commit = Commit(

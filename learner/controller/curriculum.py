@@ -62,6 +62,21 @@ class EvalTask:
     category: str
 
 
+@dataclass(frozen=True, slots=True)
+class DrawShare:
+    """What an adaptive curriculum draws next, and why."""
+
+    env_id: str
+    category: str
+    """REPEATED_LABEL for the tasks that taught last time."""
+    share: float
+    """Share of the environment's train tickets."""
+    differed: float
+    """Share of the last groups drawn from here whose returns differed."""
+    tasks: int
+    """Number of tasks to draw from."""
+
+
 class Curriculum:
     def __init__(self, seed: int, sources: Sequence[TaskSource]) -> None:
         self._seed = seed
@@ -101,13 +116,26 @@ class Curriculum:
         # The last one, if rounding leaves a rest.
         return self._members(source)[list(shares)[min(place, len(shares) - 1)]]
 
+    def explained(self, yields: Sequence[CategoryYield], repeats: Sequence[RepeatedTasks]) -> list[DrawShare]:
+        """Return what each category gets of its environment's train tickets, and the repeated tasks before them."""
+        found = []
+        for env_id in dict.fromkeys(each.env_id for each in yields):
+            again = next((each for each in repeats if each.env_id == env_id), RepeatedTasks(env_id=env_id))
+            share = self.repeated_share(again, yields)
+            found.append(DrawShare(env_id, REPEATED_LABEL, share, again.share, len(again.task_ids)))
+            differed = {each.category: each.share for each in yields if each.env_id == env_id}
+            for category, of_rest in self.shares(env_id, yields).items():
+                tasks = len(self._members(self._source(env_id))[category])
+                found.append(DrawShare(env_id, category, (1.0 - share) * of_rest, differed.get(category, 0.0), tasks))
+        return found
+
     def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:
         """Return the share of an environment's train tickets that each of its categories gets.
 
         A category counts as its number of tasks, times what it yields as a share of what the best one does. No task's
         chance is below FLOOR of another's, so that a category that has become possible to learn is found.
         """
-        source = next(source for source in self._sources[Kind.TRAIN] if source.env_id == env_id)
+        source = self._source(env_id)
         known = {each.category: each.share for each in yields if each.env_id == env_id}
         best = max(known.values(), default=1.0)
         weights = {
@@ -125,6 +153,9 @@ class Curriculum:
         best = max((each.share for each in yields if each.env_id == repeated.env_id), default=1.0)
         count = len(repeated.task_ids)
         return REPEATED * count / (count + HALF) * min(1.0, repeated.share / best)
+
+    def _source(self, env_id: str) -> TaskSource:
+        return next(source for source in self._sources[Kind.TRAIN] if source.env_id == env_id)
 
     def _own(self, source: TaskSource) -> frozenset[str]:
         """Return an environment's tasks. It is made once, since there may be a million."""

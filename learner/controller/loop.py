@@ -25,7 +25,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progress, RepeatedTasks
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
-from horizonrl.learner.controller.curriculum import REPEATED_LABEL, Curriculum, EvalTask, TaskSource
+from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
 from horizonrl.learner.controller.horizon import scheduled_turns
 
 log = get_logger()
@@ -292,13 +292,8 @@ class Controller:
     async def _report(self, progress: Progress, issued: dict[Kind, int]) -> None:
         for env_id, turns in self._recorded.horizons.items():
             self.metrics.set("horizon_turns", turns, env=env_id)
-        yields, repeats = self._announced(progress)
-        shares = {each.env_id: self._curriculum.repeated_share(each, yields) for each in repeats}
-        for env_id in {each.env_id for each in yields}:
-            again = shares.get(env_id, 0.0)
-            self.metrics.set("curriculum_share", again, env=env_id, category=REPEATED_LABEL)
-            for category, share in self._curriculum.shares(env_id, yields).items():
-                self.metrics.set("curriculum_share", (1.0 - again) * share, env=env_id, category=category)
+        for each in self._curriculum.explained(*self._announced(progress)):
+            self.metrics.set("curriculum_share", each.share, env=each.env_id, category=each.category)
         await self._measure(progress)
         step = progress.phase_step if progress.phase is Phase.RL else 0
         self._recorded = HorizonState(phase_step=step, horizons=self._recorded.horizons, tickets_issued=issued)

@@ -15,7 +15,7 @@ from horizonrl.learner.intake.collector import EvalEnd, PendingBatch
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import count_end, evaluation_line, mirror_evaluation
 from horizonrl.learner.records.journal import Journal
-from horizonrl.learner.records.report import StepTimes, ledger_line, metrics_line, mirror_metrics
+from horizonrl.learner.records.report import StepTimes, drawn_from, ledger_line, metrics_line, mirror_metrics
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
 
@@ -68,6 +68,7 @@ class Recorder:
         line = metrics_line(phase, state.policy, pending, stats, times)
         line |= {"tickets_issued": tickets_issued, "tickets_outstanding": tickets_issued - settled}
         line["growths"] = [growth.model_dump() for growth in grown]
+        line["curriculum"] = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
         self._journal.write_metrics(line)
         mirror_metrics(self._metrics, line, pending)
         for growth in grown:

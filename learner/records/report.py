@@ -16,6 +16,7 @@ from horizonrl.common.metrics import TABLE, Metrics
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion
+from horizonrl.learner.controller.curriculum import DrawShare
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import PendingBatch
 
@@ -90,6 +91,15 @@ def metrics_line(
     measured = {key: value for key, value in asdict(stats).items() if key not in ("trained_tokens", "compute_s")}
     # JSON has no NaN, which is how the engine says that there was nothing to measure.
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
+
+
+LISTED = 16
+"""Most entries of a step's `curriculum`: those with the largest shares. Prometheus has all."""
+
+
+def drawn_from(shares: Sequence[DrawShare]) -> list[dict[str, Any]]:
+    """Return what an adaptive curriculum draws after a step, the largest shares of all environments first."""
+    return [asdict(each) for each in sorted(shares, key=lambda each: -each.share)[:LISTED]]
 
 
 def _outcome(groups: Sequence[Group]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Outcomes
 from horizonrl.common.types import Kind, Phase
+from horizonrl.learner.controller.curriculum import REPEATED_LABEL
 from horizonrl.ops.observe.broker_status import BrokerStatus, counted, longer, waits
 from horizonrl.ops.observe.figures import (
     RECENT,
@@ -106,7 +107,7 @@ class Snapshot:
             elsewhere = "only the learner's machine knows: run `horizonrl status RUN_DIR` there"
             return [("success", "no step yet" if self.run_dir else elsewhere), *self._horizons()]
         rows = self._rl(self.files.rl) if self.files.rl else self._imitation(self.files.metrics)
-        return rows + self._evaluations(self.files.evals) + self._horizons()
+        return rows + self._evaluations(self.files.evals) + self._horizons() + self._draws()
 
     def _rl(self, lines: Sequence[Line]) -> Rows:
         last, early, late = lines[-1], lines[:RECENT], lines[-RECENT:]
@@ -144,6 +145,11 @@ class Snapshot:
             why = f"{growth.from_turns} to {growth.to_turns} turns after {growth.phase_step} RL steps: {growth.reason}"
             rows.append(("", f"{growth.env_id} grew from {why}"))
         return rows
+
+    def _draws(self) -> Rows:
+        """Return what an adaptive curriculum draws next and why; nothing if it is uniform."""
+        drawn = self.files.metrics[-1].get("curriculum", ()) if self.files.metrics else ()
+        return [("" if place else "draws", _draw(one)) for place, one in enumerate(drawn[:MOST_DRAWS])]
 
     def moving(self) -> Rows:
         """Return how fast the run is, how old its data is, and what became of its tickets."""
@@ -252,6 +258,16 @@ class Snapshot:
             ],
             "time": self.now,
         }
+
+
+MOST_DRAWS = 4
+"""Most categories that one screen names; the report has more."""
+
+
+def _draw(one: Line) -> str:
+    again = one["category"] == REPEATED_LABEL
+    name = f"{counted(one['tasks'], 'task')} that differed last time" if again else one["category"]
+    return f"{percent(one['share']):>5}  {one['env_id']}, {name}; {percent(one['differed'])} of these groups differ"
 
 
 KEPT = ("trained", "evaluated", "void")

@@ -61,6 +61,7 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "evaluations": evaluations(files.evals),
         "accounts": ticket_accounts(files),
         "decisions": decisions(config, files),
+        "draws": draws(files),
         "lineages": lineages(files),
         # `to_toml` leaves out the password's key. This is for one in an address, should any get there: the page is
         # shared.
@@ -237,6 +238,15 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
         | {"step": decision["phase_step"] + config.imitation.steps, "first_step": _first_step(files, decision)}
         for decision in made
     ]
+
+
+def draws(files: Files) -> list[dict[str, Any]]:
+    """Return what an adaptive curriculum drew: each place with its shares after the first and the last RL step."""
+    lines = [line for line in files.rl if line.get("curriculum")]
+    if not lines:
+        return []
+    first, last = ({(one["env_id"], one["category"]): one for one in lines[place]["curriculum"]} for place in (0, -1))
+    return [{**one, "first": first[name]["share"] if name in first else None} for name, one in last.items()]
 
 
 def lineages(files: Files) -> list[dict[str, Any]]:

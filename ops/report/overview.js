@@ -2,7 +2,7 @@
 
 // The sections of each kind of page, by the id of their place.
 const SECTIONS = {
-  run: { headline: drawHeadline, evaluations: drawEvaluations, accounts: drawAccounts, decisions: drawDecisions, lineages: drawLineages, config: drawConfig },
+  run: { headline: drawHeadline, evaluations: drawEvaluations, accounts: drawAccounts, decisions: drawDecisions, draws: drawDraws, lineages: drawLineages, config: drawConfig },
   evaluation: { headline: drawHeadline, results: drawResults, config: drawSettings },
   comparison: { compared: drawCompared, parts: drawParts, config: drawDifferences },
 };
@@ -106,6 +106,16 @@ function drawDecisions(place) {
   if (!facts.decisions.length) return place.append(h("p", { class: "hint" }, "The horizon has not changed in this run."));
   place.append(table(["After step", "Environment", "Horizon", "Why", "First in step"], facts.decisions.map((one) =>
     [one.step, one.env_id, `${one.from_turns} → ${one.to_turns} turns`, one.reason, one.first_step ?? "not yet"])));
+}
+
+// What an adaptive curriculum drew, and why; nothing for a uniform one.
+function drawDraws(place) {
+  if (!facts.draws.length) return;
+  place.append(h("h2", {}, "Curriculum"),
+    h("p", { class: "hint" }, "Where the train tickets of an environment come from: tasks whose last group differed in return, and categories by how often their groups do."),
+    table(["Environment", "Drawn from", "Tasks", "Groups that differed", "Share at first", "Share now"], facts.draws.map((one) => [
+      one.env_id, one.category === "(repeated)" ? "tasks that differed last time" : one.category, one.tasks,
+      withUnit(one.differed, "percent"), one.first === null ? "" : withUnit(one.first, "percent"), withUnit(one.share, "percent")])));
 }
 
 function drawLineages(place) {

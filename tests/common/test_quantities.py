@@ -19,7 +19,7 @@ from tests.records import make_group
 ROOT = Path(__file__).parents[2]
 IDENTITY = {"phase", "step", "version", "lineage", "time"}
 """Which step a line is of."""
-BY_ENVIRONMENT = {"horizons", "environments", "growths"}
+BY_ENVIRONMENT = {"horizons", "environments", "growths", "curriculum"}
 RETIRED = (
     "truncated_ratio",
     "success_ratio",

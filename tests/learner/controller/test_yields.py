@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks
 from horizonrl.common.types import Group, Kind, Provenance, Task
-from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, Curriculum, TaskSource
+from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, REPEATED_LABEL, Curriculum, TaskSource
 from horizonrl.learner.controller.yields import Yields
+from horizonrl.ops.run.directory import read_lines
 from tests.learner import world
 from tests.learner.world import World
 from tests.records import make_episode, make_ticket, make_turn
@@ -143,6 +145,25 @@ def test_tasks_that_taught_last_time_get_a_share_that_rises_with_their_number_an
     assert set(SOURCE.task_ids) == set(tickets)
 
 
+@given(seen_groups)
+def test_what_is_explained_is_what_is_drawn(seen: Seen) -> None:
+    yields = folded(seen)
+    explained = Curriculum(0, [SOURCE]).explained(yields.all(), yields.repeats())
+    assert sum(each.share for each in explained) == pytest.approx(1.0)
+    again, *categories = explained
+    assert (again.category, again.tasks) == (REPEATED_LABEL, len(yields.repeats()[0].task_ids))
+    assert {each.category: each.tasks for each in categories} == SIZES
+    assert [each.differed for each in categories] == [each.share for each in sorted(yields.all(), key=place_of)]
+
+
+def place_of(each: CategoryYield) -> int:
+    return list(SIZES).index(each.category)
+
+
+def test_a_uniform_curriculum_has_nothing_to_explain() -> None:
+    assert Curriculum(0, [SOURCE]).explained((), ()) == []
+
+
 def test_a_task_that_the_run_no_longer_has_is_not_repeated() -> None:
     yields = Yields([SOURCE])
     yields.restore([], [repeated_of("gone-0", "easy-1").model_dump(), {"env_id": "maze", "task_ids": ["a"]}])
@@ -190,5 +211,8 @@ def test_a_run_loses_and_doubles_nothing_whoever_dies(
         progress = await world.StateStore(MemoryTransport(run.server, "run")).get(world.Key.PROGRESS)
         assert isinstance(progress, world.Progress)
         assert (progress.yields, progress.repeats) == (yields.all(), yields.repeats())
+        explained = Curriculum(run.config.run.seed, [SOURCE]).explained(yields.all(), yields.repeats())
+        last = read_lines(run.config.run_dir / "metrics.jsonl")[-1]["curriculum"]
+        assert last == [asdict(each) for each in sorted(explained, key=lambda each: -each.share)]
 
     asyncio.run(scenario())

@@ -145,6 +145,16 @@ def test_episodes_that_broke_and_resumes_are_told() -> None:
     ]
 
 
+def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
+    again = {"env_id": "textcraft", "category": "(repeated)", "share": 0.42, "differed": 0.73, "tasks": 17}
+    depth1 = {"env_id": "textcraft", "category": "depth1", "share": 0.58, "differed": 0.4, "tasks": 94}
+    rows = Snapshot("r", CONFIG, files=Files([LINE | {"curriculum": [depth1, again]}], (), (), ())).learning()
+    assert rows[-2:] == [
+        ("draws", " 58 %  textcraft, depth1; 40 % of these groups differ"),
+        ("", " 42 %  textcraft, 17 tasks that differed last time; 73 % of these groups differ"),
+    ]
+
+
 def test_imitation_is_judged_by_its_loss() -> None:
     lines = [LINE | {"phase": "imitation", "loss": loss} for loss in (2.0, 1.0, 0.5)]
     text = dict(Snapshot("r", CONFIG, files=Files(lines, (), (), ())).learning())

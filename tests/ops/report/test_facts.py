@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from horizonrl.ops.report.curves import MAX_POINTS, curves
 from horizonrl.ops.report.facts import (
     Files,
     decisions,
+    draws,
     ends,
     facts,
     headline,
@@ -69,6 +71,21 @@ def test_adaptive_decisions_come_from_the_run(config: RunConfig, files: Files) -
     lines = [dict(line) | {"growths": [growth] if line["step"] == 2 else []} for line in files.metrics]
     (made,) = decisions(config.model_copy(update={"horizon": horizon}), replace(files, metrics=lines))
     assert (made["reason"], made["step"], made["first_step"]) == ("40% cut", 2, 4)
+
+
+def test_draws_have_their_shares_at_first_and_now(files: Files) -> None:
+    assert draws(files) == [], "a uniform curriculum draws every task alike"
+
+    def drawn(category: str, share: float) -> dict[str, Any]:
+        return {"env_id": "textcraft", "category": category, "share": share, "differed": 0.5, "tasks": 9}
+
+    first, last = [drawn("depth1", 0.8)], [drawn("(repeated)", 0.3), drawn("depth1", 0.5)]
+    lines = [dict(files.metrics[0]) | {"curriculum": first}, dict(files.metrics[-1]) | {"curriculum": last}]
+    found = draws(replace(files, metrics=lines))
+    assert [(one["category"], one["first"], one["share"]) for one in found] == [
+        ("(repeated)", None, 0.3),
+        ("depth1", 0.8, 0.5),
+    ]
 
 
 def test_an_end_is_told_of_every_ticket(files: Files) -> None:
