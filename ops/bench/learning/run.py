@@ -7,8 +7,6 @@ as `train` does. A run's `recipe.toml` is its complete config, so `horizonrl tra
 
 import importlib.util
 import json
-import os
-import platform
 import re
 import shlex
 import shutil
@@ -23,14 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.learning.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.learning.earlier import ReportedRun, changes, read_earlier
+from horizonrl.ops.bench.learning.origin import commit_of_program, describe_machine
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome, read_outcome
 from horizonrl.ops.bench.learning.study import Study, StudyRun, plan, read_study, select, trained
 from horizonrl.ops.run.directory import to_toml
@@ -185,7 +182,7 @@ def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
         process.wait()
         code = INTERRUPTED
     wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
-    ending = Ending(code, wall_s, _commit(), "" if code in (0, INTERRUPTED) else last_lines(log_file))
+    ending = Ending(code, wall_s, commit_of_program(), "" if code in (0, INTERRUPTED) else last_lines(log_file))
     (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n")
     return ending
 
@@ -247,7 +244,7 @@ def _report(
     selected: Sequence[StudyRun],
 ) -> None:
     """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
-    runs, machine = list(earlier), _machine()
+    runs, machine = list(earlier), describe_machine()
     failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
     for each, ending in endings:
         if ending.finished or ending.gave_up:
@@ -307,23 +304,3 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
                 panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
                 panels.setdefault(panel, {})[name] = found[variant.name]
         plot_success(panels, AXES[axis], title, directory / plot_name(axis))
-
-
-def _commit() -> str:
-    """Return the commit of this program, with `-dirty` if it has changes, or `unknown` outside a repository."""
-    place = Path(__file__).parents[1]
-    try:
-        described = subprocess.run(
-            ["git", "-C", str(place), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return "unknown"
-    return described.stdout.strip() or "unknown"
-
-
-def _machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory = psutil.virtual_memory().total / 2**30
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {memory:.0f} GiB"

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.ops.bench.learning.origin import commit_of_program, describe_machine
+from horizonrl.ops.run.directory import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,14 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
         )
         print(f"{each.rule:<10}  {cells}")
     if json_file is not None:
-        facts = {"groups": len(groups), "informative": informative / len(groups)}
-        json_file.write_text(
-            json.dumps({**facts, "rules": {each.rule: asdict(each) for each in found}}, indent=1) + "\n"
-        )
+        facts = {
+            "command": f"horizonrl bench sampling {' '.join(run_dir.name for run_dir in run_dirs)}",
+            "seeds": ", ".join(str(read_config(run_dir).run.seed) for run_dir in run_dirs),
+            "commit": commit_of_program(),
+            "machine": describe_machine(),
+            "groups": len(groups),
+            "informative": informative / len(groups),
+        }
+        rules = {each.rule: asdict(each) for each in found}
+        json_file.write_text(json.dumps({**facts, "rules": rules}, indent=1) + "\n")
     return 0

@@ -202,7 +202,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "horizons": 5,
         "context": 6,
         "smollm2": 1,
-        "make-train": 3,
+        "make-train": 2,
     }
 
 

@@ -86,6 +86,8 @@ def test_a_run_is_read_from_its_episodes(tmp_path: Path, capsys: pytest.CaptureF
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "episodes" / "step-000001.jsonl").write_text(lines)
     assert list(read_groups(tmp_path)) == [group([1, 0, 0], [2, 4, 4])], "broken groups and demonstrations are left out"
+    (tmp_path / "config.toml").write_text("run.seed = 7\n")
     assert run([tmp_path], tmp_path / "found.json") == 0
     assert "screen-2" in capsys.readouterr().out
-    assert json.loads((tmp_path / "found.json").read_text())["groups"] == 1
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["groups"], found["seeds"], found["rules"]["stop-2"]["lost"]) == (1, "7", 0)

@@ -1,0 +1,29 @@
+"""Where a study's numbers come from: the program's commit and the machine."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+
+
+def commit_of_program() -> str:
+    """Return the commit of this program, with `-dirty` if it has changes, or `unknown` outside a repository."""
+    place = Path(__file__).parents[1]
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(place), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def describe_machine() -> str:
+    """Return the cores, the processor and the memory in a line."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {memory:.0f} GiB"
