@@ -162,7 +162,7 @@ def _carry_out(runs: Sequence[StudyRun], command: Command) -> bool:
 
 
 def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
-    """Run `train` to its end. If this process is interrupted, send it SIGINT, as Ctrl-C would, and wait for it."""
+    """Run `train` to its end. If this process is interrupted, send it SIGTERM and wait for it."""
     log_file = each.directory / LOG
     log_file.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -178,7 +178,8 @@ def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
+        # Not SIGINT: a study started with `nohup ... &` ignores it, and so do its children until they handle it.
+        process.send_signal(signal.SIGTERM)
         process.wait()
         code = INTERRUPTED
     wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)

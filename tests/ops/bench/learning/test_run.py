@@ -63,7 +63,7 @@ with journal.open("a") as lines:
         lines.write(json.dumps(line) + "\\n")
         lines.flush()
         if step == 3 and (number := os.environ.get("INTERRUPT")):
-            signal.signal(signal.SIGINT, lambda *_: (place / "in-order").touch() or sys.exit(130))
+            signal.signal(signal.SIGTERM, lambda *_: (place / "in-order").touch() or sys.exit(130))
             os.kill(os.getppid(), int(number))
             time.sleep(60)
 """
