@@ -1,7 +1,8 @@
 """Numbers in the docs against the studies that they come from.
 
 A number is followed by an invisible comment `<!-- claim: NAME PATH FORMAT -->`: the value at PATH in
-`docs/studies/NAME.json`, formatted with Python's FORMAT, must be what stands before it. A step of PATH is a key, an
+`docs/studies/NAME.json`, formatted with Python's FORMAT, must be what stands before it; `.1p` is a difference in
+percentage points. A step of PATH is a key, an
 index of a list, or the `variant` or `name` of one of its entries.
 """
 
@@ -35,6 +36,8 @@ def value_at(results: Any, path: str) -> Any:
 
 def shown_as(value: float, how: str) -> str:
     """Return the value as it must stand in the text: as Python formats it, with a space before the percent sign."""
+    if how.endswith("p"):
+        return f"{100 * value:{how[:-1]}f}"
     return re.sub("%$", " %", format(value, how))
 
 
@@ -79,6 +82,7 @@ RESULTS = {"variants": [{"variant": "long", "final": {"mean": 0.489}}, {"variant
             "| 48.9 %<!-- claim: s variants.0.final.mean .1% --> | 42 %<!-- claim: s variants.1.final.mean .0% --> |",
             None,
         ),
+        ("48.9<!-- claim: s variants.long.final.mean .1p --> points", None),
         ("48.8 %<!-- claim: s variants.long.final.mean .1% -->", "48.8 % should be 48.9 %"),
         ("48.9 %<!-- claim: s variants.middle.final.mean .1% -->", "has no variants.middle.final.mean"),
         ("48.9 %<!-- claim: gone variants.long.final.mean .1% -->", "gone.json has no"),
