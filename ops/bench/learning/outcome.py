@@ -119,11 +119,17 @@ def read_outcome(
         staleness_max=max(oldest, default=None),
         truncated_share=_weighted(lines, "truncated_share"),
         gave_up=gave_up,
-        collapsed=bool(rates[-1] < 0.5) if gave_up else collapses(rates) if len(rates) > COLLAPSE_ROUNDS else None,
+        collapsed=_collapsed(rates, gave_up),
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
     )
+
+
+def _collapsed(rates: Array, gave_up: bool) -> bool | None:
+    if gave_up and rates[-1] < 0.5:
+        return True
+    return collapses(rates) if gave_up or len(rates) > COLLAPSE_ROUNDS else None
 
 
 def collapses(rates: Array) -> bool:

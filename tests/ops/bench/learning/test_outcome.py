@@ -142,6 +142,10 @@ def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(
     assert low.at_equal_cost["environment_steps"].mean == pytest.approx((0.5 + 0.5 + 0) / 3)
     solved = read_outcome(gone, "low", 2, 60.0, gave_up=True, at_end=0.99)
     assert solved is not None and solved.collapsed is False
+    fell = journal(place, "fell", [0.5] * 20)
+    evaluate(fell, (2, 60, 64), (12, 45, 64), (22, 45, 64))
+    half = read_outcome(fell, "low", 2, 60.0, gave_up=True, at_end=0.7)
+    assert half is not None and half.collapsed is True, "it had fallen before it gave up"
 
 
 def test_two_evaluations_cannot_show_a_collapse(place: Path) -> None:
