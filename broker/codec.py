@@ -44,7 +44,11 @@ TYPES: dict[type[Record], str] = {
 PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprobs": "f"}
 """The fields that travel as binary, and the `struct` code of their elements, 4 bytes each."""
 
-_ADDED: dict[type[Record], tuple[str, ...]] = {Turn: ("branch", "trained", "state"), Episode: ("branches",)}
+_ADDED: dict[type[Record], tuple[str, ...]] = {
+    Ticket: ("repeated",),
+    Turn: ("branch", "trained", "state"),
+    Episode: ("branches",),
+}
 LEFT_OUT: dict[type[Record], dict[str, object]] = {
     model: {name: model.model_fields[name].default for name in names} for model, names in _ADDED.items()
 }

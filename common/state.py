@@ -88,6 +88,11 @@ class Yield(Record):
         # One made-up success, so that a category is tried before it is judged, and no single group decides.
         return (self.varied + 1.0) / (self.seen + 1.0)
 
+    @property
+    def differed(self) -> float | None:
+        """The share that had different returns, as it was seen; None before one was."""
+        return self.varied / self.seen if self.seen else None
+
 
 class CategoryYield(Yield):
     """The yield of a category of an environment's tasks."""

@@ -167,6 +167,8 @@ class Ticket(Record):
     sampling: Sampling = Sampling()
     issued_at_version: PolicyVersion = PolicyVersion()
     """The learner's version when the ticket was issued: actors begin with this one or a later one."""
+    repeated: bool = False
+    """The task was drawn because its last group differed in return (an adaptive curriculum)."""
     signature: Annotated[str, Field(max_length=2 * SIGNATURE_HALF, pattern=r"^[0-9a-f]*$")] = ""
     """The controller's proof that it issued this ticket (`broker/signing.py`); empty in a run without a ticket key."""
 

@@ -118,7 +118,7 @@ class LearnerState:
             # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
             # one commit (ADR 12).
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
-            self.yields.observe(pending.consumed, self.rules.has_signal)
+            self.yields.observe(pending.consumed, self.rules.differs)
         self.last_commit = Commit(
             step=step,
             cursor=self.collector.cursor,

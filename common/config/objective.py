@@ -323,6 +323,11 @@ class Objective(Section):
                 "advantage.kind maxrl divides by the mean return, which turn_cost and overlong_band may make negative: "
                 "set both off, or kind to grpo"
             )
+        if advantage.kind == "maxrl" and self.penalised:
+            raise ValueError(
+                f"reference.kl is {self.reference.kl} with place reward but advantage.kind maxrl divides by the mean "
+                "return, which a KL penalty may make negative: set reference.place to loss, or kind to grpo"
+            )
         if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
             raise ValueError(
                 f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "

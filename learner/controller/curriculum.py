@@ -71,8 +71,8 @@ class DrawShare:
     """REPEATED_LABEL for the tasks that taught last time."""
     share: float
     """Share of the environment's train tickets."""
-    differed: float
-    """Share of the last groups drawn from here whose returns differed."""
+    differed: float | None
+    """Share of the last groups drawn from here whose returns differed; None before one was seen."""
     tasks: int
     """Number of tasks to draw from."""
 
@@ -90,7 +90,13 @@ class Curriculum:
     def task(
         self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
     ) -> Task:
-        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind.
+        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind."""
+        return self.draw(kind, number, yields, repeats)[0]
+
+    def draw(
+        self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
+    ) -> tuple[Task, bool]:
+        """Return the task, and whether it is drawn again because it taught last time. Raises as `task`.
 
         `yields` and `repeats` are what the learner has announced for an adaptive curriculum; without them the draw is
         uniform.
@@ -104,10 +110,11 @@ class Curriculum:
         if repeated and _chance(f"{key}/{earlier}/repeated") < self.repeated_share(repeated, yields):
             task_id = repeated.task_ids[_hash(f"{key}/{earlier}/which") % len(repeated.task_ids)]
             if task_id in self._own(source):  # the recipe may have changed since it was announced
-                return Task(env_id=source.env_id, task_id=task_id)
+                return Task(env_id=source.env_id, task_id=task_id), True
         task_ids = self._chosen(source, f"{key}/{earlier}", yields) if yields else source.task_ids
         epoch, index = divmod(earlier, len(task_ids))
-        return Task(env_id=source.env_id, task_id=task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")])
+        task_id = task_ids[permuted(index, len(task_ids), f"{key}/{epoch}")]
+        return Task(env_id=source.env_id, task_id=task_id), False
 
     def _chosen(self, source: TaskSource, key: str, yields: Sequence[CategoryYield]) -> Sequence[str]:
         """Return the tasks of the category that a ticket draws from."""
@@ -122,11 +129,11 @@ class Curriculum:
         for env_id in dict.fromkeys(each.env_id for each in yields):
             again = next((each for each in repeats if each.env_id == env_id), RepeatedTasks(env_id=env_id))
             share = self.repeated_share(again, yields)
-            found.append(DrawShare(env_id, REPEATED_LABEL, share, again.share, len(again.task_ids)))
-            differed = {each.category: each.share for each in yields if each.env_id == env_id}
+            found.append(DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids)))
+            differed = {each.category: each.differed for each in yields if each.env_id == env_id}
             for category, of_rest in self.shares(env_id, yields).items():
                 tasks = len(self._members(self._source(env_id))[category])
-                found.append(DrawShare(env_id, category, (1.0 - share) * of_rest, differed.get(category, 0.0), tasks))
+                found.append(DrawShare(env_id, category, (1.0 - share) * of_rest, differed.get(category), tasks))
         return found
 
     def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:

@@ -228,7 +228,8 @@ class Controller:
     def _ticket(self, kind: Kind, number: int, progress: Progress) -> Ticket:
         train, evaluation = kind is Kind.TRAIN, kind is Kind.EVAL
         yields, repeats = self._announced(progress) if train else ((), ())
-        task = self._eval_task(number) if evaluation else self._curriculum.task(kind, number, yields, repeats)
+        drawn = (self._eval_task(number), False) if evaluation else self._curriculum.draw(kind, number, yields, repeats)
+        task, repeated = drawn
         rollout, exam = self.config.rollout, self.config.eval
         horizon = self.horizon(task.env_id, progress, number) if train else exam.horizon if evaluation else None
         return Ticket(
@@ -244,6 +245,7 @@ class Controller:
                 max_turn_tokens=rollout.max_turn_tokens,
             ),
             issued_at_version=progress.policy,
+            repeated=repeated,
         )
 
     def _announced(self, progress: Progress) -> tuple[Sequence[CategoryYield], Sequence[RepeatedTasks]]:

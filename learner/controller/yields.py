@@ -40,16 +40,17 @@ class Yields:
         self._yields = {name: CategoryYield(env_id=name[0], category=name[1]) for name in names}
         self._repeats = {env_id: RepeatedTasks(env_id=env_id) for env_id, _ in names}
 
-    def observe(self, groups: Sequence[Group], has_signal: Callable[[Group], bool]) -> None:
+    def observe(self, groups: Sequence[Group], differs: Callable[[Group], bool]) -> None:
         """Add the train groups that a step consumed, in the order of the log; broken episodes say nothing."""
         for group in groups:
             task = group.ticket.task
             category = self._category.get((task.env_id, task.task_id))
             if group.ticket.kind is not Kind.TRAIN or category is None or len(group.valid_episodes) < COMPARED:
                 continue
-            varied, repeated = has_signal(group), self._repeats[task.env_id]
-            if task.task_id in repeated.task_ids:
-                # Says nothing of its category: it was chosen because it teaches.
+            varied, repeated = differs(group), self._repeats[task.env_id]
+            if group.ticket.repeated:
+                # Says nothing of its category: it was chosen because it teaches. The ticket says so, and not the list,
+                # which other groups of the same task may have left meanwhile.
                 repeated = repeated.model_copy(update=_folded(repeated, varied))
             else:
                 before = self._yields[task.env_id, category]

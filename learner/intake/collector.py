@@ -32,7 +32,7 @@ from horizonrl.common.types import (
     Void,
 )
 from horizonrl.learner.algorithm.advantage import has_signal
-from horizonrl.learner.algorithm.reward import batch_rewards, shaped
+from horizonrl.learner.algorithm.reward import STD_FLOOR, batch_rewards, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
 from horizonrl.learner.intake.batch import Batch, sampled_by, traces_of
 
@@ -73,6 +73,14 @@ class Rules:
         """Return whether the episodes of a group differ in what they are trained for."""
         # As they are trained: with a cost, episodes of equal rewards and unequal length differ.
         return has_signal([shaped(episode, self.reward) for episode in group.valid_episodes], self.advantage)
+
+    def differs(self, group: Group) -> bool:
+        """Return whether the whole returns of a group differ, whatever its estimator compares them with.
+
+        An estimator with a critic trains a group whose episodes all succeed too, and learns most from one that differs.
+        """
+        returns = [sum(shaped(episode, self.reward)) for episode in group.valid_episodes]
+        return max(returns, default=0.0) - min(returns, default=0.0) > STD_FLOOR
 
     def same_model(self, made: Provenance) -> bool:
         """Return whether a group was sampled with the run's model and template; a missing digest passes."""

@@ -242,10 +242,11 @@ def decisions(config: RunConfig, files: Files) -> list[dict[str, Any]]:
 
 def draws(files: Files) -> list[dict[str, Any]]:
     """Return what an adaptive curriculum drew: each place with its shares after the first and the last RL step."""
-    lines = [line for line in files.rl if line.get("curriculum")]
-    if not lines:
+    lines = [line.get("curriculum", ()) for line in files.rl]
+    if not lines or not lines[-1]:  # uniform, at least by now
         return []
-    first, last = ({(one["env_id"], one["category"]): one for one in lines[place]["curriculum"]} for place in (0, -1))
+    begun = next(line for line in lines if line)
+    first, last = ({(one["env_id"], one["category"]): one for one in line} for line in (begun, lines[-1]))
     return [{**one, "first": first[name]["share"] if name in first else None} for name, one in last.items()]
 
 

@@ -115,7 +115,7 @@ function drawDraws(place) {
     h("p", { class: "hint" }, "Where the train tickets of an environment come from: tasks whose last group differed in return, and categories by how often their groups do."),
     table(["Environment", "Drawn from", "Tasks", "Groups that differed", "Share at first", "Share now"], facts.draws.map((one) => [
       one.env_id, one.category === "(repeated)" ? "tasks that differed last time" : one.category, one.tasks,
-      withUnit(one.differed, "percent"), one.first === null ? "" : withUnit(one.first, "percent"), withUnit(one.share, "percent")])));
+      one.differed === null ? "none yet" : withUnit(one.differed, "percent"), one.first === null ? "" : withUnit(one.first, "percent"), withUnit(one.share, "percent")])));
 }
 
 function drawLineages(place) {

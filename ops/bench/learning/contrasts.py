@@ -188,11 +188,15 @@ def _curves(
     """Return the mean curve [R, P] of each resample. Its evaluations are drawn again, and not the places between."""
     total_RP = np.zeros((len(drawn_RS), len(places_P)))
     for seed, each in enumerate(arm):
-        along, times_R = getattr(each.curve, axis), (drawn_RS == seed).sum(1)
-        rates_RK = Counts(each.curve.successes, each.curve.episodes).resampled(
-            np.broadcast_to(np.arange(len(along)), (len(drawn_RS), len(along))), generator
-        )
-        total_RP += times_R[:, None] * np.array([np.interp(places_P, along, rates_K) for rates_K in rates_RK])
+        along = getattr(each.curve, axis)
+        counts = Counts(each.curve.successes, each.curve.episodes)
+        # A seed that is drawn twice has its episodes drawn twice.
+        for draw in range(drawn_RS.shape[1]):
+            drawn_R = drawn_RS[:, draw] == seed
+            places_RK = np.broadcast_to(np.arange(len(along)), (int(drawn_R.sum()), len(along)))
+            rates_RK = counts.resampled(places_RK, generator)
+            if len(rates_RK):
+                total_RP[drawn_R] += np.array([np.interp(places_P, along, rates_K) for rates_K in rates_RK])
     return np.asarray(total_RP / len(arm))
 
 
@@ -205,7 +209,7 @@ def _reached(curves_RP: Array, goals_R: Array) -> Array:
 
 def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float | None:
     seen = [[each.collapsed for each in arm if each.collapsed is not None] for arm in (one, other)]
-    if not all(seen):
+    if len(seen[0]) < len(one) or len(seen[1]) < len(other):
         return None
     return fisher_exact(sum(seen[0]), len(seen[0]), sum(seen[1]), len(seen[1]))
 

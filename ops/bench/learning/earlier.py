@@ -66,9 +66,18 @@ def _read(path: Path, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the settings that both configs have and that differ, as words; empty if there are none."""
-    before, after = dict(flattened(old)), dict(flattened(new))
+    before, after = dict(flattened(_by_place(old))), dict(flattened(_by_place(new)))
     differing = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
     return ", ".join(f"{key} ({before[key]!r}, now {after[key]!r})" for key in differing)
+
+
+def _by_place(config: Any) -> Any:
+    """Return a config with each list of tables as a table by place: of two releases one may know a key of them."""
+    if isinstance(config, Mapping):
+        return {key: _by_place(value) for key, value in config.items()}
+    if isinstance(config, list) and any(isinstance(each, Mapping) for each in config):
+        return {"length": len(config)} | {str(place): _by_place(each) for place, each in enumerate(config)}
+    return config
 
 
 def _outcome(run: Mapping[str, Any]) -> RunOutcome:

@@ -17,7 +17,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,8 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
         raise ConfigError(
             f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(own)}"
         )
-    # All of the study, not only what was selected: an invalid config is found before hours of training.
-    planned = plan(study, request.directory, overrides)
+    # All of the phase, not only what was selected: an invalid config is found before hours of training.
+    planned = plan(replace(study, variants=in_phase), request.directory, overrides)
     selected = [each for each in planned if each.seed in seeds and each.variant in variants]
     earlier = read_earlier(request.earlier, selected)
     known = {(each.outcome.variant, each.outcome.seed) for each in earlier}

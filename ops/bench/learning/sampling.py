@@ -92,8 +92,13 @@ def screen(count: int) -> Rule:
 
     def rule(group: PlayedGroup) -> Yielded:
         size, kept = len(group.returns), 1 - all_equal(group.returns, count)
-        share = (count + kept * (size - count)) / size
-        return Yielded(sum(group.turns) * share, kept, kept * size)
+        # What is saved: the turns of the others, for each value that all of the first may have.
+        saved = 0.0
+        for value, times in Counter(group.returns).items():
+            own = [turns for turns, each in zip(group.turns, group.returns, strict=True) if each == value]
+            chance = comb(times, count) / comb(size, count)
+            saved += chance * (sum(group.turns) - count * sum(own) / times)
+        return Yielded(sum(group.turns) - saved, kept, kept * size)
 
     return rule
 
@@ -120,8 +125,12 @@ def all_equal(returns: Sequence[float], count: int) -> float:
 
 
 def costs(groups: Sequence[PlayedGroup]) -> list[RuleCost]:
-    """Return what each rule would have cost. Raises ConfigError if no group was informative."""
-    size = max((len(group.returns) for group in groups), default=0)
+    """Return what each rule would have cost. Raises ConfigError if no group was informative, or if sizes differ."""
+    sizes = sorted({len(group.returns) for group in groups})
+    if len(sizes) > 1:
+        found = ", ".join(map(str, sizes))
+        raise ConfigError(f"the groups have {found} episodes: compare runs of one rollout.group_size")
+    size = sizes[0] if sizes else 0
     played = [as_played(group) for group in groups]
     if not any(each.informative for each in played):
         raise ConfigError(f"none of the {len(groups)} groups has returns that differ: there is nothing to compare")

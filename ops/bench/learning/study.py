@@ -150,8 +150,10 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
-    if len(set(file.seeds)) != len(file.seeds):
-        raise ConfigError(f"{path}: seeds names one twice: {file.seeds}")
+    of_phases = {f"phases.{name}.seeds": phase.seeds for name, phase in file.phases.items()}
+    for place, seeds in {"seeds": file.seeds, **of_phases}.items():
+        if len(set(seeds)) != len(seeds):
+            raise ConfigError(f"{path}: {place} names one twice: {seeds}")
     if bool(file.variants) == bool(file.grid):
         raise ConfigError(f"{path}: give either [variants] or [grid], and at least one variant")
     variants = list(_variants(file, path))
@@ -214,14 +216,15 @@ def _pairs(file: StudyFile, variants: Sequence[Variant], path: Path) -> list[Pai
     named = [(file.primary, True)] if file.primary is not None else []
     for contrast, primary in [*named, *((each, False) for each in file.contrasts)]:
         one, other = contrast
-        before = len(pairs)
+        matched = False
         for names, against in by_names.items():
             for axis in [place for place, value in enumerate(names) if value == other]:
                 for ours, variant in by_names.items():
                     same = ours[:axis] + ours[axis + 1 :] == names[:axis] + names[axis + 1 :]
                     if same and variant != against and one in ("*", ours[axis]):
+                        matched = True
                         pairs.setdefault((variant, against), Pair(variant, against, primary))
-        if len(pairs) == before:
+        if not matched:
             values = ", ".join(dict.fromkeys(value for names in by_names for value in names))
             raise ConfigError(f"{path}: no two variants differ in {one!r} and {other!r} alone; there are {values}")
     return list(pairs.values())

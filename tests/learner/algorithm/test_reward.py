@@ -132,12 +132,26 @@ def test_a_trace_has_the_states_of_its_turns_where_the_advantage_asks_for_them()
     assert [trace.states for trace in collected(RULES, group).batch(1).traces] == [(), ()]
 
 
+@pytest.mark.parametrize("kind", ["grpo", "gae", "vtrace", "reinforce_pp", "return"])
+def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(kind: str) -> None:
+    rules = replace(RULES, advantage=AdvantageSection.model_validate({"kind": kind}))
+    assert rules.differs(group_of([1.0], [0.0]))
+    assert not rules.differs(group_of([1.0], [1.0]))
+    assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), "equal but for their last bits"
+    costly = replace(rules, reward=RewardSection(turn_cost=0.1))
+    assert costly.differs(group_of([1.0], [0.0, 1.0])), "as they are trained"
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         (["--reward.normalisation=environment"], "grpo does not depend on the scale"),
         (["--reward.overlong_band=[20,10]"], "a larger one at which it is full"),
         (["--advantage.kind=maxrl", "--reward.turn_cost=0.1"], "may make negative"),
+        (
+            ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],
+            "a KL penalty may make negative",
+        ),
         (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),

@@ -34,9 +34,9 @@ Seen = Sequence[tuple[str, bool]]
 seen_groups = st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.booleans()), max_size=60)
 
 
-def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN, place: int = 0) -> Group:
+def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN, place: int = 0, repeated: bool = False) -> Group:
     task = Task(env_id="textcraft", task_id=f"{category}-{place}")
-    ticket = make_ticket(kind=kind, group_size=2).model_copy(update={"task": task})
+    ticket = make_ticket(kind=kind, group_size=2).model_copy(update={"task": task, "repeated": repeated})
     episodes = tuple(make_episode(index, make_turn(reward=float(varied * index))) for index in (0, 1))
     return Group(ticket=ticket, episodes=episodes, provenance=Provenance(actor="test"))
 
@@ -112,8 +112,9 @@ def test_old_groups_fade() -> None:
 
 def test_a_task_is_repeated_while_its_groups_vary() -> None:
     yields = Yields([SOURCE])
-    for place, varied in ((0, True), (1, False), (2, True), (0, True), (2, False), (3, True)):
-        yields.observe([group_of("hard", varied, place=place)], varies)
+    seen = ((0, True, False), (1, False, False), (2, True, False), (0, True, True), (2, False, True), (3, True, False))
+    for place, varied, again in seen:
+        yields.observe([group_of("hard", varied, place=place, repeated=again)], varies)
     (repeated,) = yields.repeats()
     assert repeated.task_ids == ("hard-0", "hard-3")
     # The second groups of 0 and 2 were of tasks that taught the last time: they say nothing of the category.
@@ -123,6 +124,23 @@ def test_a_task_is_repeated_while_its_groups_vary() -> None:
         round(1 + 0.95 + 0.95**2 + 0.95**3, 6),
         round(1 + 0.95 + 0.95**3, 6),
     )
+
+
+def test_copies_that_were_in_flight_when_their_task_left_the_list_say_nothing_of_its_category() -> None:
+    yields = Yields([SOURCE])
+    yields.observe([group_of("hard", True)], varies)
+    copies = [group_of("hard", varied, repeated=True) for varied in (False, True, True)]
+    yields.observe(copies, varies)
+    hard = next(each for each in yields.all() if each.category == "hard")
+    assert (hard.seen, hard.varied) == (1.0, 1.0)
+    assert yields.repeats()[0].seen == pytest.approx(1 + 0.95 + 0.95**2)
+
+
+def test_a_ticket_says_whether_its_task_is_repeated() -> None:
+    curriculum, yields, repeats = Curriculum(0, [SOURCE]), Yields([SOURCE]).all(), [repeated_of("hard-3")]
+    drawn = [curriculum.draw(Kind.TRAIN, number, yields, repeats) for number in range(400)]
+    assert {task.task_id for task, repeated in drawn if repeated} == {"hard-3"}
+    assert not any(repeated for _, repeated in (curriculum.draw(Kind.TRAIN, number, yields) for number in range(100)))
 
 
 def test_the_oldest_of_too_many_repeated_tasks_is_dropped() -> None:
@@ -153,7 +171,9 @@ def test_what_is_explained_is_what_is_drawn(seen: Seen) -> None:
     again, *categories = explained
     assert (again.category, again.tasks) == (REPEATED_LABEL, len(yields.repeats()[0].task_ids))
     assert {each.category: each.tasks for each in categories} == SIZES
-    assert [each.differed for each in categories] == [each.share for each in sorted(yields.all(), key=place_of)]
+    assert [each.differed for each in categories] == [each.differed for each in sorted(yields.all(), key=place_of)]
+    seen_categories = {category for category, _ in seen}
+    assert all((each.differed is None) is (each.category not in seen_categories) for each in categories)
 
 
 def place_of(each: CategoryYield) -> int:
@@ -207,7 +227,7 @@ def test_a_run_loses_and_doubles_nothing_whoever_dies(
                 records.setdefault(entry.record.ticket.ticket_id, entry.record)
         steps = run.ledger()
         consumed = [ticket for line in steps for _, ticket, *_ in sorted([*line["trained"], *line["dropped"]])]
-        yields.observe([records[ticket] for ticket in consumed if ticket in records], run.rules.has_signal)
+        yields.observe([records[ticket] for ticket in consumed if ticket in records], run.rules.differs)
         progress = await world.StateStore(MemoryTransport(run.server, "run")).get(world.Key.PROGRESS)
         assert isinstance(progress, world.Progress)
         assert (progress.yields, progress.repeats) == (yields.all(), yields.repeats())

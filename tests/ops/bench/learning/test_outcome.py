@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ def test_two_evaluations_cannot_show_a_collapse(place: Path) -> None:
     assert read(run_dir).collapsed is None
     evaluate(run_dir, (2, 40, 64), (7, 0, 64), (12, 0, 64))
     assert read(run_dir).collapsed is True
+
+
+def test_collapses_are_compared_only_where_every_run_could_show_one(place: Path) -> None:
+    study = read_study(place / "study.toml")
+    outcomes = pair_of_arms(place, (48, 16, 16), (16, 32, 48))
+    assert compare(study, outcomes).contrasts[0].collapse_p == pytest.approx(0.1)
+    unseen = [*outcomes[:-1], replace(outcomes[-1], collapsed=None)]
+    assert compare(study, unseen).contrasts[0].collapse_p is None
 
 
 def test_p_of_all_but_the_primary_contrast_are_corrected_together(place: Path) -> None:

@@ -148,6 +148,7 @@ def test_a_grid_is_the_product_of_its_axes(place: Path) -> None:
         ),
         (STUDY.replace("[0, 1]", "[]"), "seeds: List should have at least 1 item"),
         (STUDY.replace("[0, 1]", "[0, 0]"), "seeds names one twice: [0, 0]"),
+        (STUDY + "\n[phases.small]\nseeds = [3, 3]\n", "phases.small.seeds names one twice: [3, 3]"),
         (STUDY.replace("[variants.high]", "[variants.low]"), "is not TOML"),
         (STUDY.replace("[variants.high]", '[variants."high lr"]'), "variants.high lr"),
         (STUDY.replace("base.toml", "gone"), "no recipe 'gone': neither a file nor in ops/recipes"),
@@ -253,6 +254,16 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(place: Path) ->
     for times in (*whole["runs"], *parts["runs"], *whole["variants"], *parts["variants"]):
         times.pop("wall_s")
     assert {**whole, "command": ""} == {**parts, "command": ""}
+
+    # A release before a key of [[envs]] came: its runs are the same.
+    older = json.loads(elsewhere.read_text())
+    for config in older["configs"].values():
+        for env in config["envs"]:
+            del env["loss_weight"]
+    elsewhere.write_text(json.dumps(older))
+    assert carry_out(place, earlier=[elsewhere], report_only=True) == 0
+    with pytest.raises(ConfigError, match=r"low-seed0 was run with another envs.0.weight \(1.0, now 2.0\)"):
+        carry_out(place, earlier=[elsewhere], overrides=['--envs=[{"id": "textcraft", "weight": 2.0}]'])
 
     with pytest.raises(ConfigError, match=r"low-seed0 was run with another rl.steps \(10, now 12\)"):
         carry_out(place, earlier=[elsewhere], overrides=["--rl.steps=12"])

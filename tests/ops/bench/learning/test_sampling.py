@@ -42,6 +42,23 @@ def test_a_screen_of_half_saves_half_of_a_uniform_group() -> None:
     assert (found.informative, found.steps, found.episodes) == pytest.approx((0.5, 9, 2))
 
 
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(1, 9)), min_size=3, max_size=7), st.data())
+def test_the_steps_of_a_screen_are_those_over_all_subsets(played: list[tuple[float, int]], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(played) - 1))
+    every = sum(turns for _, turns in played)
+    spent = [
+        every if len({value for value, _ in first}) > 1 else sum(turns for _, turns in first)
+        for first in itertools.combinations(played, count)
+    ]
+    found = screen(count)(group([value for value, _ in played], [turns for _, turns in played]))
+    assert found.steps == pytest.approx(sum(spent) / len(spent))
+
+
+def test_groups_of_several_sizes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the groups have 2, 4 episodes"):
+        costs([group([1, 0]), group([1, 0, 0, 0])])
+
+
 def test_a_smaller_group_is_cheaper_and_less_often_informative() -> None:
     found = smaller(2)(group([1, 0, 0, 0]))
     assert (found.informative, found.steps, found.episodes) == pytest.approx((0.5, 6, 1))
