@@ -266,9 +266,9 @@ MOST_DRAWS = 4
 
 def _draw(one: Line) -> str:
     again = one["category"] == REPEATED_LABEL
-    name = f"{counted(one['tasks'], 'task')} that differed last time" if again else one["category"]
-    told = "no group seen yet" if one["differed"] is None else f"{percent(one['differed'])} of these groups differ"
-    return f"{percent(one['share']):>5}  {one['env_id']}, {name}; {told}"
+    name = f"{counted(one['tasks'], 'task')} that differed" if again else one["category"]
+    told = "none seen yet" if one["differed"] is None else f"{percent(one['differed'])} of groups differ"
+    return f"{percent(one['share']):>5}  {one['env_id']}, {name} ({told})"
 
 
 KEPT = ("trained", "evaluated", "void")

@@ -150,8 +150,8 @@ def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
     depth1 = {"env_id": "textcraft", "category": "depth1", "share": 0.58, "differed": 0.4, "tasks": 94}
     rows = Snapshot("r", CONFIG, files=Files([LINE | {"curriculum": [depth1, again]}], (), (), ())).learning()
     assert rows[-2:] == [
-        ("draws", " 58 %  textcraft, depth1; 40 % of these groups differ"),
-        ("", " 42 %  textcraft, 17 tasks that differed last time; 73 % of these groups differ"),
+        ("draws", " 58 %  textcraft, depth1 (40 % of groups differ)"),
+        ("", " 42 %  textcraft, 17 tasks that differed (73 % of groups differ)"),
     ]
 
 
