@@ -131,9 +131,10 @@ class Curriculum:
             share = self.repeated_share(again, yields)
             found.append(DrawShare(env_id, REPEATED_LABEL, share, again.differed, len(again.task_ids)))
             differed = {each.category: each.differed for each in yields if each.env_id == env_id}
+            members, rest = self._members(self._source(env_id)), 1.0 - share
             for category, of_rest in self.shares(env_id, yields).items():
-                tasks = len(self._members(self._source(env_id))[category])
-                found.append(DrawShare(env_id, category, (1.0 - share) * of_rest, differed.get(category), tasks))
+                tasks = len(members[category])
+                found.append(DrawShare(env_id, category, rest * of_rest, differed.get(category), tasks))
         return found
 
     def shares(self, env_id: str, yields: Sequence[CategoryYield]) -> dict[str, float]:

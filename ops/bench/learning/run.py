@@ -27,9 +27,9 @@ from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLea
 from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.learning.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.learning.earlier import ReportedRun, changes, read_earlier
-from horizonrl.ops.bench.learning.origin import commit_of_program, describe_machine
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome, read_outcome
 from horizonrl.ops.bench.learning.study import Study, StudyRun, plan, read_study, select, trained
+from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.logfiles import last_lines
 

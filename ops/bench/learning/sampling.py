@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import comb
 from pathlib import Path
+from statistics import pvariance
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.learning.origin import commit_of_program, describe_machine
+from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.run.directory import read_config
 
 
@@ -39,8 +40,7 @@ class PlayedGroup:
     @property
     def spread(self) -> float:
         """Variance of the returns: with successes alone p (1 - p), largest where half of the episodes succeed."""
-        mean = sum(self.returns) / len(self.returns)
-        return sum((value - mean) ** 2 for value in self.returns) / len(self.returns)
+        return pvariance(self.returns)
 
 
 @dataclass(frozen=True, slots=True)

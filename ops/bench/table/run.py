@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
+from horizonrl.ops.bench.origin import processor
 from horizonrl.ops.bench.table.rows import Request, Row
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
@@ -70,11 +71,8 @@ def _print(report: Mapping[str, Any]) -> None:
 
 def machine() -> dict[str, Any]:
     """Return what the numbers depend on: processor, load, versions."""
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {
-        "cpu": model,
+        "cpu": processor() or "unknown",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),

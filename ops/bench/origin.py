@@ -22,8 +22,12 @@ def commit_of_program() -> str:
 
 def describe_machine() -> str:
     """Return the cores, the processor and the memory in a line."""
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores of {processor() or platform.machine()}, {memory:.0f} GiB"
+
+
+def processor() -> str | None:
+    """Return the processor's name; None where the system does not tell it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    memory = psutil.virtual_memory().total / 2**30
-    return f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}, {memory:.0f} GiB"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
