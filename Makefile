@@ -53,14 +53,15 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards; and what the Helm
-# chart has of the Kustomize overlays.
+# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards; the recipe of the small
+# overlay; and what the Helm chart has of the Kustomize overlays.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 	$(PYTHON) -m horizonrl.ops.deploy.rules
 	$(PYTHON) -m horizonrl.ops.pages.tree
+	cp ops/recipes/laptop.toml ops/deploy/kubernetes/overlays/small/recipe.toml
 	for overlay in small gpu; do \
 		kubectl kustomize ops/deploy/kubernetes/overlays/$$overlay > ops/deploy/helm/files/$$overlay.yaml || exit 1; \
 	done
