@@ -16,7 +16,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -263,22 +263,31 @@ def _report(
     runs.sort(key=lambda each: order.index((each.outcome.variant, each.outcome.seed)))
     outcomes = [each.outcome for each in runs]
     comparison = compare(study, outcomes)
+    configs = {each.variant.name: each.config for each in selected}
     facts = {
         "command": f"`{request}`",
-        "recipe": ", ".join(recipe.name for recipe in study.recipes),
+        "recipe": ", ".join(dict.fromkeys(recipe.name for each in selected for recipe in each.variant.recipes)),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
         "runs": f"{len(outcomes)} of {len(selected)} finished",
-        "evaluation": _evaluation(selected[0].config),
+        "evaluation": _evaluations(configs),
         "commit": ", ".join(sorted({each.commit for each in runs})),
         "machine": "; ".join(sorted({each.machine for each in runs})),
     }
-    configs = {each.variant.name: trained(each.config) for each in selected}
-    results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs), "configs": configs}
+    results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
+    results["configs"] = {name: trained(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
+
+
+def _evaluations(configs: Mapping[str, RunConfig]) -> str:
+    """Return what is evaluated: once if all variants have the same tasks, else by variant."""
+    played = {name: _evaluation(config) for name, config in configs.items()}
+    if len(set(played.values())) == 1:
+        return next(iter(played.values()))
+    return "; ".join(f"{name}: {text}" for name, text in played.items())
 
 
 def _evaluation(config: RunConfig) -> str:

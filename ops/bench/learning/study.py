@@ -62,8 +62,9 @@ class StudyFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: Name
-    recipe: str | list[str]
-    """Paths relative to this file, or names in ops/recipes. Later recipes override earlier ones."""
+    recipe: str | list[str] | None = None
+    """Paths relative to this file, or names in ops/recipes. Later recipes override earlier ones. A variant that gives a
+    `recipe` among its overrides has that one instead."""
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     primary: tuple[str, str] | None = None
     """The contrast that the study is about, written like one of `contrasts` and tested alone."""
@@ -85,6 +86,7 @@ class Variant:
     names: tuple[str, ...]
     """The variant's name, or one name per axis of a grid."""
     overrides: Mapping[str, Any]
+    recipes: Sequence[Path]
 
     @property
     def name(self) -> str:
@@ -103,7 +105,6 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Study:
     name: str
-    recipes: Sequence[Path]
     seeds: Sequence[int]
     variants: Sequence[Variant]
     pairs: Sequence[Pair]
@@ -160,11 +161,9 @@ def read_study(path_or_name: Path) -> Study:
     names = [variant.name for variant in variants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
-    recipes = [file.recipe] if isinstance(file.recipe, str) else file.recipe
-    found = [_find(recipe, (path.parent, RECIPES), "recipe") for recipe in recipes]
     pairs = _pairs(file, variants, path)
     phases = {SMALL: _small(file, pairs, names), **file.phases}
-    return Study(file.name, found, file.seeds, variants, pairs, list(file.grid), phases)
+    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases)
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
@@ -254,10 +253,15 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
             if shared := sorted(own.keys() & keys.keys()):
                 raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
             own |= keys
+        recipe = own.pop("recipe", file.recipe)
+        if recipe is None:
+            raise ConfigError(f"{path}: variant {'-'.join(names)} has no recipe: give one to it or to the study")
+        given = [recipe] if isinstance(recipe, str) else recipe
+        recipes = [_find(each, (path.parent, RECIPES), "recipe") for each in given]
         merged = dict(flattened(file.overrides)) | own
         if mine := sorted(merged.keys() & set(OWN_KEYS)):
             raise ConfigError(f"{path}: {', '.join(mine)} cannot be overridden: the study names and seeds its runs")
-        yield Variant(names, merged)
+        yield Variant(names, merged, recipes)
 
 
 def flattened(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -274,7 +278,7 @@ def _config(study: Study, variant: Variant, seed: int, directory: Path, override
     given = [f"--{key}={json.dumps(value)}" for key, value in variant.overrides.items()]
     named = [f"--{key}={json.dumps(value)}" for key, value in own.items()]
     try:
-        config = RunConfig.load(study.recipes, [*given, *overrides, *named])
+        config = RunConfig.load(variant.recipes, [*given, *overrides, *named])
     except ConfigError as error:
         raise ConfigError(f"study {study.name}, variant {variant.name}: {error}") from None
     if config.rl.steps == 0:

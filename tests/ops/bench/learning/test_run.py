@@ -197,6 +197,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
     assert (sizes.pop("horizon-claim"), sizes.pop("asynchrony")) == (28, 18)
     assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2")) == (2, 2)
     assert sizes == {
+        "scenarios": 6,
         "estimators": 9,
         "losses": 6,
         "staleness": 20,
