@@ -254,9 +254,10 @@ def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:
                 raise ConfigError(f"{path}: two axes of [grid] set {', '.join(shared)}: let one axis set it")
             own |= keys
         recipe = own.pop("recipe", file.recipe)
-        if recipe is None:
-            raise ConfigError(f"{path}: variant {'-'.join(names)} has no recipe: give one to it or to the study")
         given = [recipe] if isinstance(recipe, str) else recipe
+        if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+            named = f"variant {'-'.join(names)} has recipe {recipe!r}"
+            raise ConfigError(f"{path}: {named}: give it, or the study, the name of a recipe or a list of names")
         recipes = [_find(each, (path.parent, RECIPES), "recipe") for each in given]
         merged = dict(flattened(file.overrides)) | own
         if mine := sorted(merged.keys() & set(OWN_KEYS)):

@@ -105,6 +105,14 @@ def test_overrides_are_quoted_keys_or_tables_and_a_variants_own_win(place: Path)
     assert configs["high-seed1"].run_dir == (place / "out" / "high-seed1").resolve()
 
 
+def test_a_variants_own_recipe_takes_the_place_of_the_studys(place: Path) -> None:
+    study = study_of(place, STUDY.replace("rl.lr = 1e-4", 'rl.lr = 1e-4\nrecipe = "laptop"'))
+    assert [each.config.rl.steps for each in plan(study, place / "out")] == [10, 16, 10, 16]
+    assert carry_out(place) == 0
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert (results["recipe"], "; high: " in results["evaluation"]) == ("base.toml, laptop.toml", True)
+
+
 def test_seeds_come_first_so_that_a_part_of_a_study_is_balanced(place: Path) -> None:
     names = [each.name for each in plan(read_study(place / "study.toml"), place / "out")]
     assert names == ["low-seed0", "high-seed0", "low-seed1", "high-seed1"]
@@ -152,6 +160,8 @@ def test_a_grid_is_the_product_of_its_axes(place: Path) -> None:
         (STUDY.replace("[variants.high]", "[variants.low]"), "is not TOML"),
         (STUDY.replace("[variants.high]", '[variants."high lr"]'), "variants.high lr"),
         (STUDY.replace("base.toml", "gone"), "no recipe 'gone': neither a file nor in ops/recipes"),
+        (STUDY.replace('recipe = "base.toml"', ""), "variant low has recipe None: give it, or the study, the name"),
+        (STUDY.replace("rl.lr = 1e-4", "recipe = 3"), "variant high has recipe 3"),
         (STUDY.replace("[variants.high]", "[grid.rate.high]"), "give either [variants] or [grid]"),
         (STUDY.replace("rl.lr = 1e-4", "run.seed = 4"), "run.seed cannot be overridden"),
         (GRID.replace('"rl.groups_per_step" = 2', '"rl.lr" = 2e-4'), "two axes of [grid] set rl.lr"),
@@ -195,9 +205,8 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         assert study.name == path.stem
         sizes[study.name] = len(study.variants)
     assert (sizes.pop("horizon-claim"), sizes.pop("asynchrony")) == (28, 18)
-    assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2")) == (2, 2)
+    assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2"), sizes.pop("scenarios")) == (2, 2, 6)
     assert sizes == {
-        "scenarios": 6,
         "estimators": 9,
         "losses": 6,
         "staleness": 20,
