@@ -87,19 +87,13 @@ class Curriculum:
         self._by_category: dict[str, dict[str, list[str]]] = {}
         self._own_tasks: dict[str, frozenset[str]] = {}
 
-    def task(
-        self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
-    ) -> Task:
-        """Return the task of ticket `number` of a kind. Raises ConfigError if no environment has that kind."""
-        return self.draw(kind, number, yields, repeats)[0]
-
     def draw(
         self, kind: Kind, number: int, yields: Sequence[CategoryYield] = (), repeats: Sequence[RepeatedTasks] = ()
     ) -> tuple[Task, bool]:
-        """Return the task, and whether it is drawn again because it taught last time. Raises as `task`.
+        """Return the task of ticket `number` of a kind, and whether it is drawn again because it taught last time.
 
         `yields` and `repeats` are what the learner has announced for an adaptive curriculum; without them the draw is
-        uniform.
+        uniform. Raises ConfigError if no environment has that kind.
         """
         if not self._sources[kind]:
             raise ConfigError(f"no environment has {kind.value!r} among its kinds: add it to one of the envs")

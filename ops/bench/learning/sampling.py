@@ -59,10 +59,10 @@ class RuleCost:
     """A rule over all groups, against the groups as they were played."""
 
     rule: str
-    steps_per_group: float
-    """Environment steps for each trained group, as a share of those of the run."""
-    steps_per_episode: float
-    """Environment steps for each trained episode, as a share of those of the run."""
+    steps_per_group: float | None
+    """Environment steps for each trained group, as a share of those of the run; None if it trains none."""
+    steps_per_episode: float | None
+    """Environment steps for each trained episode, as a share of those of the run; None if it trains none."""
     lost: float
     """Share of the informative groups that the rule loses."""
     spread: float
@@ -159,8 +159,8 @@ def _cost(name: str, left: Sequence[Yielded], played: Sequence[Yielded], groups:
     )
 
 
-def _ratio(steps: float, count: float, before: float) -> float:
-    return steps / count / before if count else float("inf")
+def _ratio(steps: float, count: float, before: float) -> float | None:
+    return steps / count / before if count else None
 
 
 def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
@@ -188,10 +188,10 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
     print(f"{len(groups):,} groups of {len(run_dirs)} runs, {informative / len(groups):.0%} of them informative")
     print(f"{'rule':<10}  steps/group  steps/episode  informative lost  spread of the lost")
     for each in found:
-        cells = (
-            f"{each.steps_per_group:>11.2f}  {each.steps_per_episode:>13.2f}  {each.lost:>16.0%}  {each.spread:>18.2f}"
+        group, episode = (
+            "-" if cost is None else f"{cost:.2f}" for cost in (each.steps_per_group, each.steps_per_episode)
         )
-        print(f"{each.rule:<10}  {cells}")
+        print(f"{each.rule:<10}  {group:>11}  {episode:>13}  {each.lost:>16.0%}  {each.spread:>18.2f}")
     if json_file is not None:
         facts = {
             "command": f"horizonrl bench sampling {' '.join(run_dir.name for run_dir in run_dirs)}",

@@ -62,7 +62,7 @@ def repeated_of(*task_ids: str, varied: float = 0.0, seen: float = 0.0) -> Repea
 
 def drawn(yields: Sequence[CategoryYield], tickets: int) -> list[str]:
     curriculum = Curriculum(0, [SOURCE])
-    return [curriculum.task(Kind.TRAIN, number, yields).task_id for number in range(tickets)]
+    return [curriculum.draw(Kind.TRAIN, number, yields)[0].task_id for number in range(tickets)]
 
 
 def test_before_anything_was_seen_each_category_is_drawn_by_its_number_of_tasks() -> None:
@@ -157,7 +157,7 @@ def test_tasks_that_taught_last_time_get_a_share_that_rises_with_their_number_an
     assert curriculum.repeated_share(repeated_of(*eight), unseen) == pytest.approx(REPEATED * 8 / (8 + HALF))
     worn = repeated_of(*eight, varied=0.0, seen=9.0)
     assert curriculum.repeated_share(worn, unseen) == pytest.approx(REPEATED / 2 * 0.1)
-    tickets = [curriculum.task(Kind.TRAIN, number, unseen, [repeated_of(*eight)]).task_id for number in range(4_000)]
+    tickets = [curriculum.draw(Kind.TRAIN, number, unseen, [repeated_of(*eight)])[0].task_id for number in range(4_000)]
     fresh = (1 - REPEATED / 2) * 8 / 100
     assert sum(task_id in eight for task_id in tickets) / 4_000 == pytest.approx(REPEATED / 2 + fresh, abs=0.03)
     assert set(SOURCE.task_ids) == set(tickets)

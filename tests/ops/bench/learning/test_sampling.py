@@ -80,6 +80,11 @@ def test_the_groups_as_played_are_the_measure() -> None:
     assert two.steps_per_group == pytest.approx((9 + 6) / 0.5 / 24)
 
 
+def test_a_rule_that_trains_no_group_has_no_cost_of_one() -> None:
+    found = {each.rule: each for each in costs([group([1, 1, 0, 0], turns=[2, 3, 6, 5])])}
+    assert (found["stop-2"].steps_per_group, found["stop-2"].lost) == (None, 1)
+
+
 def test_groups_without_any_difference_are_refused() -> None:
     with pytest.raises(ConfigError, match="none of the 1 groups"):
         costs([group([1, 1])])
