@@ -28,9 +28,10 @@ class AdvantageSection(Section):
     """Advantage estimator (docs/algorithms.md). return is the return itself; with loss reinforce and no correction it
     clones episodes weighted by reward (AgentEvol)."""
     credit: Literal["episode", "turn"] = "episode"
-    """What a token answers for: the whole return of its episode, or the rewards from its turn on."""
+    """Credit assignment: a token gets the return of its whole episode, or the rewards from its turn on."""
     discount: Share = 1.0
-    """Discount factor per turn (per token for gae at token level). Below 1 it needs credit by turn, gae or vtrace."""
+    """Discount factor per turn (per token for gae at token level). Below 1 it needs credit by turn, a state_weight, or
+    kind reinforce_pp, gae or vtrace."""
     trace_decay: Share = 0.95
     """λ of gae and vtrace: 1 trusts returns, 0 trusts the critic."""
     level: Literal["turn", "token"] = "turn"
@@ -43,7 +44,7 @@ class AdvantageSection(Section):
     dpo_beta: AboveZero = 0.5
     """β of dpo: how strongly leaving the reference is penalised."""
     truncated: Literal["keep", "mask"] = "keep"
-    """Whether episodes that were cut (by the horizon, the context or the environment's own limit) are trained on. They
+    """Whether truncated episodes (by the horizon, the context or the environment's own limit) are trained on. They
     count in the baseline either way."""
 
     @property
@@ -66,15 +67,15 @@ class RewardSection(Section):
     """What becomes of an environment's rewards before they are compared. Reports show them as they came."""
 
     turn_cost: NotNegative = 0.0
-    """What each turn of an episode costs. It is subtracted from the turn's reward."""
+    """Cost of a turn, subtracted from the turn's reward."""
     overlong_band: tuple[Positive, Positive] | None = None
-    """Generated tokens of an episode from which on a punishment grows linearly, and at which it is `overlong_cost`,
-    such as [384, 512] (soft overlong punishment, DAPO). None punishes no length."""
+    """Lengths of an episode, in generated tokens, between which its penalty grows linearly from 0 to `overlong_cost`,
+    such as [384, 512] (soft overlong punishment, DAPO). None applies no penalty."""
     overlong_cost: AboveZero = 1.0
-    """The full punishment of an overlong episode, subtracted from the reward of its last turn."""
+    """Penalty of an episode of the upper length or above, subtracted from the reward of its last turn."""
     normalisation: Literal["environment"] | None = None
     """Whether returns are divided by their standard deviation over the batch's episodes of the same environment, after
-    cost and punishment. Kinds of advantage that compare no siblings also subtract the mean, at the last turn."""
+    cost and penalty. Estimators without a group baseline also subtract the mean, at the last turn."""
 
     @property
     def shapes(self) -> bool:
@@ -108,12 +109,12 @@ class LossSection(Section):
     """Upper side of the trust region: a ratio above 1 + clip_high is clipped. The default is wider than the lower side
     (Clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bound of the surrogate of a negative advantage (Dual-clip PPO). None turns it off."""
+    """Constant c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A. None turns it off."""
     importance_cap: AboveZero | None = None
     """Cap of a token's ratio (token truncation, TIS): a token above it contributes with the cap, which must be above 1
     + clip_high. None turns it off."""
     dppo_delta: Share = 0.2
-    """Largest change of a token's probability from the behaviour policy's, for dppo."""
+    """Change of a token's probability from the behaviour policy's above which dppo drops its gradient."""
     dppo_penalty: NotNegative = 1e-3
     """τ of dppo: weight of the squared log-ratio."""
     cispo_cap: AboveZero = 5.0
@@ -129,7 +130,7 @@ class LossSection(Section):
     the number of episodes times the most tokens that an episode may generate. auto is sequence for gspo and token for
     the others."""
     minibatches: Positive = 1
-    """Number of minibatches that a batch is cut into, by groups. Each is one optimizer update; a version is a whole
+    """Number of minibatches that a batch is split into, by groups. Each is one optimizer update; a version is a whole
     batch."""
     epochs: Positive = 1
     """Number of passes over a batch."""

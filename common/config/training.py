@@ -62,7 +62,7 @@ class RolloutSection(Section):
 class HorizonSection(Section):
     kind: Literal["fixed", "staged", "linear", "adaptive", "shuffled", "reversed"] = "staged"
     """How the horizon grows. fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from
-    the first to the last. adaptive: the next one when the present one cuts many episodes while success has levelled
+    the first to the last. adaptive: the next one when the present one truncates many episodes while success has levelled
     off; it never shrinks. shuffled and reversed are controls for experiments: the horizons of staged in the same
     shares, drawn for each ticket, and from the last to the first."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
@@ -71,7 +71,7 @@ class HorizonSection(Section):
     """RL steps after which the next horizon applies. linear reaches the last horizon after all stages but one. adaptive
     uses it as the smallest number of steps between two growths, and as the window that it looks at."""
     truncated_above: Share = 0.2
-    """Share of the window's episodes that the horizon must have cut before adaptive grows."""
+    """Share of the window's episodes that the horizon must have truncated before adaptive grows."""
     announce: bool = False
     """Whether to tell the agent its remaining turns: each observation then ends with a line `[N turns left]`."""
 
@@ -91,10 +91,10 @@ class ImitationSection(Section):
     groups_per_step: Positive = 8
     """Demonstrations per optimizer step. A demonstration ticket is a group of one episode."""
     lr: Annotated[float, Field(gt=0)] = 3e-5
-    """Learning rate of AdamW, after the warm-up (`learner.warmup_steps`)."""
+    """Learning rate of AdamW in this phase, reached after the warm-up."""
     lr_schedule: RateSchedule = "constant"
-    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, in a line, or along half
-    a cosine. A run that is given more steps falls to its new end."""
+    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, linearly, or along
+    half a cosine. If you raise `steps`, the decay stretches to the new end."""
     lr_end_share: Share = 0.0
     """Share of `lr` that linear and cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
@@ -103,9 +103,10 @@ class ImitationSection(Section):
 
 class CurriculumSection(Section):
     kind: Literal["uniform", "adaptive"] = "uniform"
-    """How train tasks are drawn within an environment. uniform: each task once before any comes twice. adaptive: more
-    from the categories whose recent groups had different returns, which are those that can be learned from
-    (docs/concepts.md). Demonstrations and evaluations are always drawn uniformly."""
+    """How train tasks are drawn within an environment. uniform: each task once before any comes twice. adaptive: up
+    to three quarters are tasks of which the last group had both better and worse episodes, and the others come more
+    often from the categories in which many groups do (docs/concepts.md). Demonstrations and evaluations are always
+    drawn uniformly."""
 
 
 class RlSection(Section):
@@ -116,10 +117,10 @@ class RlSection(Section):
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Largest number of versions that a group may be behind when it is consumed. 0 is synchronous."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
-    """Learning rate of AdamW, after the warm-up (`learner.warmup_steps`)."""
+    """Learning rate of AdamW in this phase, reached after the warm-up."""
     lr_schedule: RateSchedule = "constant"
-    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, in a line, or along half
-    a cosine. A run that is given more steps falls to its new end."""
+    """How the learning rate falls after the warm-up, over the steps of this phase: not at all, linearly, or along
+    half a cosine. If you raise `steps`, the decay stretches to the new end."""
     lr_end_share: Share = 0.0
     """Share of `lr` that linear and cosine fall to."""
     warmup_steps: Annotated[int, Field(ge=0)] | None = None

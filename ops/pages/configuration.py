@@ -68,6 +68,8 @@ def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
     field = _followed(field, schema)
     if "anyOf" in field:
         return " or ".join("`none`" if each.get("type") == "null" else _type(each, schema) for each in field["anyOf"])
+    if "const" in field:
+        return f"`{field['const']}`"
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     match field["type"]:
