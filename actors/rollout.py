@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import xxhash
-
 from horizonrl.actors.chat import Chat
 from horizonrl.actors.context import SUMMARY_REQUEST, Exchange, Opening, summary, window
 from horizonrl.actors.gateway.server import Gateway
@@ -36,7 +34,7 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
-from horizonrl.envs.api import Environment, Expert, NamesState, Program, Step, expert_of
+from horizonrl.envs.api import Environment, Expert, Program, Step, expert_of, state_digest
 from horizonrl.envs.bounds import printable, readable
 
 log = get_logger()
@@ -170,6 +168,8 @@ class Rollout:
     """Reads the calls of replies, for environments that offer tools."""
     gateway: Gateway | None = None
     """Serves the policy to programs."""
+    states: bool = False
+    """Whether each turn records the state that it was taken in, for an advantage that compares turns within them."""
 
     async def episode(self, environment: Environment, ticket: Ticket, index: int) -> Episode:
         """Play one episode to its stop reason. A failure that is not the agent's is a broken episode, not an error.
@@ -214,7 +214,7 @@ class Rollout:
             if not self._has_room(recording, ticket):
                 return StopReason.CONTEXT
             # 3. Generate.
-            state = state_digest(environment)
+            state = state_digest(environment) if self.states else ""
             generation = await self._generate(agent, observation, ticket, index, recording)
             # 4. Let the environment answer, and record the turn.
             # The environment reads text; the episode keeps the sampled ids, which decoding might not give back.
@@ -324,13 +324,6 @@ class Rollout:
         finally:
             # In `finally`, since a step that times out is the environment's time too.
             recording.environment_s += time.monotonic() - started
-
-
-def state_digest(environment: Environment) -> str:
-    """Return the digest of the state that the next turn is taken in; empty if the environment names none."""
-    if not isinstance(environment, NamesState):
-        return ""
-    return xxhash.xxh3_64_hexdigest(environment.state().encode())
 
 
 async def within(timeout_s: float, call: Awaitable[T]) -> T:

@@ -73,6 +73,10 @@ MAX_CATEGORIES = 256
 """Most task categories of a run whose curriculum is adaptive: each progress record has a line for each."""
 
 
+MAX_CATEGORY = 128
+"""Most characters of the name of a category that an adaptive curriculum follows."""
+
+
 class Yield(Record):
     """How many groups had different returns, and so something to teach. Old groups fade."""
 
@@ -97,7 +101,7 @@ class Yield(Record):
 class CategoryYield(Yield):
     """The yield of a category of an environment's tasks."""
 
-    category: Annotated[str, Field(max_length=128)]
+    category: Annotated[str, Field(max_length=MAX_CATEGORY)]
 
 
 MAX_REPEATED = 64

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+import xxhash
+
 from horizonrl.common.errors import EnvironmentFailure
 
 Split = Literal["train", "test"]
@@ -229,6 +231,19 @@ def expert_of(environment: Environment) -> Expert:
             f"{environment.env_id} has no expert: use transcripts as demonstrations, or train without imitation"
         )
     return environment.expert()
+
+
+def state_digest(environment: Environment) -> str:
+    """Return the digest of the state that the next turn is taken in; empty if the environment names none.
+
+    Raises EnvironmentFailure if what it names is no text.
+    """
+    if not isinstance(environment, NamesState):
+        return ""
+    named = environment.state()
+    if not isinstance(named, str):
+        raise EnvironmentFailure(f"state() returned {type(named).__name__}: return a text, such as its repr")
+    return xxhash.xxh3_64_hexdigest(named.encode())
 
 
 def tool_user(environment: Environment) -> OffersTools | None:

@@ -89,6 +89,11 @@ class RewardSection(Section):
                 f"overlong_band is {list(self.overlong_band)}: give the length at which the punishment begins, and a "
                 "larger one at which it is full"
             )
+        if self.overlong_band is None and self.overlong_cost != 1.0:
+            raise ValueError(
+                f"overlong_cost is {self.overlong_cost} but overlong_band is none, so that no length is penalised: "
+                "give the band too, or leave the cost out"
+            )
         return self
 
 
@@ -347,6 +352,12 @@ class Objective(Section):
             raise ValueError(
                 f"reward.normalisation is environment but {kind} does not depend on the scale of a return: set it to "
                 "none, or advantage.kind to another one"
+            )
+        if self.reward.normalisation is not None and kind == "return":
+            raise ValueError(
+                "reward.normalisation is environment but advantage.kind return clones what earned: a return "
+                "below the mean would become negative, and a loss without a trust region would push its episode away "
+                "without end; set normalisation to none, or advantage.kind to another one"
             )
         if loss.shuffle and loss.minibatches == 1:
             raise ValueError("loss.shuffle is on but loss.minibatches is 1, so there is no order: set minibatches")

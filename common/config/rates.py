@@ -35,5 +35,6 @@ def refuse_senseless(phase: str, schedule: RateSchedule, steps: int, warmup_step
     if schedule != "constant" and 0 < steps <= warmup_steps:
         raise ValueError(
             f"{phase}.lr_schedule is {schedule} but the warm-up of {warmup_steps} steps takes all of the {steps} steps "
-            f"of {phase}, so that nothing is left to fall: give fewer warmup_steps, or lr_schedule constant"
+            f"in which {phase} trains the policy, so that nothing is left to fall: give fewer warmup_steps, or "
+            "lr_schedule constant"
         )

@@ -62,9 +62,9 @@ class RolloutSection(Section):
 class HorizonSection(Section):
     kind: Literal["fixed", "staged", "linear", "adaptive", "shuffled", "reversed"] = "staged"
     """How the horizon grows. fixed: the last of `horizons`. staged (ScalingInter-RL): one after the other. linear: from
-    the first to the last. adaptive: the next one when the present one truncates many episodes while success has levelled
-    off; it never shrinks. shuffled and reversed are controls for experiments: the horizons of staged in the same
-    shares, drawn for each ticket, and from the last to the first."""
+    the first to the last. adaptive: the next one when the present one truncates many episodes while success has
+    levelled off; it never shrinks. shuffled and reversed are controls for experiments: the horizons of staged in the
+    same shares, drawn for each ticket, and from the last to the first."""
     horizons: Annotated[tuple[HorizonTurns, ...], Field(min_length=1)] = (10, 20, 30)
     """Most turns of an episode, stage by stage."""
     steps_per_stage: Positive = 100
@@ -104,7 +104,7 @@ class ImitationSection(Section):
 class CurriculumSection(Section):
     kind: Literal["uniform", "adaptive"] = "uniform"
     """How train tasks are drawn within an environment. uniform: each task once before any comes twice. adaptive: up
-    to three quarters are tasks of which the last group had both better and worse episodes, and the others come more
+    to two thirds are tasks of which the last group had both better and worse episodes, and the others come more
     often from the categories in which many groups do (docs/concepts.md). Demonstrations and evaluations are always
     drawn uniformly."""
 

@@ -154,8 +154,8 @@ def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, vers
     )
 
 
-def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
-    """Return each token's share of the objective, which is to be minimised."""
+def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective, *, critic_alone: bool = False) -> Tensor:
+    """Return each token's share of the objective, which is to be minimised; if `critic_alone`, without the policy's."""
     loss_N = policy_loss(output.logprobs_N, inputs, objective)
     if objective.loss.entropy > 0:
         loss_N = loss_N - objective.loss.entropy * output.entropies_N
@@ -164,6 +164,8 @@ def token_loss(output: ScorerOutput, inputs: LossInputs, objective: Objective) -
         loss_N = loss_N + objective.reference.kl * estimator(output.logprobs_N, inputs.reference_N)
     # After entropy and KL, and instead of them: a demonstration's loss is −log π alone.
     loss_N = torch.where(inputs.demo_N, imitation_loss(output.logprobs_N), loss_N)
+    if critic_alone:
+        loss_N = 0.0 * loss_N  # not left out: ZeRO waits for the gradient of every parameter
     if objective.advantage.needs_critic:
         # Demonstrations have no targets, so nothing is added to theirs.
         loss_N = loss_N + CRITIC_SHARE * critic_error(output, inputs).square() / 2.0

@@ -35,8 +35,9 @@ MAX_BLOCK = 1_000
 FLOOR = 0.1
 """Least chance of a task under an adaptive curriculum, as a share of that of the most likely one."""
 REPEATED, HALF = 0.75, 8
-"""Most that tasks which taught last time get of an environment's tickets, and the number of them at which they get half
-of that: with few of them, the same one would be drawn several times before its outcome is known."""
+"""Limit of the share of an environment's tickets that tasks which taught last time get, and the number of them at which
+they get half of that: with few of them, the same one would be drawn several times before its outcome is known. As many
+as MAX_REPEATED get two thirds of the tickets."""
 REPEATED_LABEL = "(repeated)"
 ROUNDS = 8
 """Rounds of the permutation's network. With four, some orders of five tasks are eight times as frequent as others."""

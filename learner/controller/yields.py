@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks, Yield
+from horizonrl.common.state import MAX_CATEGORIES, MAX_CATEGORY, MAX_REPEATED, CategoryYield, RepeatedTasks, Yield
 from horizonrl.common.types import Group, Kind
 from horizonrl.learner.controller.curriculum import TaskSource
 
@@ -24,7 +24,7 @@ class Yields:
     """The yields of a run's categories; empty for a uniform curriculum, which needs none."""
 
     def __init__(self, sources: Iterable[TaskSource] = ()) -> None:
-        """Begin with nothing seen. Raises ConfigError for more categories than a progress record holds."""
+        """Begin with nothing seen. Raises ConfigError for more or longer categories than a progress record holds."""
         self._category = {
             (source.env_id, task_id): category
             for source in sources
@@ -36,6 +36,12 @@ class Yields:
             raise ConfigError(
                 f"curriculum.kind is adaptive, but the environments have {len(names)} categories of tasks: it follows "
                 f"at most {MAX_CATEGORIES}; choose some with envs.categories, or set kind to uniform"
+            )
+        longest = max((category for _, category in names), key=len, default="")
+        if len(longest) > MAX_CATEGORY:
+            raise ConfigError(
+                f"curriculum.kind is adaptive, but the category {longest[:40]!r}... has {len(longest)} characters: it "
+                f"follows names of at most {MAX_CATEGORY}; shorten it in the environment, or set kind to uniform"
             )
         self._yields = {name: CategoryYield(env_id=name[0], category=name[1]) for name in names}
         self._repeats = {env_id: RepeatedTasks(env_id=env_id) for env_id, _ in names}

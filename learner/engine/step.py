@@ -265,10 +265,13 @@ class PolicyGradientEngine:
     def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
         objective, own_stats = self._settings.objective, LossStats()
+        # At a rate of 0 the critic warms up. The policy's gradient would fill AdamW's moments all the same, and move it
+        # later.
+        critic_alone = objective.advantage.needs_critic and lr == 0.0
         for micro_batch in self._packed([sample.trace for sample in samples]):
             output = self._output(micro_batch)
             inputs = loss_inputs(samples, micro_batch, version, self._backend.device)
-            loss_N = token_loss(output, inputs, objective)
+            loss_N = token_loss(output, inputs, objective, critic_alone=critic_alone)
             # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
             self._backend.backward((loss_N + 0.0 * output.values_N).sum())
             own_stats += loss_stats(loss_N, output, inputs, objective)

@@ -78,8 +78,10 @@ class Rules:
         """Return whether the whole returns of a group differ, whatever its estimator compares them with.
 
         An estimator with a critic trains a group whose episodes all succeed too, and learns most from one that differs.
+        As the environment rewarded them: by the cost of turns, a task that is always solved would differ each time, and
+        an adaptive curriculum would prefer it to those that are not.
         """
-        returns = [sum(shaped(episode, self.reward)) for episode in group.valid_episodes]
+        returns = [episode.episode_return for episode in group.valid_episodes]
         return max(returns, default=0.0) - min(returns, default=0.0) > STD_FLOOR
 
     def same_model(self, made: Provenance) -> bool:

@@ -31,8 +31,10 @@ def ticket(
     )
 
 
-def play(environment: Echo, order: Ticket | None = None, policy: SayingPolicy | None = None) -> Episode:
-    rollout = Rollout(policy or SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05)
+def play(
+    environment: Echo, order: Ticket | None = None, policy: SayingPolicy | None = None, states: bool = False
+) -> Episode:
+    rollout = Rollout(policy or SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05, states=states)
     return asyncio.run(rollout.episode(environment, order or ticket(), 0))
 
 
@@ -70,9 +72,28 @@ def test_a_turn_has_the_digest_of_the_state_that_it_was_taken_in_if_the_environm
             self.told += 1
             return await super().step(text)
 
-    first, second, third = (turn.state for turn in play(Counted(last=3)).turns)
+    first, second, third = (turn.state for turn in play(Counted(last=3), states=True).turns)
     assert first == third != second and len(first) == 16
-    assert {turn.state for turn in play(Echo(last=3)).turns} == {""}
+    assert {turn.state for turn in play(Echo(last=3), states=True).turns} == {""}
+    assert {turn.state for turn in play(Counted(last=3)).turns} == {""}, "not asked for"
+
+
+def test_an_attribute_of_the_same_name_is_the_environments_own_business() -> None:
+    class Stateful(Echo):
+        state = "begun"
+
+    assert play(Stateful(last=3), states=False).stop is StopReason.TERMINATED
+
+    class Wrong(Echo):
+        def state(self) -> dict[str, int]:
+            return {"told": 0}
+
+    assert play(Wrong(last=3)).stop is StopReason.TERMINATED
+    broken = play(Wrong(last=3), states=True)
+    assert (broken.stop, broken.error) == (
+        StopReason.ENV_ERROR,
+        "EnvironmentFailure: state() returned dict: return a text, such as its repr",
+    )
 
 
 def test_an_environment_that_ends_on_the_last_turn_is_terminated_rather_than_cut() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from horizonrl.actors.rollout import state_digest
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import delayed, registry
-from horizonrl.envs.api import Environment, NamesState, ToolCall, expert_of, tool_user
+from horizonrl.envs.api import Environment, NamesState, ToolCall, expert_of, state_digest, tool_user
 from horizonrl.envs.check import check
 
 PLAIN = {"format": "plain", "style": "compact"}

@@ -59,10 +59,13 @@ CRITIC_FIRST = ["--advantage.kind=gae", "--critic.warmup_steps=5", "--rl.warmup_
     ("keys", "message"),
     [
         (["--rl.lr_end_share=0.1"], "rl.lr_end_share is 0.1 but rl.lr_schedule is constant"),
-        (["--rl.lr_schedule=linear", "--rl.steps=4", "--rl.warmup_steps=4"], "takes all of the 4 steps of rl"),
-        (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--learner.warmup_steps=5"], "of imitation"),
+        (
+            ["--rl.lr_schedule=linear", "--rl.steps=4", "--rl.warmup_steps=4"],
+            "takes all of the 4 steps in which rl trains the policy",
+        ),
+        (["--imitation.lr_schedule=cosine", "--imitation.steps=2", "--learner.warmup_steps=5"], "in which imitation"),
         (["--advantage.kind=gae", "--rl.steps=4", "--critic.warmup_steps=4"], "RL would train the critic alone"),
-        ([*CRITIC_FIRST, "--rl.steps=9"], "takes all of the 4 steps of rl"),
+        ([*CRITIC_FIRST, "--rl.steps=9"], "takes all of the 4 steps in which rl trains the policy"),
         (["--learner.betas=[0.9,1.0]"], "less than 1"),
         (["--learner.epsilon=0"], "greater than 0"),
     ],

@@ -221,3 +221,21 @@ def test_a_weight_multiplies_the_loss_of_its_episodes_alone() -> None:
     weighted = replace(batch, traces=tuple(replace(t, weight=1.0 + 2 * (i < 2)) for i, t in enumerate(batch.traces)))
     (plain,), (heavy,) = (build_updates(each, None, Objective(), 64) for each in (batch, weighted))
     assert [h.scale / p.scale for h, p in zip(heavy, plain, strict=True)] == pytest.approx([3, 3, 1, 1])
+
+
+def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:
+    logprobs_N, values_N = torch.tensor([[-1.0, -2.0], [0.3, -0.1]], dtype=torch.float64).requires_grad_()
+    nothing_N = torch.zeros(2, dtype=torch.float64)
+    inputs = known(
+        nothing_N - 1.5, nothing_N + 0.7, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64),
+        targets_N=nothing_N + 1.0,
+    )  # fmt: skip
+    output, gae = (
+        ScorerOutput(logprobs_N, nothing_N, values_N, nothing_N),
+        Objective(advantage=AdvantageSection(kind="gae")),
+    )
+    whole, alone = (token_loss(output, inputs, gae, critic_alone=alone).sum() for alone in (False, True))
+    policy_N, critic_N = torch.autograd.grad(alone, [logprobs_N, values_N], retain_graph=True)
+    assert policy_N.tolist() == [0.0, 0.0]
+    assert torch.equal(critic_N, torch.autograd.grad(whole, [values_N], retain_graph=True)[0]) and critic_N.all()
+    assert torch.autograd.grad(whole, [logprobs_N])[0].any()

@@ -86,7 +86,7 @@ def test_equal_returns_leave_the_rewards_of_single_turns_as_small_as_they_were()
 def test_demonstrations_keep_their_rewards_and_scale_nothing() -> None:
     groups = [group_of([9.0], kind=Kind.DEMO), group_of([1.0], [0.0])]
     settings = RewardSection(normalisation="environment", turn_cost=0.5)
-    rewards = batch_rewards(groups, settings, AdvantageSection(kind="return"))
+    rewards = batch_rewards(groups, settings, AdvantageSection(kind="reinforce_pp"))
     assert rewards[0] == [[9.0]] and rewards[1] == [[pytest.approx(1.0, rel=1e-5)], [pytest.approx(-1.0, rel=1e-5)]]
 
 
@@ -139,14 +139,16 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
     assert not rules.differs(group_of([1.0], [1.0]))
     assert not rules.differs(group_of([0.1, 0.2, 0.3], [0.3, 0.2, 0.1])), "equal but for their last bits"
     costly = replace(rules, reward=RewardSection(turn_cost=0.1))
-    assert costly.differs(group_of([1.0], [0.0, 1.0])), "as they are trained"
+    assert not costly.differs(group_of([1.0], [0.0, 1.0])), "both solve it, one in more turns"
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         (["--reward.normalisation=environment"], "grpo does not depend on the scale"),
+        (["--advantage.kind=return", "--reward.normalisation=environment"], "push its episode away without end"),
         (["--reward.overlong_band=[20,10]"], "a larger one at which it is full"),
+        (["--reward.overlong_cost=0.5"], "no length is penalised"),
         (["--advantage.kind=maxrl", "--reward.turn_cost=0.1"], "may make negative"),
         (
             ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],

@@ -208,6 +208,11 @@ def test_more_categories_than_a_progress_record_holds_are_refused() -> None:
         Yields([TaskSource("textcraft", names, 1.0, categories=names)])
 
 
+def test_a_category_of_a_longer_name_than_a_progress_record_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"has 129 characters: it follows names of at most 128"):
+        Yields([TaskSource("textcraft", ("a",), 1.0, categories=("c" * 129,))])
+
+
 @pytest.mark.parametrize("deaths", [{}, {"learner": [9, 22, 41]}, {"controller": [8, 17, 30]}])
 def test_a_run_loses_and_doubles_nothing_whoever_dies(
     deaths: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
