@@ -127,6 +127,5 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "staleness": 20,
         "horizons": 5,
         "context": 6,
-        "smollm2": 1,
         "make-train": 2,
     }
