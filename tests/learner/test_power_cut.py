@@ -36,9 +36,9 @@ def cut(server: MemoryServer, stream: Stream, lost: int) -> None:
 
 
 async def first_half(world: World) -> None:
-    """Train for some steps, and stop the learner, which writes a checkpoint."""
-    running = asyncio.create_task(world.run())
-    while len(world.ledger()) < 4:
+    """Train until a checkpoint is far enough from the first step, and stop the learner, which writes another."""
+    running, checkpoints = asyncio.create_task(world.run()), CheckpointStore(world.config.run_dir / "checkpoints", 2)
+    while (newest := checkpoints.newest()) is None or newest.step < 4:
         await asyncio.sleep(0.005)
     world.stopping.set()
     await asyncio.sleep(0.05)

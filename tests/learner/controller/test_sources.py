@@ -35,16 +35,16 @@ def test_imitation_can_run_on_transcripts_and_rl_on_another_environment(tmp_path
     sources = sources_of(recipe(tmp_path, 'kinds = ["demo"]', others).envs)
     assert [(source.env_id, len(source.task_ids)) for source in sources] == [("transcripts", 3), ("textcraft", 444)]
     curriculum = Curriculum(0, sources)
-    drawn = {kind: {curriculum.task(kind, number).env_id for number in range(50)} for kind in Kind}
+    drawn = {kind: {curriculum.draw(kind, number)[0].env_id for number in range(50)} for kind in Kind}
     assert drawn == {Kind.DEMO: {"transcripts"}, Kind.TRAIN: {"textcraft"}, Kind.EVAL: {"textcraft"}}
 
 
 def test_imitation_mixes_transcripts_with_an_expert_by_weight(tmp_path: Path) -> None:
     others = '[[envs]]\nid = "parity"\nweight = 3.0'
     curriculum = Curriculum(0, sources_of(recipe(tmp_path, 'kinds = ["demo"]', others).envs))
-    drawn = [curriculum.task(Kind.DEMO, number).env_id for number in range(1000)]
+    drawn = [curriculum.draw(Kind.DEMO, number)[0].env_id for number in range(1000)]
     assert 0.70 < drawn.count("parity") / 1000 < 0.80
-    assert {curriculum.task(Kind.TRAIN, number).env_id for number in range(50)} == {"parity"}
+    assert {curriculum.draw(Kind.TRAIN, number)[0].env_id for number in range(50)} == {"parity"}
 
 
 def test_transcripts_cannot_be_drawn_for_rl(tmp_path: Path) -> None:
