@@ -79,14 +79,14 @@ class RewardSection(Section):
 
     @property
     def shapes(self) -> bool:
-        """Whether cost or punishment changes a reward."""
+        """Whether cost or penalty changes a reward."""
         return self.turn_cost > 0 or self.overlong_band is not None
 
     @model_validator(mode="after")
     def _has_a_band(self) -> Self:
         if self.overlong_band is not None and self.overlong_band[0] >= self.overlong_band[1]:
             raise ValueError(
-                f"overlong_band is {list(self.overlong_band)}: give the length at which the punishment begins, and a "
+                f"overlong_band is {list(self.overlong_band)}: give the length at which the penalty begins, and a "
                 "larger one at which it is full"
             )
         if self.overlong_band is None and self.overlong_cost != 1.0:
@@ -334,6 +334,12 @@ class Objective(Section):
                 f"reference.kl is {self.reference.kl} with place reward but advantage.kind maxrl divides by the mean "
                 "return, which a KL penalty may make negative: set reference.place to loss, or kind to grpo"
             )
+        if reward.normalisation is not None and advantage.kind == "return":
+            raise ValueError(
+                "reward.normalisation is environment but advantage.kind return clones what earned: a return "
+                "below the mean would become negative, and a loss without a trust region would push its episode away "
+                "without end; set normalisation to none, or advantage.kind to another one"
+            )
         if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
             raise ValueError(
                 f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "
@@ -352,12 +358,6 @@ class Objective(Section):
             raise ValueError(
                 f"reward.normalisation is environment but {kind} does not depend on the scale of a return: set it to "
                 "none, or advantage.kind to another one"
-            )
-        if self.reward.normalisation is not None and kind == "return":
-            raise ValueError(
-                "reward.normalisation is environment but advantage.kind return clones what earned: a return "
-                "below the mean would become negative, and a loss without a trust region would push its episode away "
-                "without end; set normalisation to none, or advantage.kind to another one"
             )
         if loss.shuffle and loss.minibatches == 1:
             raise ValueError("loss.shuffle is on but loss.minibatches is 1, so there is no order: set minibatches")

@@ -23,26 +23,15 @@ COMPARED = 2
 class Yields:
     """The yields of a run's categories; empty for a uniform curriculum, which needs none."""
 
-    def __init__(self, sources: Iterable[TaskSource] = ()) -> None:
-        """Begin with nothing seen. Raises ConfigError for more or longer categories than a progress record holds."""
+    def __init__(self, sources: Sequence[TaskSource] = ()) -> None:
+        """Begin with nothing seen. Raises ConfigError as `followed_categories`."""
         self._category = {
             (source.env_id, task_id): category
             for source in sources
             if Kind.TRAIN in source.kinds
             for task_id, category in zip(source.task_ids, source.categories, strict=True)
         }
-        names = sorted({(env_id, category) for (env_id, _), category in self._category.items()})
-        if len(names) > MAX_CATEGORIES:
-            raise ConfigError(
-                f"curriculum.kind is adaptive, but the environments have {len(names)} categories of tasks: it follows "
-                f"at most {MAX_CATEGORIES}; choose some with envs.categories, or set kind to uniform"
-            )
-        longest = max((category for _, category in names), key=len, default="")
-        if len(longest) > MAX_CATEGORY:
-            raise ConfigError(
-                f"curriculum.kind is adaptive, but the category {longest[:40]!r}... has {len(longest)} characters: it "
-                f"follows names of at most {MAX_CATEGORY}; shorten it in the environment, or set kind to uniform"
-            )
+        names = followed_categories(sources)
         self._yields = {name: CategoryYield(env_id=name[0], category=name[1]) for name in names}
         self._repeats = {env_id: RepeatedTasks(env_id=env_id) for env_id, _ in names}
 
@@ -80,6 +69,26 @@ class Yields:
             if repeated.env_id in self._repeats:
                 own = tuple(task_id for task_id in repeated.task_ids if (repeated.env_id, task_id) in self._category)
                 self._repeats[repeated.env_id] = repeated.model_copy(update={"task_ids": own})
+
+
+def followed_categories(sources: Iterable[TaskSource]) -> list[tuple[str, str]]:
+    """Return the environment and name of each category of train tasks.
+
+    Raises ConfigError for more of them, or longer names, than a progress record holds.
+    """
+    names = sorted({(each.env_id, name) for each in sources if Kind.TRAIN in each.kinds for name in each.categories})
+    if len(names) > MAX_CATEGORIES:
+        raise ConfigError(
+            f"curriculum.kind is adaptive, but the environments have {len(names)} categories of tasks: it follows "
+            f"at most {MAX_CATEGORIES}; choose some with envs.categories, or set kind to uniform"
+        )
+    longest = max((category for _, category in names), key=len, default="")
+    if len(longest) > MAX_CATEGORY:
+        raise ConfigError(
+            f"curriculum.kind is adaptive, but the category {longest[:40]!r}... has {len(longest)} characters: it "
+            f"follows names of at most {MAX_CATEGORY}; shorten it in the environment, or set kind to uniform"
+        )
+    return names
 
 
 def _folded(before: Yield, varied: bool) -> dict[str, float]:

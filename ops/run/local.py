@@ -23,7 +23,7 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import eval_tasks, sources_of
-from horizonrl.learner.controller.yields import Yields
+from horizonrl.learner.controller.yields import followed_categories
 from horizonrl.learner.engine.registry import require_backend
 from horizonrl.ops.observe.broker_status import Observer
 from horizonrl.ops.observe.console import Console
@@ -86,7 +86,7 @@ def _try_environments(config: RunConfig) -> None:
     require_backend(config.learner)
     sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
     if config.curriculum.kind == "adaptive":
-        Yields(sources)
+        followed_categories(sources)
     eval_tasks(config)
     for env in config.envs:
         asyncio.run(registry.versioned_id(env.id, env.options))

@@ -225,15 +225,10 @@ def test_a_weight_multiplies_the_loss_of_its_episodes_alone() -> None:
 
 def test_while_the_critic_warms_up_the_policy_has_no_gradient() -> None:
     logprobs_N, values_N = torch.tensor([[-1.0, -2.0], [0.3, -0.1]], dtype=torch.float64).requires_grad_()
-    nothing_N = torch.zeros(2, dtype=torch.float64)
-    inputs = known(
-        nothing_N - 1.5, nothing_N + 0.7, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64),
-        targets_N=nothing_N + 1.0,
-    )  # fmt: skip
-    output, gae = (
-        ScorerOutput(logprobs_N, nothing_N, values_N, nothing_N),
-        Objective(advantage=AdvantageSection(kind="gae")),
-    )
+    nothing_N, first_N = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    inputs = known(nothing_N - 1.5, nothing_N + 0.7, first_N, first_N, targets_N=nothing_N + 1.0)
+    output = ScorerOutput(logprobs_N, nothing_N, values_N, nothing_N)
+    gae = Objective(advantage=AdvantageSection(kind="gae"))
     whole, alone = (token_loss(output, inputs, gae, critic_alone=alone).sum() for alone in (False, True))
     policy_N, critic_N = torch.autograd.grad(alone, [logprobs_N, values_N], retain_graph=True)
     assert policy_N.tolist() == [0.0, 0.0]

@@ -134,6 +134,11 @@ def test_the_critic_leaves_the_weights_that_actors_get_as_they_are(start: StartE
     assert engine.write_weights(tmp_path / "second") == first
 
 
+def test_at_a_rate_of_0_the_gradient_is_the_critics_alone(start: StartEngine) -> None:
+    alone, both = (start(objective=GAE).train_step(make_batch(), lr).grad_norm for lr in (0.0, 1e-3))
+    assert 0 < alone < 0.99 * both
+
+
 def test_the_reference_is_the_policy_at_the_start_of_rl(start: StartEngine) -> None:
     engine = start(objective=KL)
     engine.train_step(demonstrations(make_batch()), 1e-2)

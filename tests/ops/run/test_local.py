@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run.broker import earlier_port
 from horizonrl.ops.run.directory import only_train, read_config, write_config
@@ -107,3 +108,16 @@ def test_a_second_train_in_a_directory_is_refused_by_the_process_of_the_first_an
     message = capsys.readouterr().err
     assert f"another `horizonrl train` (process {os.getpid()}) works in {run_dir}" in message
     assert sorted(path.name for path in run_dir.iterdir()) == ["broker.url", "train.lock"]
+
+
+def test_categories_that_an_adaptive_curriculum_cannot_follow_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = tuple(f"c{place}" for place in range(257))
+    monkeypatch.setattr(
+        "horizonrl.ops.run.local.sources_of", lambda *_, **__: [TaskSource("parity", many, 1.0, categories=many)]
+    )
+    asked = ["train", f"--run.root={tmp_path}", "--envs", '[{"id": "parity"}]', "--curriculum.kind=adaptive"]
+    assert main(asked) == 2
+    assert "have 257 categories of tasks: it follows at most 256" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/logs"))

@@ -1,4 +1,4 @@
-"""Studies: what a file may say, which runs are run again, and what the report makes of their journals.
+"""Studies: which runs are run again, and what the report makes of their journals.
 
 In place of `train` stands a child process of a few lines that reads the same recipe and writes the same journal.
 """
@@ -17,29 +17,10 @@ import pytest
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.learning.outcome import collapses
 from horizonrl.ops.bench.learning.run import StudyRequest, run
-from horizonrl.ops.bench.learning.study import Study, plan, read_study
+from horizonrl.ops.bench.learning.study import plan
 from horizonrl.ops.cli.main import main
+from tests.ops.bench.learning.studies import BASE, STUDY, study_of
 
-BASE = """
-[rl]
-steps = 10
-"""
-STUDY = """
-name = "rates"
-recipe = "base.toml"
-seeds = [0, 1]
-primary = ["high", "low"]
-
-[overrides]
-"rl.groups_per_step" = 2
-
-[variants]
-low = { "rl.lr" = 1e-5 }
-
-[variants.high]
-rl.lr = 1e-4
-envs = [{ id = "parity" }]
-"""
 CHILD = """
 import json, os, signal, sys, time, tomllib
 from pathlib import Path
@@ -75,11 +56,6 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "study.toml").write_text(STUDY)
     (tmp_path / "child.py").write_text(CHILD)
     return tmp_path
-
-
-def study_of(place: Path, text: str) -> Study:
-    (place / "study.toml").write_text(text)
-    return read_study(place / "study.toml")
 
 
 def carry_out(place: Path, **options: Any) -> int:

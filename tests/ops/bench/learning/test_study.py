@@ -5,39 +5,14 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.learning.study import STUDIES, Study, plan, read_study, select
-
-BASE = """
-[rl]
-steps = 10
-"""
-STUDY = """
-name = "rates"
-recipe = "base.toml"
-seeds = [0, 1]
-primary = ["high", "low"]
-
-[overrides]
-"rl.groups_per_step" = 2
-
-[variants]
-low = { "rl.lr" = 1e-5 }
-
-[variants.high]
-rl.lr = 1e-4
-envs = [{ id = "parity" }]
-"""
+from horizonrl.ops.bench.learning.study import STUDIES, plan, select
+from tests.ops.bench.learning.studies import BASE, STUDY, study_of
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "base.toml").write_text(BASE)
     return tmp_path
-
-
-def study_of(place: Path, text: str) -> Study:
-    (place / "study.toml").write_text(text)
-    return read_study(place / "study.toml")
 
 
 def test_overrides_are_quoted_keys_or_tables_and_a_variants_own_win(place: Path) -> None:
