@@ -90,7 +90,7 @@ class MergedImage:
                 os.posix_fallocate(file.fileno(), 0, size)
                 model, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
                 merged = mmap.mmap(file.fileno(), size)
-                merge_adapters(model, added, merged, self._alive)
+                merge_adapters(model, added, merged)
                 digest = xxhash.xxh3_128_hexdigest(merged)
             if digest != manifest.digest:
                 # The adapters have just been verified: if the frozen model is damaged, the next try fetches it anew.
@@ -108,11 +108,6 @@ class MergedImage:
 
     def _received(self, size: int) -> None:
         self._metrics.count("weights_received_bytes_total", size, form="base")
-        self._alive()
-
-    def _alive(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._place / MERGING)
 
 
 def _note(file: Path) -> Path:

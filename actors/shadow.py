@@ -25,6 +25,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -51,8 +52,8 @@ IMAGE, MARKER, PATCHED, FETCHING, READING = (
     "reading-",
 )
 STUCK_S = 120.0
-"""A lock that is held for longer, without a sign of life, is held by an actor that is stopped. A load of 135M
-parameters takes 0.3 s, and a download gives a sign of life with every message."""
+"""A lock that is held for longer, without a sign of life, is held by an actor that is stopped. Work does not take the
+signs away, however long it is: a task of the holder touches the file (`beating`)."""
 POLL_S = 0.02
 """Between two tries of a lock. A thread that waited for it could not be cancelled."""
 
@@ -155,7 +156,7 @@ class Shadow:
         # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps its name.
         for file in (self._marker_file, self._place / PATCHED, self._image):
             file.unlink(missing_ok=True)
-        await fetch_frame(self._transport, key, self._image, lambda size: self._received("frame", size))
+        await fetch_frame(self._transport, key, self._image, partial(self._received, "frame"))
         self._mark(key.policy, key.digest, key.last_sequence)
 
     async def _follow(self, marker: Marker, manifest: SentFile) -> None:
@@ -167,13 +168,13 @@ class Shadow:
             manifest,
             marker.policy,
             marker.sequence,
-            lambda size: self._received("changes", size),
+            partial(self._received, "changes"),
         )
         async with contextlib.aclosing(links):
             async for changes in links:
-                began = time.monotonic()
+                readers = Silence(self._image)
                 while not await asyncio.to_thread(self._patch, changes):
-                    if time.monotonic() - began > STUCK_S:
+                    if readers.is_long():
                         self._marker_file.unlink(missing_ok=True)  # so that the key frame replaces the image
                         raise WeightsRejected(f"an actor has held {self._image} for {STUCK_S:g} s: is it stopped?")
                     await asyncio.sleep(POLL_S)
@@ -206,8 +207,6 @@ class Shadow:
 
     def _received(self, form: str, size: int) -> None:
         self._metrics.count("weights_received_bytes_total", size, form=form)
-        with contextlib.suppress(FileNotFoundError):
-            os.utime(self._place / FETCHING)
 
     # ---- the marker
 
@@ -266,26 +265,64 @@ class Shadow:
                 if await asyncio.to_thread(digest_file, file) != manifest.digest:
                     self._marker_file.unlink(missing_ok=True)
                     raise WeightsRejected(f"{manifest.policy}: its image on this host is damaged")
-                yield file
+                # A drain may come before the load (`actor.weights = "drained"`): minutes.
+                async with beating(held):
+                    yield file
             finally:
                 file.unlink(missing_ok=True)
 
 
 @contextlib.asynccontextmanager
 async def alone(file: Path) -> AsyncIterator[None]:
-    """Be the one actor of this host that holds `file`, and that touches it as a sign of life."""
-    began = time.time()
+    """Be the one actor of this host that holds `file`."""
+    holder = Silence(file)
     while (held := _lock(file, fcntl.LOCK_EX)) is None:
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - max(began, os.stat(file).st_mtime) > STUCK_S:
-                log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
-                # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
-                os.unlink(file)
+        if holder.is_long():
+            log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
+            # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
+            file.unlink(missing_ok=True)
         await asyncio.sleep(POLL_S)
+    try:
+        async with beating(held):
+            yield
+    finally:
+        os.close(held)
+
+
+@contextlib.asynccontextmanager
+async def beating(held: int) -> AsyncIterator[None]:
+    """Touch a locked file while the body runs, as a sign of life to those that wait for the lock."""
+
+    async def beat() -> None:
+        while True:
+            os.utime(held)
+            await asyncio.sleep(STUCK_S / 12)
+
+    task = asyncio.create_task(beat())
     try:
         yield
     finally:
-        os.close(held)
+        task.cancel()
+
+
+class Silence:
+    """How long a file has had no sign of life. By the watcher's own clock: that of the file may be set."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._last: tuple[int, int] | None = None
+        self._since = time.monotonic()
+
+    def is_long(self) -> bool:
+        """Return whether the file was there and untouched for `STUCK_S`, in all looks since the first."""
+        try:
+            found = self._file.stat()
+            sign = (found.st_ino, found.st_mtime_ns)
+        except FileNotFoundError:
+            sign = None
+        if sign is None or sign != self._last:
+            self._last, self._since = sign, time.monotonic()
+        return time.monotonic() - self._since > STUCK_S
 
 
 def _leads_on(marker: Marker, manifest: SentFile) -> bool:

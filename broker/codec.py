@@ -90,7 +90,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
             "upgrade the older side"
         )
     if envelope.get("type") != name:
-        raise MalformedRecord(f"not a {name}: type is {envelope.get('type')!r:.80}")
+        raise MalformedRecord(f"not a {name}: type is {_named(envelope.get('type'))}")
     body = envelope.get("body")
     if envelope["schema"] == 1:
         # Before validation: its bounds and defaults are then those of today.
@@ -196,6 +196,11 @@ def _unpack(data: bytes, *, check_at_once: bool = True) -> Any:
 
 def _refuse_extension(code: int, _: bytes) -> None:
     raise ValueError(f"extension type {code}")
+
+
+def _named(found: object) -> str:
+    # Not its repr: that of a nest of a thousand arrays, which takes a kilobyte, exceeds the interpreter's stack.
+    return repr(found[:40]) if isinstance(found, str) else f"a {type(found).__name__}"
 
 
 def _explain(error: ValidationError) -> str:

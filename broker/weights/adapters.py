@@ -8,7 +8,6 @@ I inputs of a layer, R the adapters' rank.
 Needs numba, on the first call and not before.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
@@ -35,10 +34,10 @@ class _Target(NamedTuple):
     B: TensorPlace
 
 
-def merge_adapters(base: Buffer, adapters: Buffer, image: Buffer, alive: Callable[[], None] = lambda: None) -> None:
+def merge_adapters(base: Buffer, adapters: Buffer, image: Buffer) -> None:
     """Write the safetensors image `base` with `adapters` added to it into `image`, which has the same size.
 
-    Calls `alive` after each matrix. Raises WeightsRejected, before anything is written, if the adapters do not fit.
+    Raises WeightsRejected, before anything is written, if the adapters do not fit.
     """
     frozen, factors, target = (as_bytes(buffer) for buffer in (base, adapters, image))
     targets = _targets(read_layout(base), read_layout(adapters))
@@ -50,7 +49,6 @@ def merge_adapters(base: Buffer, adapters: Buffer, image: Buffer, alive: Callabl
         target[copied : W.offset] = frozen[copied : W.offset]
         add_adapter(*(_words(*pair) for pair in ((frozen, W), (factors, A), (factors, B), (target, W))))
         copied = W.offset + W.size_bytes
-        alive()
     target[copied:] = frozen[copied:]
 
 

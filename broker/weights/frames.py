@@ -115,6 +115,17 @@ async def fetch_frame(
             "announced, or not in the folder that this actor shares; turn broker.shared_files off at the learner, or "
             "turn it on at every actor, with the learner's run directory under the same run.root"
         )
+    try:
+        await _fetch(transport, manifest, into, received, subject)
+    except FileNotFoundError as error:
+        # Of one that was stopped, and taken for dead, when it wakes.
+        raise WeightsRejected(f"{manifest.policy}: another actor of this host fetches it too ({error})") from None
+    return into
+
+
+async def _fetch(
+    transport: Transport, manifest: SentFile, into: Path, received: Callable[[int], None], subject: str
+) -> None:
     partial = into.with_name(f".{into.name}.part")
     progress = into.with_name(f".{into.name}.progress")
     # In threads, here and below: the event loop extends leases, and writing or reading a frame would hold it up.
@@ -132,7 +143,6 @@ async def fetch_frame(
     # Only a verified file ever has the final name.
     os.replace(partial, into)
     progress.unlink(missing_ok=True)
-    return into
 
 
 def _resume(partial: Path, progress: Path, manifest: SentFile) -> int:

@@ -4,6 +4,8 @@ import asyncio
 import fcntl
 import os
 import random
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from horizonrl.broker.weights import chain, frames
 from horizonrl.broker.weights.chain import CHANGES
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import BrokerError, WeightsRejected
+from horizonrl.common.state import SentFile
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner import weights as learner_weights
 from tests.weights import RandomLearner, ShadowHost
@@ -252,8 +255,10 @@ def test_an_actor_that_is_stopped_with_a_lock_does_not_stop_the_others(
 
 @pytest.mark.parametrize("lineage", [0, 1])
 def test_an_engine_finds_its_file_while_another_actor_replaces_the_image(
-    small: MemoryTransport, tmp_path: Path, lineage: int
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lineage: int
 ) -> None:
+    monkeypatch.setattr(shadow_module, "beating", lambda _: nullcontext())  # its actor is stopped
+
     async def scenario() -> None:
         learner = RandomLearner(small, tmp_path / "weights")
         hosts = [ShadowHost(small, tmp_path / "shadow") for _ in range(2)]
@@ -269,6 +274,77 @@ def test_an_engine_finds_its_file_while_another_actor_replaces_the_image(
         assert await hosts[0].load(await learner.step())
 
     asyncio.run(scenario())
+
+
+def test_an_actor_waits_for_one_that_loads_and_lives(small: MemoryTransport, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        learner = RandomLearner(small, tmp_path / "weights")
+        hosts = [ShadowHost(small, tmp_path / "shadow") for _ in range(2)]
+        first = await learner.step()
+        async with hosts[0].shadow.holding(first):
+            newer = await learner.step(share=0.02)
+            loading = asyncio.create_task(hosts[1].load(newer))
+            await asyncio.sleep(3 * shadow_module.STUCK_S)
+            assert not loading.done()
+        assert await loading == learner.images[newer.policy]
+        assert hosts[1].received("frame") == 0, "the changes did, once the image was free"
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_whose_work_takes_long_is_not_taken_for_a_stopped_one(
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame of 140 GB is allocated, and digested, for longer than `STUCK_S`: in a thread, without a message."""
+    verified = frames._verified
+
+    def slowly(path: Path, manifest: SentFile) -> bool:
+        time.sleep(3 * shadow_module.STUCK_S)
+        return verified(path, manifest)
+
+    monkeypatch.setattr(frames, "_verified", slowly)
+
+    async def scenario() -> None:
+        learner = RandomLearner(small, tmp_path / "weights")
+        hosts = [ShadowHost(small, tmp_path / "shadow") for _ in range(3)]
+        manifest = await learner.step()
+        loaded = await asyncio.gather(*(host.load(manifest) for host in hosts))
+        assert set(loaded) == {learner.images[manifest.policy]}
+        assert sum(host.received("frame") for host in hosts) == manifest.weights_bytes
+
+    asyncio.run(scenario())
+
+
+def test_one_that_wakes_in_a_download_that_another_has_taken_over_tries_again(
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        manifest = await RandomLearner(small, tmp_path / "weights").step()
+        image = tmp_path / IMAGE
+        verified = frames._verified
+
+        def taken(path: Path, manifest: SentFile) -> bool:
+            os.replace(path, image)
+            return verified(image, manifest)
+
+        monkeypatch.setattr(frames, "_verified", taken)
+        with pytest.raises(WeightsRejected, match="another actor of this host fetches it too"):
+            await frames.fetch_frame(small, manifest, image)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("jump_s", [-3600, 3600])
+def test_a_clock_that_is_set_wakes_nobody(tmp_path: Path, jump_s: int) -> None:
+    file = tmp_path / FETCHING
+    file.touch()
+    silence = shadow_module.Silence(file)
+    assert not silence.is_long()
+    now = time.time() + jump_s
+    os.utime(file, (now, now))  # what a living holder's next sign looks like
+    assert not silence.is_long()
+    time.sleep(1.2 * shadow_module.STUCK_S)
+    assert silence.is_long()
 
 
 def test_a_name_that_a_killed_actor_left_is_removed(small: MemoryTransport, tmp_path: Path) -> None:

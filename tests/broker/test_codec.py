@@ -163,6 +163,7 @@ MALFORMED = {
     "body is a list": envelope([1]),
     "another type": envelope({}, name="group"),
     "type is binary": msgpack.packb({"schema": 1, "type": b"ticket", "body": {}}),
+    "type is a nest": msgpack.packb({"schema": 2}).replace(b"\x81", b"\x82") + b"\xa4type" + b"\x91" * 1000 + b"\xc0",
     "integer keys": msgpack.packb({1: 2}),
     "an extension": msgpack.packb({"schema": 1, "type": "ticket", "body": msgpack.ExtType(5, b"x")}),
     "text that is not UTF-8": b"\xa2\xff\xfe",
