@@ -15,7 +15,7 @@ from horizonrl.envs.api import Endpoint, Outcome, Program
 from horizonrl.envs.bounds import printable
 
 GRACE_S = 10.0
-"""Time that a program has to end by itself after it was told that no call is left."""
+"""Time that a program has to end by itself once no call is left and the last one has been sampled."""
 
 
 async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket, index: int) -> Episode:
@@ -60,7 +60,7 @@ async def _driven(program: Program, session: Session, task_id: str, endpoint: En
     """Wait until the program has ended, or has had GRACE_S since its calls ran out; return its failure."""
     async with asyncio.TaskGroup() as group:
         driving = group.create_task(_failure_of(program, task_id, endpoint))
-        over = group.create_task(session.over.wait())
+        over = group.create_task(session.exhausted())
         await asyncio.wait({driving, over}, return_when=asyncio.FIRST_COMPLETED)
         if not driving.done():
             await asyncio.wait({driving}, timeout=0.0 if session.failure else GRACE_S)

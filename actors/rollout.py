@@ -36,6 +36,7 @@ from horizonrl.common.types import (
 )
 from horizonrl.envs.api import Environment, Expert, Program, Step, expert_of, state_digest
 from horizonrl.envs.bounds import printable, readable
+from horizonrl.envs.in_thread import in_own_thread
 
 log = get_logger()
 
@@ -80,7 +81,7 @@ class ExpertAgent:
 
     async def answer(self, ids: Sequence[int], observation: str, seed: int | None) -> Generation:
         # An expert may plan, or ask a simulator: the other episodes do not wait for it, and it may hang like one.
-        advised = asyncio.to_thread(self.speech.advise, self.expert, observation)
+        advised = in_own_thread(self.speech.advise, self.expert, observation)
         output = self.speech.encode(await within(self.timeout_s, advised))
         # Rejected, not cut: imitation would take the cut for the end of the turn.
         if len(output) > self.max_turn_tokens:

@@ -280,7 +280,8 @@ async def alone(file: Path) -> AsyncIterator[None]:
         if holder.is_long():
             log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
             # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
         await asyncio.sleep(POLL_S)
     try:
         async with beating(held):

@@ -1,10 +1,13 @@
-"""A thread for work that would block the event loop for more than 10 ms, such as generating a world."""
+"""Threads for work that would block the event loop for more than 10 ms, such as generating a world.
+
+`in_thread` has one for all environments. A call that may hang for ever gets its own (`in_own_thread`).
+"""
 
 import asyncio
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
@@ -55,3 +58,24 @@ async def in_thread(call: Callable[P, T], *arguments: P.args, **options: P.kwarg
                 "environment_stuck", f"a call of an environment has not returned for {STUCK_S:g} s", stuck.thread
             )
         raise
+
+
+async def in_own_thread(call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Run the call in a new thread and return its result.
+
+    `asyncio.to_thread` has as many threads as a machine has cores, and a few more: calls that hang would use them up
+    for everyone, and hold up the end of the process.
+    """
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # a caller that waits no longer does not make the result an error
+
+    def run() -> None:
+        try:
+            result = call(*arguments, **options)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, as from a call of its own
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=run, daemon=True, name=getattr(call, "__qualname__", "call")).start()
+    return await asyncio.wrap_future(done)

@@ -24,8 +24,10 @@ from horizonrl.common.types import PolicyVersion, VersionSpan
 
 MAX_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, as in its own reader."""
-REQUEST_TIMEOUT_S = 900.0
-"""A request without an answer for this long has been forgotten by its engine."""
+QUEUED_S = 900.0
+"""Longest wait of a request before its first token."""
+TOKEN_S = 1.0
+"""Longest mean time of a token. A request that takes longer has been forgotten: `_watch` finds an engine that hangs."""
 APPLY_TIMEOUT_S = 300.0
 ENGINE_TIMEOUT_S = 120.0
 """An engine that answers nothing for this long is dead: it answers between two steps, which take seconds at most."""
@@ -115,15 +117,21 @@ class VllmPolicy:
         # The salt keeps one version's key-value blocks from serving another's prompts.
         prompt = {"prompt_token_ids": list(ids), "cache_salt": _label(self._version)}
         request_id = str(next(self._numbers))
+        limit_s = QUEUED_S + TOKEN_S * max_tokens
         try:
             async with (
-                self._alive(REQUEST_TIMEOUT_S),
+                self._alive(limit_s),
                 aclosing(self._engine.generate(prompt, params, request_id)) as outputs,
             ):
                 return generation_of([output async for output in outputs][-1].outputs[0])
         # EngineDead among them: it ends the actor, and must not be taken for one failed request.
         except PolicyFailure:
             raise
+        except TimeoutError:
+            raise PolicyFailure(
+                f"request of {len(ids)} tokens: no answer of {max_tokens} tokens within {limit_s:g} s. If the engine "
+                "is only slow, lower actor.slots or rollout.max_turn_tokens"
+            ) from None
         except Exception as error:  # vLLM has no error tree: whatever it was, this request failed
             raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
 

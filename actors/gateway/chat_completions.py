@@ -80,7 +80,9 @@ def conversation(given: Any) -> tuple[ChatMessage, ...]:
         messages += in_order_of_calls(call_ids, results)
         results = []
         if role == "assistant":
-            calls = one.get("tool_calls") or ()
+            calls = one.get("tool_calls") or []
+            if not isinstance(calls, list):
+                raise CallRefused(400, "invalid_request", f"tool_calls is a list, not {calls!r:.100}", "messages")
             call_ids = [str(call.get("id")) for call in calls if isinstance(call, dict)]
             messages.append(_reply(one, calls))
         elif role in ("system", "developer"):
@@ -92,7 +94,7 @@ def conversation(given: Any) -> tuple[ChatMessage, ...]:
     return (*messages, *in_order_of_calls(call_ids, results))
 
 
-def _reply(one: Mapping[str, Any], calls: Any) -> ChatMessage:
+def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:
     if one.get("function_call"):
         raise CallRefused(400, "unsupported_parameter", "function_call is not served: use tool_calls", "messages")
     reasoning = next((one[name] for name in REASONING if isinstance(one.get(name), str)), "")

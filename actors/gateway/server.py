@@ -89,7 +89,7 @@ class Gateway:
         app = web.Application(client_max_size=BODY_BYTES)
         for base in ("/v1", "/e/{key}/v1"):
             app.router.add_get(f"{base}/models", self._models)
-            app.router.add_get(f"{base}/models/{{model}}", self._models)
+            app.router.add_get(f"{base}/models/{{model:.+}}", self._models)
             for path, api in APIS.items():
                 app.router.add_post(f"{base}/{path}", partial(self._answer, api))
         app.router.add_route("*", "/{path:.*}", _unknown)
@@ -123,8 +123,8 @@ class Gateway:
             await session.close()
 
     def _session(self, request: web.Request) -> Session:
-        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
+        bearer = request.headers.get("Authorization", "").split()[-1:]  # the scheme is written as anyone likes
+        key = request.match_info.get("key") or request.headers.get("x-api-key") or "".join(bearer)
         if (session := self._sessions.get(key)) is not None:
             return session
         if key in self._ended:
@@ -163,6 +163,9 @@ class Gateway:
             return await self._reply(api, request, body, call)
         except CallRefused as refused:
             return web.json_response(refused.body(), status=refused.status)
+        except RecursionError:
+            nested = CallRefused(400, "invalid_request", "the body's objects and lists are nested too deeply")
+            return web.json_response(nested.body(), status=nested.status)
 
     async def _tool_parser(self) -> ToolParser:
         async with self._finding:
@@ -266,6 +269,8 @@ def _object(raw: bytes) -> dict[str, Any]:
         raise CallRefused(400, "invalid_request", "the body is no JSON object")
     if not isinstance(body.get("stream") or False, bool):
         raise CallRefused(400, "invalid_request", "stream is true or false", "stream")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise CallRefused(400, "invalid_request", "stream_options is an object", "stream_options")
     return body
 
 

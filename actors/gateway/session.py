@@ -124,6 +124,12 @@ class Session:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
+    async def exhausted(self) -> None:
+        """Wait until no further call can be served, and those within the horizon have been sampled."""
+        await self.over.wait()
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
+
     @property
     def answered(self) -> int:
         """Calls whose answer a program has read, or could have."""

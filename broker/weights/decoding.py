@@ -18,7 +18,7 @@ PADDING = 1 << 16
 class ReadSection(NamedTuple):
     head: Head
     data: Array
-    """All of its bytes, and the padding behind them."""
+    """All of its bytes, and at least PADDING readable ones behind them."""
     streams_at: int
 
 
@@ -32,15 +32,16 @@ def read_sections(layout: Layout, data: Bytes) -> list[ReadSection]:
     if header_digest != layout.header_digest or image_bytes != layout.image_bytes:
         raise WeightsRejected("the changes are those of an image with another header")
     sections = []
+    padded = np.concatenate([data, np.zeros(PADDING, np.uint8)])  # once: sections are views
     at = ENVELOPE.size
     for _ in range(count):
         length = LENGTH.unpack_from(data.data, at)[0] if at + LENGTH.size <= len(data) else len(data)
         at += LENGTH.size
         if length > len(data) - at:
             raise WeightsRejected("a section is longer than the changes")
-        padded = np.concatenate([data[at : at + length], np.zeros(PADDING, np.uint8)])
-        head, streams_at = read_head(padded, length, layout.data_offset, layout.image_bytes)
-        sections.append(ReadSection(head, padded, streams_at))
+        section = padded[at : at + length + PADDING]
+        head, streams_at = read_head(section, length, layout.data_offset, layout.image_bytes)
+        sections.append(ReadSection(head, section, streams_at))
         at += length
     if at != len(data):
         raise WeightsRejected(f"{len(data) - at} bytes follow the last section")

@@ -140,7 +140,7 @@ class ActorSection(Section):
     containers and other machines reach it; each episode's key is then sent over that network."""
     drain_s: Seconds = 20.0
     """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back, which
-    takes up to 10 s. On a spot node, both have to fit into the notice that a pod gets."""
+    takes up to 20 s. On a spot node, both have to fit into the notice that a pod gets."""
 
 
 class MetricsSection(Section):

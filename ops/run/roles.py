@@ -24,8 +24,9 @@ log = get_logger()
 
 STOP_S = 10.0
 """Seconds that a controller may take to end after SIGTERM."""
-GIVE_BACK_S = 10.0
-"""Seconds an actor needs to give its leases back, after its drain."""
+GIVE_BACK_S = 20.0
+"""Seconds an actor needs to give its leases back, after its drain: first its environments are closed
+(`actors/rollout.py`, CLOSE_S), then the broker is told."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where an actor keeps the weights it has fetched: the engine maps them without a copy."""
 

@@ -130,6 +130,21 @@ def test_a_program_that_ignores_the_end_of_its_calls_is_ended() -> None:
     assert (episode.stop, len(episode.turns)) == (StopReason.HORIZON, 1)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_calls_within_the_horizon_are_sampled_to_their_end_although_one_too_many_was_refused(first: int) -> None:
+    """An agent's parallel calls: grace begins when the last of them has its answer."""
+
+    async def fans_out(endpoint: Endpoint) -> None:
+        for _ in range(first):
+            await ask(endpoint)
+        answers = await asyncio.gather(*(ask(endpoint) for _ in range(3)), return_exceptions=True)
+        assert sum(isinstance(answer, str) for answer in answers) == 2
+
+    policy = Remembering(token_s=0.02)  # 0.3 s for a call, and 0.05 s of grace
+    episode, program = played(fans_out, ticket(horizon_turns=2 + first, max_turn_tokens=16), policy)
+    assert (episode.stop, len(episode.turns), program.finished) == (StopReason.HORIZON, 2 + first, [False])
+
+
 @pytest.mark.parametrize("compacts", [False, True])
 def test_a_full_context_truncates_unless_the_program_goes_on_without_it(compacts: bool) -> None:
     async def grows(endpoint: Endpoint) -> None:

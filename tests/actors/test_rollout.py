@@ -199,6 +199,28 @@ def test_an_expert_that_hangs_is_a_broken_episode() -> None:
     assert (episode.stop, episode.valid) == (StopReason.ENV_TIMEOUT, False)
 
 
+def test_experts_that_hang_take_no_thread_from_the_others() -> None:
+    """`asyncio.to_thread`, which fetches the weights too, has a few more threads than the machine has cores."""
+    release = threading.Event()
+
+    class Stuck(Echo):
+        def expert(self) -> Any:
+            return SimpleNamespace(act=lambda _: release.wait(30) and "")
+
+    async def scenario() -> None:
+        rollout = Rollout(SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05)
+        hanging = (rollout.episode(Stuck(), ticket(kind=Kind.DEMO), index) for index in range(40))
+        episodes = await asyncio.gather(*hanging)
+        assert {episode.stop for episode in episodes} == {StopReason.ENV_TIMEOUT}
+        async with asyncio.timeout(5.0):
+            assert await asyncio.to_thread(lambda: "runs") == "runs"
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        release.set()
+
+
 def test_a_failed_request_breaks_the_episode_and_a_dead_engine_ends_the_rollout() -> None:
     def fail() -> None:
         raise PolicyFailure("no room")

@@ -30,6 +30,7 @@ from tests.actors.gateway.served import (
 )
 from tests.templates import THINKING, tool_tokenizer
 
+NESTED = json.loads('{"items":' * 400 + "{}" + "}" * 400)
 CALLING = 'sure\n<tool_call>\n{"name": "go", "arguments": {"to": "north"}}\n</tool_call>'
 
 
@@ -203,6 +204,9 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
         ({"messages": [{"role": "user"}]}, "invalid_request"),
         ({"stream": "yes"}, "invalid_request"),
         ({"extra_headers": {"X-Train": "banana"}}, "invalid_request"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "invalid_request"),
+        ({"stream": True, "stream_options": True}, "invalid_request"),
+        ({"tools": [TOOL | {"function": {"name": "f", "parameters": NESTED}}]}, "invalid_request"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "context_length_exceeded"),
     ],
 )
@@ -301,6 +305,7 @@ def test_the_key_comes_in_three_ways_and_dies_with_the_episode() -> None:
                 root = gateway.base_url.removesuffix("/v1")
                 ways: list[tuple[str, dict[str, str]]] = [
                     (f"{root}/v1", {"Authorization": f"Bearer {session.key}"}),
+                    (f"{root}/v1", {"Authorization": f"bearer {session.key}"}),
                     (f"{root}/v1", {"x-api-key": session.key}),
                     (f"{root}/e/{session.key}/v1", {"Authorization": "Bearer sk-something"}),
                 ]
@@ -308,8 +313,9 @@ def test_the_key_comes_in_three_ways_and_dies_with_the_episode() -> None:
                     body = {"messages": HELLO}
                     async with http.post(f"{base}/chat/completions", json=body, headers=headers) as answer:
                         assert answer.status == 200
-                    async with http.get(f"{base}/models", headers=headers) as answer:
-                        assert answer.status == 200
+                    for path in ("models", "models/Qwen/Qwen3-8B"):
+                        async with http.get(f"{base}/{path}", headers=headers) as answer:
+                            assert answer.status == 200
             assert len(session.key) >= 22
             async with client_of(gateway, session) as openai:
                 with pytest.raises(ConflictError):
