@@ -90,7 +90,7 @@ class Service:
         except OSError as error:
             await runner.cleanup()
             raise ConfigError(
-                f"port {port} on {host} (metrics.port of a role) cannot be opened ({error.strerror}): "
+                f"port {port} on {host} (--port, or metrics.port of a role) cannot be opened ({error.strerror}): "
                 "choose another, or 0 for a free one"
             ) from None
         self.port = server.sockets[0].getsockname()[1]

@@ -3,6 +3,7 @@
 Knows the sections by their pydantic models alone, so that `schema.py` can import it.
 """
 
+import codecs
 import json
 import os
 import tomllib
@@ -49,8 +50,9 @@ def load_sections(
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             recipe = TomlConfigSettingsSource(settings_cls, toml_file=list(recipes), deep_merge=True)
             # Here, since the recipes are merged here: a secret in any of them is found before it is validated.
-            _refuse_secrets(given, "the command line")
-            _refuse_secrets(recipe.toml_data, "a recipe")
+            for place, said in (("the command line", given), ("a recipe", recipe.toml_data)):
+                _refuse_secrets(said, place)
+                _refuse_capitals(said, place, config)
             # The first source wins: command line, environment, recipes.
             variables = _Password(settings_cls) if recorded else EnvSettingsSource(settings_cls)
             return (InitSettingsSource(settings_cls, init_kwargs=given), variables, recipe)
@@ -61,7 +63,9 @@ def load_sections(
         problems = _innermost(error.errors())
         raise ConfigError("\n".join(_explain(problem, config) for problem in problems)) from None
     except SettingsError as error:
-        raise ConfigError(f"an environment variable HORIZONRL_... is not JSON: {error}") from None
+        section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()  # the message names the field, in quotes
+        names = " or ".join(name for name in os.environ if name.upper().startswith(section))
+        raise ConfigError(f"the environment variable {names} is not JSON: {error.__cause__}") from None
     return dict(loaded)
 
 
@@ -82,8 +86,20 @@ def _require_toml(recipe: Path) -> None:
         tomllib.loads(recipe.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{recipe} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
-        raise ConfigError(f"{recipe} is not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{recipe} is not UTF-8, in line {line}: save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        begins = recipe.read_bytes()[:3] == codecs.BOM_UTF8
+        why = "it begins with a byte order mark: save it without one" if begins else error
+        raise ConfigError(f"{recipe} is not TOML: {why}") from None
+
+
+def _refuse_capitals(given: Mapping[str, Any], place: str, config: type[BaseModel]) -> None:
+    """Raise ConfigError for the section RL, which pydantic-settings would take for rl, or lose beside it."""
+    for name in given:
+        if name not in config.model_fields and name.lower() in config.model_fields:
+            raise ConfigError(f"{name}: no such section, in {place}; did you mean {name.lower()}?")
 
 
 def _refuse_unknown_variables(model: type[BaseModel]) -> None:

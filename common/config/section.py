@@ -16,7 +16,7 @@ class Section(BaseModel):
     """Keys of one subject. The word "none" stands for None in every source, since TOML has no null."""
 
     # A misspelt key is an error: a run of days with a default in its place would be worse.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

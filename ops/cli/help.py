@@ -9,9 +9,8 @@ from typing import Any
 
 from horizonrl.common.errors import ConfigError, did_you_mean
 
-WIDTH = 100
-LISTED = 80
-"""Columns of the list of commands: it fits any terminal, since argparse does not wrap it."""
+WIDTH = 80
+"""Columns of what argparse does not wrap: it fits any terminal."""
 SETTING = "Set any key of the config with --section.key VALUE. Write lists and tables as JSON. Defaults:"
 SHOWING = "`horizonrl config [RECIPE...]` prints all values; docs/configuration.md explains each key."
 
@@ -27,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     def format_help(self) -> str:
         if self.lists_keys:
             self.formatter_class = argparse.RawDescriptionHelpFormatter
-            self.description = textwrap.fill(self.description or "", LISTED)
+            self.description = textwrap.fill(self.description or "", WIDTH)
             self.epilog = "\n".join([*textwrap.wrap(SETTING, WIDTH), *_key_lines(), "", *textwrap.wrap(SHOWING, WIDTH)])
         return super().format_help()
 
@@ -59,7 +58,7 @@ class Commands:
     def listed(self) -> str:
         """Return a line for each command, or more where its summary is long."""
         return "\n".join(
-            textwrap.fill(summary, LISTED, initial_indent=f"  {name:11}  ", subsequent_indent=" " * 15)
+            textwrap.fill(summary, WIDTH, initial_indent=f"  {name:11}  ", subsequent_indent=" " * 15)
             for name, summary in self.summaries.items()
         )
 
@@ -137,7 +136,7 @@ def _key_lines() -> Iterator[str]:
     for section, values in _sections().items():
         keys = " ".join(f"{key}={_default(value)}" for key, value in values.items())
         yield from textwrap.wrap(keys, WIDTH, initial_indent=f"  {f'--{section}.':15}", subsequent_indent=" " * 17)
-    yield '  --envs         \'[{"id": "textcraft"}]\'  all environments as a whole; recipes use one [[envs]] for each'
+    yield '  --envs         \'[{"id": "textcraft"}]\'  all of them; in recipes [[envs]]'
 
 
 def _default(value: Any) -> str:

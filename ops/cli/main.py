@@ -11,6 +11,8 @@ from horizonrl.ops.cli.parser import parse
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail the same way again, 130 interrupted."""
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal of ASCII gets `?`, no traceback
     try:
         arguments, overrides = parse(words)
         code: int = arguments.execute(arguments, overrides)

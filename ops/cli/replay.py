@@ -114,9 +114,11 @@ async def _log_of(run_dir: Path, config: RunConfig) -> AsyncIterator[Transport]:
         probe = config.broker.model_copy(update={"connect_timeout_s": min(PROBE_S, config.broker.connect_timeout_s)})
         transport = await connect(config.run.name, probe, Role.LEARNER)
     # ConfigError: the config of a run with its own broker has no broker.url.
-    except (BrokerUnreachable, ConfigError):
+    except (BrokerUnreachable, ConfigError) as error:
         if not (run_dir / "nats").is_dir():
-            raise
+            raise type(error)(
+                f"{run_dir} has no nats/ with its log, and no other broker that holds it answers: {error}"
+            ) from None
         async with EmbeddedServer(run_dir / "nats", config.broker.nats.durability) as server:
             own = config.broker.model_copy(update={"url": server.url})
             async with connected(config.run.name, own, Role.LEARNER) as transport:

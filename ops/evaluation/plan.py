@@ -110,7 +110,8 @@ class Choice:
             ("--turns", self.turns, MAX_TURNS),
         ):
             if wrong := [value for value in values if not 1 <= value <= most]:
-                raise ConfigError(f"{name} is {wrong[0]}: give a number from 1 to {most}")
+                bounds = "1 or more" if most == sys.maxsize else f"a number from 1 to {most}"
+                raise ConfigError(f"{name} is {wrong[0]}: give {bounds}")
         if self.table and self.categories:
             raise ConfigError("--table has its own categories: leave --categories out, or choose with --env")
 

@@ -41,7 +41,8 @@ class SubjectRequest:
     model: str | None
     endpoint: str | None = None
     model_name: str | None = None
-    key_variable: str = "OPENAI_API_KEY"
+    key_variable: str | None = None
+    """The variable that must hold the key; None: OPENAI_API_KEY, if it is set."""
     recipes: tuple[Path, ...] = ()
     overrides: Sequence[str] = ()
 
@@ -150,9 +151,12 @@ def _remote(request: SubjectRequest) -> Subject:
     # The address goes into the file of episodes and into results.json, which people share.
     if "@" in request.endpoint:
         raise ConfigError(
-            f"--endpoint holds a password, which would be written down: put it into {request.key_variable}"
+            "--endpoint holds a password, which would be written down: put it into the variable of --key-variable"
         )
-    key = os.environ.get(request.key_variable, "").strip()
+    variable = request.key_variable or "OPENAI_API_KEY"
+    key = os.environ.get(variable, "").strip()
+    if request.key_variable is not None and not key:
+        raise ConfigError(f"--key-variable is {variable}, an environment variable that is not set: export it")
     settings = EndpointSettings(request.endpoint, request.model_name, SecretStr(key) if key else None)
 
     @asynccontextmanager

@@ -13,6 +13,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment, expert_of, tool_user
 from horizonrl.envs.transcripts import to_record
+from horizonrl.ops.report.page import require_folder
 
 
 def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id: str | None) -> int:
@@ -23,10 +24,16 @@ def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
-    with out.open("w", encoding="utf-8", newline="\n") as file:
-        for task_id in task_ids:
-            record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    require_folder(out)
+    incoming = out.with_name(f"{out.name}.incoming")
+    try:
+        with incoming.open("w", encoding="utf-8", newline="\n") as file:
+            for task_id in task_ids:
+                record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        incoming.replace(out)  # at the end: a failure leaves the file of an earlier call as it was
+    finally:
+        incoming.unlink(missing_ok=True)
     print(f"wrote {len(task_ids)} demonstrations of {env.id} to {out}")
     return 0
 

@@ -74,6 +74,8 @@ def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
 def require_folder(file: Path) -> None:
     if not file.parent.is_dir():
         raise ConfigError(f"no directory {file.parent}: --out must name a file in an existing directory")
+    if file.is_dir():
+        raise ConfigError(f"{file} is a directory: --out must name a file, such as {file / 'report.html'}")
 
 
 def replace_file(file: Path, page: str) -> None:

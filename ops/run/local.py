@@ -18,7 +18,7 @@ from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import BrokerUnreachable, HorizonError
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
@@ -83,6 +83,11 @@ async def _ended_at(config: RunConfig) -> int | None:
 def _try_environments(config: RunConfig) -> None:
     """Raise ConfigError or MissingDependency now for what would otherwise end a process half a minute later."""
     engines.factory(config.actor.engine)
+    if config.actor.engine == "endpoint":
+        raise ConfigError(
+            "actor.engine is endpoint, whose weights never change: it can evaluate (`horizonrl eval`), not train. Set "
+            "actor.engine to vllm"
+        )
     require_backend(config.learner)
     sources = sources_of(config.envs, demonstrations=config.demos_due(1) > 0, states=config.advantage.state_weight > 0)
     if config.curriculum.kind == "adaptive":

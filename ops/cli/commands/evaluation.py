@@ -35,7 +35,9 @@ def _add_endpoint(command: CommandParser) -> None:
     endpoint.add_argument("--endpoint", metavar="URL", help="its address, such as http://HOST/v1")
     endpoint.add_argument("--model-name", metavar="NAME", help="the model's name at the endpoint")
     endpoint.add_argument(
-        "--key-variable", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the API key, if any"
+        "--key-variable",
+        metavar="NAME",
+        help="environment variable with the API key; OPENAI_API_KEY by default, if set",
     )
 
 

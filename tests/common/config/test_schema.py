@@ -59,6 +59,7 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
         (["--run.name", "a.b"], r"run\.name"),
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+        (["--rl.lr", "Infinity"], r"rl\.lr: .*finite"),
         (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
         (["--eval.every=5", "--envs", '[{"id": "parity", "split": "all"}]'], r"parity trains on split all.* to train"),
         (["--eval.every=5", "--eval.samples=64"], r"eval\.samples is 64 but actor\.slots is 32.*to 64 or more"),
@@ -81,6 +82,22 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
         RunConfig.load([tmp_path / "gone.toml"])
     with pytest.raises(ConfigError, match=r"recipe\.toml is not TOML: Expected"):
         RunConfig.load([recipe(tmp_path, "[rl")])
+    for text, why in (
+        ("[rl]\n# caf\u00e9".encode("latin-1"), "not UTF-8, in line 2"),
+        (b"\xef\xbb\xbf[rl]", "byte order mark"),
+    ):
+        (tmp_path / "saved.toml").write_bytes(text)
+        with pytest.raises(ConfigError, match=why):
+            RunConfig.load([tmp_path / "saved.toml"])
+
+
+@pytest.mark.parametrize("text", ["[RL]\nsteps = 6", "[rl]\nsteps = 5\n[RL]\nsteps = 6", '[[Envs]]\nid = "babyai"'])
+def test_a_section_in_capitals_is_no_section(tmp_path: Path, text: str) -> None:
+    """pydantic-settings takes it for ours, and loses it where ours is there too."""
+    with pytest.raises(ConfigError, match=r"no such section, in a recipe; did you mean (rl|envs)\?"):
+        RunConfig.load([recipe(tmp_path, text)])
+    with pytest.raises(ConfigError, match="RL: no such section, in the command line"):
+        RunConfig.load([], ["--RL.steps", "3", "--rl.steps", "4"])
 
 
 @pytest.mark.parametrize("name", ["HORIZONRL_RL_STEPS", "HORIZONRL_REWARDS__SCALE"])
@@ -98,7 +115,7 @@ def test_other_variables_of_the_prefix_are_left_alone(monkeypatch: pytest.Monkey
 
 def test_an_environment_variable_that_is_no_json_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORIZONRL_ENVS", "textcraft")
-    with pytest.raises(ConfigError, match="is not JSON"):
+    with pytest.raises(ConfigError, match="HORIZONRL_ENVS is not JSON"):
         RunConfig.load([])
 
 

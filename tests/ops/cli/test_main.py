@@ -152,13 +152,15 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
         (["eval", "pocket", "--endpoint", "http://h/v1", "--model-name", "m"], "were both given"),
         (["eval", "--endpoint", "http://me:pw@h/v1", "--model-name", "m"], "would be written down"),
+        ([*REMOTE, "--env", "parity", "--key-variable", "NOPE"], "an environment variable that is not set"),
+        (["train", "--actor.engine", "endpoint"], "it can evaluate (`horizonrl eval`), not train"),
         ([*REMOTE], "on what?"),
         ([*REMOTE, "--env", "gone"], "no environment 'gone'"),
         ([*REMOTE, "--env", "parity", "--categories", "hard"], "has no category 'hard'"),
         ([*REMOTE, "--env", "parity", "--options.x", "1"], "has no option 'x'"),
         ([*REMOTE, "--env", "transcripts", "--options.path", "x"], "only replays what others did"),
         ([*REMOTE, "--env", "parity", "--turns", "0"], "--turns is 0"),
-        ([*REMOTE, "--env", "parity", "--tasks", "0"], "--tasks is 0"),
+        ([*REMOTE, "--env", "parity", "--tasks", "0"], "--tasks is 0: give 1 or more"),
         ([*REMOTE, "--env", "parity", "--samples", "1", "999"], "--samples is 999"),
         ([*REMOTE, "--env", "parity", "--samples", "2", "--eval.temperature", "0"], "at eval.temperature 0"),
         ([*REMOTE, "--env", "parity", "--turns", "1", "2", "--horizon.announce", "true"], "one value of --turns"),
@@ -195,10 +197,17 @@ def test_a_number_out_of_bounds_is_refused_with_them(
     assert message in capsys.readouterr().err
 
 
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "nowhere" / "demos.jsonl"
-    assert main(["demos", "--out", str(out), "--count", "1", "--envs", '[{"id": "parity"}]']) == 1
-    assert capsys.readouterr().err == f"error: {out}: No such file or directory: give another path, or fix this one\n"
+def test_demonstrations_are_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["demos", "--count", "1", "--out"]
+    assert main([*words, str(tmp_path / "nowhere" / "x.jsonl"), "--envs", '[{"id": "parity"}]']) == 2
+    assert "no directory" in capsys.readouterr().err
+    out = tmp_path / "x.jsonl"
+    assert main([*words, str(out), "--envs", '[{"id": "parity"}]']) == 0
+    before = out.read_text()
+    assert main([*words, str(out), "--envs", '[{"id": "guess"}]']) == 2
+    assert main([*words, str(out), "--envs", '[{"id": "weather", "options": {"format": "native"}}]']) == 2
+    assert out.read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["x.jsonl"]
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
