@@ -87,7 +87,7 @@ def compare(study: Study, outcomes: Sequence[RunOutcome]) -> Comparison:
         for variant in study.variants
     }
     rows = [_row(own, budgets) for own in by_variant.values() if own]
-    found = contrasts(study.pairs, outcomes, list(budgets))
+    found = contrasts(study.pairs, outcomes, list(budgets), study.primary_axis)
     return Comparison(rows, found, budgets, " and ".join(sorted({each.measured for each in outcomes})))
 
 

@@ -75,8 +75,13 @@ class Contrast:
     """Fisher's exact test of the numbers of collapsed runs, at the end only; None if a collapse could not be seen."""
 
 
-def contrasts(pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Sequence[str]) -> list[Contrast]:
-    """Return every contrast whose arms share a seed: at the end, then at equal cost for each axis."""
+def contrasts(
+    pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Sequence[str], primary_axis: str | None = None
+) -> list[Contrast]:
+    """Return every contrast whose arms share a seed: at the end, then at equal cost for each axis.
+
+    `primary_axis` is the one on which the primary pairs are primary; None: all of them.
+    """
     runs: dict[str, dict[int, RunOutcome]] = {}
     for each in outcomes:
         runs.setdefault(each.variant, {})[each.seed] = each
@@ -84,7 +89,7 @@ def contrasts(pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Seque
     for axis in (END, *axes):
         of_axis = [
             _contrast(pair, axis, runs[pair.variant], runs[pair.against])
-            for pair in pairs
+            for pair in (pairs if primary_axis in (None, axis) else [replace(pair, primary=False) for pair in pairs])
             if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
         ]
         found += _corrected(of_axis)

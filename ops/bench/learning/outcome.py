@@ -76,8 +76,8 @@ class RunOutcome:
     gave_up: bool
     """Training ended because no group had anything to learn from."""
     collapsed: bool | None
-    """Success was COLLAPSE_POINTS below its own best before in COLLAPSE_ROUNDS evaluations in a row, or was below one
-    half when the run gave up. None if there are too few evaluations to see that."""
+    """Success was COLLAPSE_POINTS below its own best before in COLLAPSE_ROUNDS evaluations in a row, or that of the
+    step in which the run gave up was below one half. None if there are too few evaluations to see that."""
     environment_steps: int
     generated_tokens: int
     wall_s: float
@@ -100,11 +100,12 @@ def read_outcome(
     costs = {key: np.cumsum([line[key] for line in lines]) for key in ("environment_steps", "generated_tokens")}
     costs["processed_tokens"] = np.cumsum([line.get("processed_tokens", math.nan) for line in lines])
     costs["seconds"] = np.cumsum([line.get("step_s", math.nan) + line.get("wait_s", math.nan) for line in lines])
-    if evals and at_end is not None and evals[-1]["step"] < lines[-1]["step"]:
+    if unseen := bool(evals) and at_end is not None and evals[-1]["step"] < lines[-1]["step"]:
         episodes = evals[-1]["episodes"]
         evals.append({"step": lines[-1]["step"], "successes": at_end * episodes, "episodes": episodes})
     start, final, curve = _evaluated(evals, lines, costs) if evals else _trained(lines, costs)
-    rates = curve.successes / curve.episodes
+    # A success in training is no evaluation, of which a fall takes two.
+    evaluated = (curve.successes / curve.episodes)[: -1 if unseen else None]
     ess, staleness, oldest = (_known(lines, key) for key in ("ess", "staleness_mean", "staleness_max"))
     return RunOutcome(
         variant,
@@ -119,15 +120,15 @@ def read_outcome(
         staleness_max=max(oldest, default=None),
         truncated_share=_weighted(lines, "truncated_share"),
         gave_up=gave_up,
-        collapsed=_collapsed(rates, gave_up),
+        collapsed=_collapsed(evaluated, gave_up, at_end),
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
     )
 
 
-def _collapsed(rates: Array, gave_up: bool) -> bool | None:
-    if gave_up and rates[-1] < 0.5:
+def _collapsed(rates: Array, gave_up: bool, at_end: float | None) -> bool | None:
+    if gave_up and (rates[-1] if at_end is None else at_end) < 0.5:
         return True
     return collapses(rates) if gave_up or len(rates) > COLLAPSE_ROUNDS else None
 

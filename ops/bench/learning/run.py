@@ -268,7 +268,7 @@ def _report(
         "command": f"`{request}`",
         "recipe": ", ".join(dict.fromkeys(recipe.name for each in selected for recipe in each.variant.recipes)),
         "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
-        "runs": f"{len(outcomes)} of {len(selected)} finished",
+        "finished": f"{len(outcomes)} of {len(selected)} runs",
         "evaluation": _evaluations(configs),
         "commit": ", ".join(sorted({each.commit for each in runs})),
         "machine": "; ".join(sorted({each.machine for each in runs})),

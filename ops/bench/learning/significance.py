@@ -84,13 +84,13 @@ def fisher_exact(events: int, runs: int, other_events: int, other_runs: int) -> 
 
 
 def seeds_needed(deviation: float, effect: float, power: float = 0.8) -> int:
-    """Return the seeds per arm at which a t test of two arms at LEVEL finds a true difference of `effect`.
+    """Return the seeds per arm at which a paired t test at LEVEL finds a true difference of `effect`.
 
-    `deviation` is that of a seed's value within an arm. The least n ≥ 2 (t_{1 − α/2} + t_{power})² (σ/δ)² with 2n − 2
-    degrees of freedom. Pairs by seed need fewer if what a seed brings is common to both arms.
+    `deviation` is that of a seed's value within an arm; what a seed brings is taken to differ between the arms, so that
+    the difference has √2 of it. The least n ≥ 2 (t_{1 − α/2} + t_{power})² (σ/δ)² with n − 1 degrees of freedom.
     """
     for seeds in range(2, MOST_SEEDS):
-        degrees = 2 * seeds - 2
+        degrees = seeds - 1
         reach = student_quantile(LEVEL, degrees) + student_quantile(2.0 * power - 1.0, degrees)
         if 2.0 * (reach * deviation / effect) ** 2 <= seeds:
             return seeds

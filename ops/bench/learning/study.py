@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -68,6 +68,8 @@ class StudyFile(BaseModel):
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     primary: tuple[str, str] | None = None
     """The contrast that the study is about, written like one of `contrasts` and tested alone."""
+    primary_axis: Literal["end", "environment_steps", "generated_tokens", "processed_tokens", "seconds"] | None = None
+    """Where it is compared: at the end, or at an equal cost. Elsewhere it is one of `contrasts`. None: everywhere."""
     contrasts: list[tuple[str, str]] = []
     """Variants to compare seed by seed: the first minus the second. In a grid, two values of one axis, compared under
     each value of the others. `*` as the first means every other one. Their p are corrected together."""
@@ -111,6 +113,7 @@ class Study:
     axes: Sequence[str]
     """The axes of the grid; empty without a grid."""
     phases: Mapping[str, PhaseFile] = field(default_factory=dict)
+    primary_axis: str | None = None
 
     def phase(self, name: str) -> tuple["Study", Sequence[str], Sequence[str]]:
         """Return the study with a phase's seeds, the patterns of its variants, and its overrides.
@@ -163,7 +166,7 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
     pairs = _pairs(file, variants, path)
     phases = {SMALL: _small(file, pairs, names), **file.phases}
-    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases)
+    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases, file.primary_axis)
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:

@@ -147,6 +147,14 @@ def test_a_run_that_gave_up_ends_no_comparison_and_counts_with_its_last_success(
     evaluate(fell, (2, 60, 64), (12, 45, 64), (22, 45, 64))
     half = read_outcome(fell, "low", 2, 60.0, gave_up=True, at_end=0.7)
     assert half is not None and half.collapsed is True, "it had fallen before it gave up"
+    dipped = journal(place, "dipped", [0.5] * 20)
+    evaluate(dipped, (2, 60, 64), (12, 45, 64))
+    once = read_outcome(dipped, "low", 2, 60.0, gave_up=True, at_end=0.5)
+    assert once is not None and once.collapsed is False, "a success in training is no second evaluation"
+    evaluate(dipped, (2, 60, 64), (22, 29, 64))
+    for at_end, collapses in ((0.9, False), (0.1, True)):  # its last version was evaluated at 45 %
+        seen = read_outcome(dipped, "low", 2, 60.0, gave_up=True, at_end=at_end)
+        assert seen is not None and seen.collapsed is collapses
 
 
 def test_two_evaluations_cannot_show_a_collapse(place: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_failed_run_is_recorded_and_the_study_goes_on(place: Path) -> None:
     assert carry_out(place) == 1
     assert len(started(place)) == 4
     report = (place / "out" / "report.md").read_text()
-    assert "2 of 4 finished" in report
+    assert "2 of 4 runs" in report
     assert "the loss exploded" in report
     assert carry_out(place) == 1
     assert started(place)[4:] == ["low-seed0", "low-seed1"]
