@@ -17,6 +17,7 @@ from horizonrl.common.arrays import MAX_TOKENS, Logprobs, TokenIds
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
+MAX_TEMPERATURE = 10.0
 MAX_BRANCHES = 256
 """Most token sequences of an episode, the first one included."""
 MAX_SPANS = 1_024
@@ -147,7 +148,7 @@ class Task(Record):
 class Sampling(Record):
     """How the policy samples a turn. Logprobs are of the distribution after temperature."""
 
-    temperature: Annotated[float, Field(ge=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     max_turn_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 64
     seed: Count | None = None
     """Base seed of the group's requests; None leaves the engine's own generator in charge."""

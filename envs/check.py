@@ -7,14 +7,15 @@ and the text that caused the failure.
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import registry
-from horizonrl.envs.api import Environment, Reply, tool_user
+from horizonrl.envs.api import Environment, Reply, Step, tool_user
 from horizonrl.envs.odd_texts import odd_calls, odd_texts
 from horizonrl.envs.subject import Subject, Violation, shown
 
@@ -23,6 +24,8 @@ MAX_OBSERVATION_CHARS = 1 << 18
 TASKS_TRIED = 20
 CHECK_S = 120.0
 """Time limit of one check."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ async def check(
     Raises ConfigError or MissingDependency if the environment cannot be created at all.
     """
     registry.require_steps(env_id)
-    environment = registry.make(env_id, options)
-    await environment.close()
+    with registry.attributed(env_id, "cannot be created and closed"):
+        environment = registry.make(env_id, options)
+        await environment.close()
     listed = registry.tasks(env_id, options)
     spread = [task.task_id for task in listed[:: max(1, len(listed) // TASKS_TRIED)]][:TASKS_TRIED]
     subject = Subject(env_id, options or {}, task_ids or spread)
@@ -74,7 +78,7 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     limit = asyncio.timeout(CHECK_S)
     try:
         async with limit:
-            return Check(name, True, await trial(subject))
+            return Check(name, True, await _without_exit(trial(subject)))
     except Violation as violation:
         detail, place = str(violation), subject.place_of(violation.method)
     except Exception as error:  # noqa: BLE001 - the boundary: whatever an environment raises is the finding
@@ -84,6 +88,24 @@ async def _try(name: str, trial: Trial, subject: Subject) -> Check:
     finally:
         await subject.close()
     return Check(name, False, detail, place, subject.last_call)
+
+
+async def _without_exit(call: Awaitable[T]) -> T:
+    """Await a call. An environment that exits is a finding, and must not end the check before it is reported."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise RuntimeError(f"{error!r} would end the actor").with_traceback(error.__traceback__) from None
+
+
+async def _its_id_is_its_entry_points(subject: Subject) -> str:
+    environment = registry.load(subject.env_id)
+    declared = getattr(environment, "env_id", None)
+    if declared != subject.env_id:
+        raise Violation(
+            f"{environment.__name__}.env_id is {declared!r}, and its entry point is {subject.env_id!r}", "class"
+        )
+    return subject.env_id
 
 
 async def _tasks_are_listed(subject: Subject) -> str:
@@ -120,6 +142,7 @@ async def _expert_solves(subject: Subject) -> str:
         if subject.expert(environment) is None:
             continue
         _, steps = await subject.play(environment, task_id)
+        _require_finite_rewards(steps)
         # A success without a reward is a task from which RL learns nothing.
         if not (steps[-1].success and sum(step.reward for step in steps) > 0):
             raise Violation(
@@ -138,11 +161,19 @@ async def _expert_solves(subject: Subject) -> str:
     return f"{len(turns)} tasks in {sum(turns) / len(turns):.1f} turns on average, {mean_ms:.3f} ms per step{left}"
 
 
+def _require_finite_rewards(steps: Sequence[Step]) -> None:
+    # Wherever rewards are compared or added: a NaN equals nothing, not even itself.
+    for step in steps:
+        if isinstance(step.reward, float) and not math.isfinite(step.reward):
+            raise Violation(f"the reward of the step that answers {shown(step.observation)} is {step.reward}")
+
+
 async def _episodes_repeat(subject: Subject) -> str:
     # Advantages compare the episodes of one task: instances that differ would add noise to every baseline.
     one, other = subject.make(), subject.make()
     for task_id in subject.task_ids:
         (first, steps), (again, repeated) = [await subject.play(each, task_id) for each in (one, other)]
+        _require_finite_rewards([*steps, *repeated])
         if first != again:
             raise Violation(
                 f"task {task_id!r} begins with {shown(first)} in one instance and with {shown(again)} in another",
@@ -192,6 +223,7 @@ async def _no_text_breaks_it(subject: Subject) -> str:
             replies += [Reply("", (call,)) for call in odd_calls(user.tools(), sensible.calls)]
         for reply in replies:
             step = await subject.answer(environment, reply)
+            _require_finite_rewards([step])
             if step.terminated or step.truncated:
                 await subject.reset(environment, task_id)
     await environment.close()
@@ -202,7 +234,7 @@ async def _a_cancelled_step_leaves_it_usable(subject: Subject) -> str:
     environment, task_id = subject.make(), subject.task_ids[0]
     first = await subject.reset(environment, task_id)
     expert = subject.expert(environment)
-    step = asyncio.ensure_future(subject.answer(environment, subject.advised(environment, first)))
+    step = asyncio.ensure_future(_without_exit(subject.answer(environment, subject.advised(environment, first))))
     await asyncio.sleep(0)  # Let the step begin, so that it is cancelled at its first wait.
     subject.last_call += ", cancelled"
     # What a rollout does at `step_timeout_s`, and a drained actor at any time.
@@ -261,6 +293,7 @@ async def _tools_are_described(subject: Subject) -> str:
 
 
 TRIALS: Mapping[str, Trial] = {
+    "its id is that of its entry point": _its_id_is_its_entry_points,
     "tasks are listed in a stable order with unique ids": _tasks_are_listed,
     "an unknown task is a ConfigError": _unknown_task_is_refused,
     "the expert solves the tasks": _expert_solves,

@@ -1,21 +1,27 @@
 """The installed environments, found by their entry points (group `horizonrl.envs`).
 
-Listing them reads package metadata and imports nothing. `load` imports one environment.
+Listing them reads package metadata and imports nothing. `load` imports one environment. If a user's package is broken,
+it raises ConfigError with the file and line, so that one broken package never hides the other environments.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
+from horizonrl.common.errors import ConfigError, HorizonError, MissingDependency, did_you_mean
 from horizonrl.common.imports import uncollected
 from horizonrl.envs.api import Environment, Split, TaskSpec, tool_user
 
 GROUP = "horizonrl.envs"
+SPLITS = get_args(Split)
 
 T = TypeVar("T")
 
@@ -34,28 +40,79 @@ def require_known(*env_ids: str) -> None:
 
 
 def load(env_id: str) -> type[Environment]:
-    """Import an environment. Raises ConfigError for an unknown id, MissingDependency if a package is missing."""
+    """Import an environment.
+
+    Raises ConfigError for an unknown id or a broken package, MissingDependency if a built-in one needs another package.
+    """
     require_known(env_id)
-    entry = _registered()[env_id]
-    try:
-        # A full collection over what gymnasium brings holds up the event loop for 25 to 70 ms, again and again.
-        with uncollected(entry.module):
-            environment: type[Environment] = entry.load()
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "horizonrl":
-            raise  # a missing module of our own is a defect, not something to install
-        raise MissingDependency(
-            f"environment {env_id!r} needs {error.name!r}, which is not installed: pip install 'horizonrl[envs]'"
-        ) from error
+    entry, *others = _registered()[env_id]
+    if rivals := [other for other in others if other.value != entry.value]:
+        owners = " and ".join(f"{each.value} (package {each.dist.name})" for each in (entry, *rivals) if each.dist)
+        raise ConfigError(f"environment {env_id!r} is installed twice, as {owners}: rename or uninstall one of them")
+    # A full collection over what gymnasium brings holds up the event loop for 25 to 70 ms, again and again.
+    with attributed(env_id, "cannot be imported"), uncollected(entry.module):
+        environment: type[Environment] = entry.load()
+    methods = ("tasks", *(("drive", "grade") if hasattr(environment, "drive") else ("reset", "step")), "close")
+    lacking = [f"method {name}" for name in methods if not callable(getattr(environment, name, None))]
+    if not isinstance(getattr(environment, "version", None), str):
+        lacking.append("text `version`")
+    if lacking:
+        raise ConfigError(
+            f"environment {env_id!r} is incomplete: {entry.value} has no {', no '.join(lacking)} "
+            f"({_defined_at(environment)})"
+        )
     return environment
 
 
+@contextmanager
+def attributed(env_id: str, trouble: str) -> Iterator[None]:
+    """Raise ConfigError, with the file and line of the package's code, for whatever that code raises in the body.
+
+    Errors of HorizonRL's tree pass, and so do the defects of the environments that HorizonRL brings.
+    """
+    try:
+        yield
+    except HorizonError:
+        raise
+    except (Exception, SystemExit) as error:  # the boundary: the package may be anybody's
+        entry = _registered()[env_id][0]
+        package = entry.value.partition(":")[0].partition(".")[0]
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if package == "horizonrl":
+            if missing in ("", "horizonrl"):
+                raise  # a missing module of our own is a defect, not something to install
+            raise MissingDependency(
+                f"environment {env_id!r} needs {missing!r}, which is not installed: pip install 'horizonrl[envs]'"
+            ) from error
+        cure = "" if missing in ("", "horizonrl", package) else f": fix the import, or `pip install {missing}`"
+        says = error.msg if isinstance(error, SyntaxError) else error
+        raise ConfigError(
+            f"environment {env_id!r} {trouble}: {type(error).__name__}: {says} ({_raised_at(error, entry)}){cure}"
+        ) from error
+
+
 def tasks(env_id: str, options: Mapping[str, Any] | None = None) -> Sequence[TaskSpec]:
-    """Return every task of the environment under these options. Options that do not choose tasks are ignored."""
+    """Return every task of the environment under these options. Options that do not choose tasks are ignored.
+
+    Raises ConfigError for anything but a sequence of tasks, each of the train or the test split.
+    """
     listing = load(env_id).tasks
-    # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
-    known = inspect.signature(listing).parameters
-    return _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
+    with attributed(env_id, "cannot list its tasks"):
+        # A recipe has one list of options; the listing takes those that choose tasks, and `make` checks all of them.
+        known = inspect.signature(listing).parameters
+        listed = _call(env_id, listing, {name: value for name, value in (options or {}).items() if name in known})
+        if not isinstance(listed, Sequence):
+            raise ConfigError(
+                f"environment {env_id!r} cannot list its tasks: {listing.__qualname__} returned a "
+                f"{type(listed).__name__}, not a list or tuple ({_defined_at(listing)})"
+            )
+        for task in listed:
+            if not isinstance(task, TaskSpec) or task.split not in SPLITS:
+                raise ConfigError(
+                    f"environment {env_id!r} lists {task!r:.200}: a task is a TaskSpec whose split is "
+                    f"{' or '.join(map(repr, SPLITS))} ({_defined_at(listing)})"
+                )
+    return listed
 
 
 def select(
@@ -110,8 +167,9 @@ async def versioned_id(env_id: str, options: Mapping[str, Any] | None = None) ->
 
     It is made for that: one that cannot take its options raises ConfigError here, before any ticket asks for it.
     """
-    environment = make(env_id, options)
-    await environment.close()
+    with attributed(env_id, "cannot be created and closed"):
+        environment = make(env_id, options)
+        await environment.close()
     return f"{env_id} {environment.version}"
 
 
@@ -177,9 +235,38 @@ def _call(env_id: str, function: Callable[..., T], options: Mapping[str, Any]) -
 
 
 @cache
-def _registered() -> dict[str, EntryPoint]:
+def _registered() -> Mapping[str, Sequence[EntryPoint]]:
     """Return the entry points, read once per process: reading takes 5 to 20 ms, and every episode makes an instance."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    found = defaultdict(list)
+    for entry in entry_points(group=GROUP):
+        found[entry.name].append(entry)
+    return dict(found)
+
+
+def _raised_at(error: BaseException, entry: EntryPoint) -> str:
+    """Return `file:line` of the last line of the package's own code, or the entry point if none of it ran."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    module = entry.value.partition(":")[0]
+    package = module.partition(".")[0]
+    frames = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+    ]
+    if frames:
+        return frames[-1]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return ", ".join(filter(None, [file, f"entry point {entry.name} = {entry.value}"]))
+
+
+def _defined_at(definition: Callable[..., Any]) -> str:
+    """Return `file:line` of a class or a function."""
+    definition = inspect.unwrap(definition)
+    try:
+        return f"{inspect.getsourcefile(definition)}:{inspect.getsourcelines(definition)[1]}"
+    except (OSError, TypeError):  # no source file: a compiled module, or a class created at run time
+        return f"module {definition.__module__}"
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -23,7 +23,7 @@ class EngineThread:
     """An engine, and the thread that makes every call of it; each method is that of `Engine`, awaited.
 
     The engine has to be made on the same thread: torch counts its threads per calling thread. Each call raises
-    RunFailed after `timeout_s`. Its thread hangs then, so the process has to end.
+    RunFailed when it has run for `timeout_s`. Its thread hangs then, so the process has to end.
     """
 
     def __init__(self, engine: Engine, thread: Executor, timeout_s: float | None = None) -> None:
@@ -68,14 +68,21 @@ class EngineThread:
             await saving
 
     async def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        asked = time.monotonic()
+        loop, begun, asked = asyncio.get_running_loop(), asyncio.Event(), time.monotonic()
 
         def begin() -> T:
             self._queued_s += time.monotonic() - asked
+            loop.call_soon_threadsafe(begun.set)
             return call(*arguments)
 
+        running = loop.run_in_executor(self._thread, begin)
+        try:
+            await begun.wait()  # a checkpoint before it has a deadline of its own
+        except asyncio.CancelledError:
+            running.cancel()
+            raise
         async with self._deadline(getattr(call, "__name__", "call")):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
+            return await running
 
     @asynccontextmanager
     async def _deadline(self, call: str) -> AsyncIterator[None]:

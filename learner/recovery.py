@@ -74,6 +74,7 @@ class Recovery:
         check_directory(config.run_dir, bool(lineages) or checkpoint is not None, earlier)
         changed: dict[str, Any] = {}
         if checkpoint is not None:
+            check_identity(checkpoint, self.identity)
             self.state.restore(checkpoint.state)
             self._saved_step = checkpoint.step
         # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
@@ -82,7 +83,6 @@ class Recovery:
             # Before `load`: adapters begin at 0, so these are the frozen model's weights.
             await self.engine.write_weights(self.weights.base_file)
         if checkpoint is not None:
-            check_identity(checkpoint, self.identity)
             changed = changes(checkpoint.state["config"], comparable(config))
             lineages.append(checkpoint.state["lineage"])
             await self.engine.load(checkpoint.path)

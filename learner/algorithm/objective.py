@@ -37,8 +37,6 @@ from horizonrl.learner.engine.model import ScorerOutput
 from horizonrl.learner.engine.packing import MicroBatch
 from horizonrl.learner.intake.batch import Batch, Trace, by_episode
 
-LOG_PRODUCT_BOUND = 300.0
-"""Largest |log Π r|: the squares of many such products still have a finite sum in float64."""
 CRITIC_SHARE = 1e-2
 """Weight of the critic's loss. It keeps the critic's part of the clipped gradient norm small next to the policy's. The
 critic learns as fast: AdamW's step does not depend on the gradient's scale."""
@@ -198,17 +196,25 @@ class LossStats:
     episodes: float = 0.0
     """Trained episodes with a behaviour policy. The two products are sums over these."""
     product: float = 0.0
-    """Π r over an episode."""
+    """Π r over an episode, relative to the largest: that of 10,000 tokens may be e^-1000."""
     product_squared: float = 0.0
     valued: float = 0.0
     """Tokens with a target of the critic."""
     value_squared: float = 0.0
+    log_product_max: float = -math.inf
+    """Not a sum but the logarithm of the largest Π r, to which both products are relative."""
     importance_max: float = 0.0
     """Not a sum but the largest."""
 
     def __add__(self, other: "LossStats") -> "LossStats":
-        added = LossStats(*map(add, astuple(self), astuple(other)))
-        return replace(added, importance_max=max(self.importance_max, other.importance_max))
+        log_max = max(self.log_product_max, other.log_product_max)
+        added = LossStats(*map(add, astuple(self._relative_to(log_max)), astuple(other._relative_to(log_max))))
+        largest = max(self.importance_max, other.importance_max)
+        return replace(added, importance_max=largest, log_product_max=log_max)
+
+    def _relative_to(self, log_max: float) -> "LossStats":
+        factor = math.exp(self.log_product_max - log_max) if self.episodes else 0.0
+        return replace(self, product=self.product * factor, product_squared=self.product_squared * factor**2)
 
     @property
     def ess(self) -> float:
@@ -244,21 +250,23 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     columns = [torch.ones_like(loss_N), loss_N, output.entropies_N, compared_N]
     columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, clipped_N]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
-    product_E = episode_products(output.logprobs_N - inputs.logprobs_N, inputs)
+    log_product_E = log_products(output.logprobs_N - inputs.logprobs_N, inputs)
+    log_max = log_product_E.amax() if log_product_E.numel() else log_product_E.new_tensor(-math.inf)
+    product_E = (log_product_E - log_max).exp()
     columns += [torch.ones_like(product_E), product_E, product_E.square()]
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
-    return LossStats(*_sums(*columns, largest))
+    return LossStats(*_sums(*columns, log_max, largest))
 
 
-def episode_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
-    """Return Π r of each trained episode that is no demonstration, in float64, bounded so that its square is finite."""
+def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
+    """Return log Π r of each trained episode that is no demonstration, in float64."""
     counted_N = ~inputs.demo_N & (inputs.scales_N > 0)
     episodes_N, log_ratio_N = inputs.episodes_N[counted_N], log_ratio_N[counted_N].double()
     tokens_E = episodes_N.bincount()
     log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
     # Row numbers have gaps where an episode is masked or a demonstration; a gap is no episode with product 1.
-    return log_product_E[tokens_E > 0].clamp(-LOG_PRODUCT_BOUND, LOG_PRODUCT_BOUND).exp()
+    return log_product_E[tokens_E > 0]
 
 
 def _sums(*columns: Tensor) -> list[float]:

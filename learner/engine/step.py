@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, replace
-from functools import reduce
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -81,6 +80,9 @@ class Backend(Protocol):
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Return the sum of every rank's tensor, on every rank; `tensor` itself is given up for it."""
 
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return parameters of the scorer, whole, on every rank."""
@@ -166,8 +168,14 @@ class PolicyGradientEngine:
 
     @torch.no_grad()
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        """Score one trace with an earlier version's weights, in a second model that is loaded at the first call."""
+        """Score one trace with an earlier version's weights, in a second model that is loaded at the first call.
+
+        NaN where the GPU has no room for that model beside what training needs.
+        """
         if self._earlier is None:
+            device = self._backend.device
+            if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 1.1 * weights.stat().st_size:
+                return math.nan
             self._earlier = self._frozen_model()
         self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
@@ -308,7 +316,7 @@ class PolicyGradientEngine:
             for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
                 table[:, starts[place] : starts[place + 1]] = rows[:, start:end]
         # Each rank has scored its own traces and left 0 for the others: the sum is exact.
-        whole = reduce(torch.add, self._backend.all_gather(table)).cpu().numpy()
+        whole = self._backend.add(table).cpu().numpy()
         return [Scores(*whole[:, start:end]) for start, end in pairwise(starts)]
 
     def _move_reference(self, version: int) -> None:

@@ -71,6 +71,9 @@ class Rules:
 
     def has_signal(self, group: Group) -> bool:
         """Return whether the episodes of a group differ in what they are trained for."""
+        # What is masked has no loss. A batch of nothing else would move the weights by the optimizer's momentum alone.
+        if self.advantage.truncated == "mask" and all(episode.stop.truncated for episode in group.valid_episodes):
+            return False
         # As they are trained: with a cost, episodes of equal rewards and unequal length differ.
         return has_signal([shaped(episode, self.reward) for episode in group.valid_episodes], self.advantage)
 

@@ -68,9 +68,10 @@ class CheckpointStore:
         visible, incoming = self._places(step)
         if _opened(visible) is not None:
             raise CheckpointError(f"{visible} exists already: resume from it, or move it away and start again")
+        # Of a learner that was ended in the middle of a checkpoint: the disk has room for one, not for two.
+        self._remove_leftovers()
         # A damaged one stands where a resumed learner gets to the same step again.
         self._discard(visible)
-        _remove(incoming)
         with self._space_for(incoming):
             incoming.mkdir()
             yield incoming
@@ -125,14 +126,17 @@ class CheckpointStore:
 
     def _tidy(self) -> None:
         """Remove leftovers, and all visible directories older than the newest `keep` complete checkpoints."""
-        for path in list(self._root.iterdir()):
-            if path.name.startswith((_INCOMING, _OUTGOING)):
-                _remove(path)
+        self._remove_leftovers()
         # Never empty: the checkpoint that was just sealed is complete.
         *_, oldest_kept = self.all()[: self._keep]
         for path in self._visible():
             if int(path.name.removeprefix("step-")) < oldest_kept.step:
                 self._discard(path)
+
+    def _remove_leftovers(self) -> None:
+        for path in list(self._root.iterdir()):
+            if path.name.startswith((_INCOMING, _OUTGOING)):
+                _remove(path)
 
     def _discard(self, visible: Path) -> None:
         """Remove a visible directory. It is hidden first: an interrupted removal leaves no half of a checkpoint."""

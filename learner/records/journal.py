@@ -49,8 +49,8 @@ class Journal:
         self._lineages = run_dir / LINEAGES
         self._episodes = run_dir / EPISODES
         self._episodes.mkdir(parents=True, exist_ok=True)
-        self._unchecked_bytes = 0
-        """Size of the episodes written since the bound was last checked."""
+        self._unchecked_bytes = math.inf
+        """Size of the episodes written since the bound was last checked, which an earlier process may not have done."""
 
     def rewind(self, step: int) -> None:
         """Remove what was written for steps after `step`, and lines that a crash cut short."""
@@ -210,8 +210,8 @@ def _from_the_end(path: Path) -> Iterator[bytes]:
 
 
 def _number(line: bytes, key: str) -> float:
-    """Return a line's number; NaN, which is never kept, if a crash cut the line short."""
+    """Return a line's number; NaN, which is never kept, if the line is cut short or damaged."""
     try:
         return float(json.loads(line)[key]) if line.endswith(b"\n") else math.nan
-    except (ValueError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return math.nan

@@ -87,8 +87,8 @@ class Recorder:
             return
         # The step that is in the making: the round is rolled back together with it, and written again.
         line = evaluation_line(results, state.config, state.policy, settled_step=state.step + 1)
-        self._journal.write_evaluation(line)
+        await asyncio.to_thread(self._journal.write_evaluation, line)
         mirror_evaluation(self._metrics, line)
         judged = PolicyVersion(version=line["version"], lineage=line["lineage"])
-        best = self._best.offer(line, self._weights.find(judged))
+        best = await asyncio.to_thread(self._best.offer, line, self._weights.find(judged))
         log.info("evaluated", best=best, **{key: line[key] for key in ("version", "success_rate", "low", "high")})

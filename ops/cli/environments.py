@@ -13,7 +13,7 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
 from horizonrl.envs import registry
-from horizonrl.envs.check import check
+from horizonrl.envs.check import Check, check
 from horizonrl.ops.cli.terminal import plain_console
 
 MOST_CATEGORIES = 8
@@ -24,11 +24,16 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
     """Print every registered environment, or those that are named, with its tasks by category."""
     registry.require_known(*env_ids)
     table = Table("environment", "version", "train", "test", "categories")
+    for column in table.columns:
+        column.overflow = "fold"
+    # Below the table, where a message is not broken to the width of a column: it has a command or a path to copy.
+    problems: list[str] = []
     for name in env_ids or registry.names():
         try:
             environment, tasks = registry.load(name), registry.tasks(name)
         except (MissingDependency, ConfigError) as error:
-            table.add_row(name, "-", "-", "-", str(error))
+            table.add_row(name, "-", "-", "-", "see below")
+            problems.append(f"{name}: {str(error).removeprefix(f'environment {name!r} ')}")
             continue
         splits = Counter(task.split for task in tasks)
         categories = Counter(task.category for task in tasks)
@@ -36,7 +41,10 @@ def list_environments(env_ids: Sequence[str] = ()) -> int:
         if len(categories) > MOST_CATEGORIES and not env_ids:
             shown = f"{len(categories)} categories: horizonrl envs list {name}"
         table.add_row(name, environment.version, str(splits["train"]), str(splits["test"]), shown)
-    plain_console().print(table)
+    console = plain_console()
+    console.print(table)
+    for problem in problems:
+        console.print(problem, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -49,10 +57,15 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
     for item in report.checks:
         table.add_row(item.name, "yes" if item.passed else "NO", item.detail if item.passed else "see below")
     console.print(table)
+    # One defect may fail several checks: it is described once.
+    failed: dict[tuple[str, str], list[Check]] = {}
     for item in (item for item in report.checks if not item.passed):
-        details = [item.detail, f"at: {item.place}", f"after: {item.last_call}" if item.last_call else ""]
-        text = "\n    ".join(["", *filter(None, details)])
-        console.print(f"NO: {item.name}{text}", highlight=False, soft_wrap=True)
+        failed.setdefault((item.detail, item.place), []).append(item)
+    for (detail, place), items in failed.items():
+        names = [f"NO: {item.name}" for item in items]
+        after = [f"    after: {items[0].last_call}"] if items[0].last_call else []
+        text = "\n".join([*names, f"    {detail}", f"    at: {place}", *after])
+        console.print(text, highlight=False, soft_wrap=True)
     return 0 if report.passed else 1
 
 

@@ -6,10 +6,12 @@ many tasks and samples are asked for is none: more of them go on in the same fil
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from pydantic import ValidationError
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Count, Episode, Name, Record, StopReason
@@ -97,13 +99,30 @@ class Line(Record):
 def read_journal(directory: Path) -> tuple[dict[str, Any], dict[Key, Line]]:
     """Return the settings and the episodes of an evaluation, which may go on. Raises ConfigError if there is none."""
     path = directory / FILE
+    # Without an unfinished last line: it is being written, or was cut off by a kill.
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return _settings(path, lines), _episodes(path, lines[1:])
+
+
+def _settings(path: Path, lines: Sequence[bytes]) -> dict[str, Any]:
     try:
-        # Without an unfinished last line: it is being written, or was cut off by a kill.
-        head, *rest = path.read_bytes().rpartition(b"\n")[0].splitlines()
-        settings: dict[str, Any] = json.loads(head)["settings"]
-    except (OSError, ValueError, KeyError):
-        raise ConfigError(f"{directory} is no evaluation: it holds no {FILE} that `horizonrl eval` wrote") from None
-    return settings, {line.key: line for line in map(Line.model_validate_json, rest)}
+        settings: dict[str, Any] = json.loads(lines[0])["settings"]
+    except (IndexError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path.parent} is no evaluation: it holds no {FILE} that `horizonrl eval` wrote") from None
+    return settings
+
+
+def _episodes(path: Path, lines: Sequence[bytes]) -> dict[Key, Line]:
+    """Return the episodes in the lines after the first. Raises ConfigError for a damaged one, with its place."""
+    episodes: dict[Key, Line] = {}
+    for number, line in enumerate(lines, 2):
+        try:
+            episode = Line.model_validate_json(line)
+        except ValidationError:
+            raise ConfigError(f"{path}, line {number} holds no episode: remove that line") from None
+        # An episode that broke may stand here twice: the later line, from playing it again, wins.
+        episodes[episode.key] = episode
+    return episodes
 
 
 class EvaluationJournal:
@@ -124,20 +143,17 @@ class EvaluationJournal:
             except BlockingIOError:
                 raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out") from None
             file.seek(0)
-            head, *rest = file.read().splitlines(keepends=True) or [b""]
-            # A first line without an end is that of an evaluation that was killed as it began. It has no episodes.
-            if not head.endswith(b"\n"):
-                head, rest = (json.dumps({"settings": settings}, default=str) + "\n").encode(), []
+            *lines, unfinished = file.read().split(b"\n")
+            if len(lines) < 2:
+                # Nothing was played yet, as when the model could not be reached: the settings may be others now.
                 file.truncate(0)
-                file.write(head)
-            # Through JSON, as the stored settings went: there tuples are lists and paths are texts.
-            _refuse_other(path, json.loads(head)["settings"], json.loads(json.dumps(settings, default=str)))
-            if rest and not rest[-1].endswith(b"\n"):  # cut off by a kill
-                file.truncate(file.tell() - len(rest.pop()))
+                file.write((json.dumps({"settings": settings}, default=str) + "\n").encode())
+            else:
+                # Through JSON, as the stored settings went: there tuples are lists and paths are texts.
+                _refuse_other(path, _settings(path, lines), json.loads(json.dumps(settings, default=str)))
+                file.truncate(file.tell() - len(unfinished))  # cut off by a kill
             file.flush()
-            # An episode that broke may stand here twice: the later line, from playing it again, wins below.
-            lines = map(Line.model_validate_json, rest)
-            yield cls(file, {line.key: line for line in lines})
+            yield cls(file, _episodes(path, lines[1:]))
 
     def add(self, line: Line) -> None:
         """Append an episode; it is in the file when this returns."""

@@ -29,7 +29,7 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
-from horizonrl.ops.run.directory import public_config, read_config
+from horizonrl.ops.run.directory import public_config, read_config, read_line
 
 log = get_logger()
 
@@ -67,21 +67,21 @@ class Tail:
     """The complete lines of a journal file, each once. What a resumed learner cuts is never among them: see `take`."""
 
     def __init__(self, path: Path, key: str) -> None:
-        self._path, self._key, self._offset = path, key, 0
+        self._path, self._key, self._offset, self._taken = path, key, 0, 0
 
     def take(self, upto: float) -> Iterator[dict[str, Any]]:
-        """Yield the lines that have not been taken, up to the step `upto`."""
+        """Yield the lines that have not been taken, up to the step `upto`. Raises ConfigError for a damaged one."""
         if not self._path.exists():
             return
         if self._path.stat().st_size < self._offset:  # a checkpoint was removed by hand, and lines with it
-            self._offset = 0
+            self._offset = self._taken = 0
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            for line in file:
+            for number, line in enumerate(file, self._taken + 1):
                 # The offset stays before this line, which is read again once it is complete and safe from a rollback.
-                if not line.endswith(b"\n") or (record := json.loads(line))[self._key] > upto:
+                if not line.endswith(b"\n") or (record := read_line(self._path, number, line))[self._key] > upto:
                     return
-                self._offset += len(line)
+                self._offset, self._taken = self._offset + len(line), number
                 yield record
 
 

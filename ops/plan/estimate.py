@@ -139,7 +139,7 @@ def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet
         checkpoint_bytes=disk.checkpoint,
         disk_bytes=disk.total + config.broker.max_log_bytes,
         capacities=capacities,
-        troubles=_troubles(config, learner, actors, memory, engine, ranks),
+        troubles=_troubles(config, shape, learner, actors, memory, engine, ranks),
     )
 
 
@@ -256,7 +256,13 @@ def _trained(config: RunConfig, shape: ModelShape) -> float:
 
 
 def _troubles(
-    config: RunConfig, learner: Fleet, actors: Fleet, memory: LearnerMemory, engine: EngineMemory, ranks: int
+    config: RunConfig,
+    shape: ModelShape,
+    learner: Fleet,
+    actors: Fleet,
+    memory: LearnerMemory,
+    engine: EngineMemory,
+    ranks: int,
 ) -> list[str]:
     troubles = []
     if memory.total > learner.accelerator.memory_bytes:
@@ -264,6 +270,13 @@ def _troubles(
             f"a learner's rank needs {memory.total / 1e9:.1f} GB but {learner.accelerator.name} has "
             f"{learner.accelerator.memory_bytes / 1e9:.0f} GB: use a higher learner.zero_stage, more ranks, "
             "learner.gradient_checkpointing or a smaller learner.micro_batch_tokens"
+        )
+    whole = 2.0 * shape.parameters
+    if config.learner.zero_stage == 3 and ranks > 1 and whole > learner.accelerator.memory_bytes:
+        troubles.append(
+            f"each rank of ZeRO 3 starts with the whole model, {whole / 1e9:.1f} GB, before it is partitioned, but "
+            f"{learner.accelerator.name} has {learner.accelerator.memory_bytes / 1e9:.0f} GB: choose a smaller model, "
+            "or GPUs with more memory"
         )
     if engine.episodes == 0:
         troubles.append(

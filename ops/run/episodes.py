@@ -4,12 +4,14 @@ Place: the learner's journal → **reader** → report, dataset.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.run.directory import read_line
 
 
 @dataclass
@@ -22,7 +24,7 @@ class EpisodeFiles:
     run_dir: Path
     held_out: bool = False
     unreadable: int = 0
-    """Lines that were cut short, of those read so far."""
+    """Lines that were cut short or damaged, of those read so far."""
     files: list[Path] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,13 +45,15 @@ class EpisodeFiles:
                 yield _step(file), ticket, list(records)
 
     def _records(self, file: Path) -> Iterator[dict[str, Any]]:
-        # A line that was cut within a character still decodes; then it is no JSON, and counted.
-        with contextlib.suppress(FileNotFoundError), file.open(errors="replace") as lines:
-            for line in lines:
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
                 try:
-                    yield json.loads(line)
-                except ValueError:
+                    record = read_line(file, number, line)
+                    record["ticket"]
+                except ConfigError:
                     self.unreadable += 1
+                else:
+                    yield record
 
 
 def _step(file: Path) -> int:

@@ -9,7 +9,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
-from horizonrl.envs.check import TASKS_TRIED, TRIALS, check
+from horizonrl.envs.check import TASKS_TRIED, TRIALS, Check, check
 from horizonrl.envs.odd_texts import odd_texts
 from horizonrl.learner.controller.curriculum import sources_of
 
@@ -17,6 +17,7 @@ Install = Callable[..., None]
 
 WORLDS = Path(__file__).with_name("worlds.py").read_text()
 BREAKS = {
+    "its id is that of its entry point": "HasAnotherId",
     "tasks are listed in a stable order with unique ids": "ListsATaskTwice",
     "an unknown task is a ConfigError": "AcceptsAnyTask",
     "the expert solves the tasks": "NeverSucceeds",
@@ -33,8 +34,8 @@ BREAKS = {
 
 @pytest.mark.parametrize("name", TRIALS)
 def test_each_check_finds_what_breaks_it(name: str, install: Install) -> None:
-    install("flawed", WORLDS, BREAKS[name])
-    report = asyncio.run(check("flawed", {"max_observation_chars": 100}))
+    install("small", WORLDS, BREAKS[name])
+    report = asyncio.run(check("small", {"max_observation_chars": 100}))
     assert not report.passed
     assert name in {found.name for found in report.checks if not found.passed}
     assert all(found.detail for found in report.checks)
@@ -70,6 +71,32 @@ def test_a_failed_check_names_the_line_and_the_text(
     own = source.splitlines()[: int(place[2])]
     assert next(line for line in reversed(own) if line.startswith("class")).startswith(f"class {name}(")
     assert call in f"{found.detail} after {found.last_call}"
+
+
+def failed(name: str, install: Install) -> dict[str, Check]:
+    install("small", WORLDS, name)
+    return {found.name: found for found in asyncio.run(check("small")).checks if not found.passed}
+
+
+def test_an_id_that_is_not_the_entry_points_is_named_with_its_class(install: Install) -> None:
+    [found] = failed("HasAnotherId", install).values()
+    assert found.detail == "HasAnotherId.env_id is 'another', and its entry point is 'small'"
+    assert re.fullmatch(r"\S+\.py:\d+, HasAnotherId", found.place)
+
+
+@pytest.mark.parametrize(("name", "reward"), [("PaysNaN", "nan"), ("PaysInfinity", "inf")])
+def test_a_reward_that_is_not_finite_is_called_so(name: str, reward: str, install: Install) -> None:
+    found = failed(name, install)
+    assert {*found} >= {"the expert solves the tasks", "a task is the same episode in every instance"}
+    assert {each.detail for each in found.values()} == {f"the reward of the step that answers 'Well said.' is {reward}"}
+
+
+def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) -> None:
+    found = failed("Exits", install)
+    assert len(found) >= 4
+    for each in found.values():
+        assert each.detail == "RuntimeError: SystemExit(3) would end the actor"
+        assert each.place.endswith(", step")
 
 
 def test_an_expert_is_optional(install: Install) -> None:

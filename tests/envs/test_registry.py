@@ -1,6 +1,8 @@
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.textcraft.env import TextCraft
 
 Install = Callable[..., None]
+WORLDS = Path(__file__).with_name("worlds.py").read_text()
 
 
 def modules_after(code: str) -> set[str]:
@@ -39,18 +42,58 @@ def test_an_unknown_id_is_answered_with_the_known_ones() -> None:
         registry.load("textcarft")
 
 
-def test_a_missing_package_is_answered_with_the_cure(install: Install) -> None:
-    install("needy", "import no_such_package\n")
+def test_a_package_that_a_built_in_environment_lacks_is_in_the_extra() -> None:
+    with (
+        pytest.raises(MissingDependency, match=r"'textcraft' needs 'gymnasium'.*pip install 'horizonrl\[envs\]'"),
+        registry.attributed("textcraft", "cannot be imported"),
+    ):
+        raise ModuleNotFoundError("No module named 'gymnasium.core'", name="gymnasium.core")
+
+
+def test_the_extra_is_not_offered_for_what_a_users_package_imports(install: Install, tmp_path: Path) -> None:
+    install("needy", "\nimport no_such_package.part\n")
     assert "needy" in registry.names()
-    with pytest.raises(MissingDependency, match=r"'needy' needs 'no_such_package'.*pip install 'horizonrl\[envs\]'"):
+    with pytest.raises(ConfigError) as raised:
         registry.load("needy")
+    [module] = tmp_path.glob("*.py")
+    assert str(raised.value) == (
+        "environment 'needy' cannot be imported: ModuleNotFoundError: No module named 'no_such_package' "
+        f"({module}:2): fix the import, or `pip install no_such_package`"
+    )
 
 
-def test_a_missing_module_of_our_own_is_a_defect_and_not_a_missing_package(install: Install) -> None:
+@pytest.mark.parametrize("error", [ModuleNotFoundError("gone", name="horizonrl.envs.gone"), ValueError("no value")])
+def test_a_defect_of_a_built_in_environment_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, registry.attributed("textcraft", "cannot be imported"):
+        raise error
+    assert raised.value is error
+
+
+def test_a_module_that_a_user_misspells_is_never_one_to_install(install: Install) -> None:
     install("broken", "import horizonrl.envs.no_such_module\n")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module") as raised:
+    with pytest.raises(ConfigError, match=r"No module named 'horizonrl.envs.no_such_module' \(.*\.py:1\)$"):
         registry.load("broken")
-    assert not isinstance(raised.value, MissingDependency)
+
+
+def test_an_id_that_two_packages_install_is_refused_with_both(install: Install) -> None:
+    install("textcraft", WORLDS)
+    with pytest.raises(ConfigError, match=r"'textcraft' is installed twice, as .*: rename or uninstall one") as raised:
+        registry.load("textcraft")
+    assert "horizonrl.envs.textcraft.env:TextCraft (package horizonrl)" in str(raised.value)
+    assert re.search(r"(installed_\d+):World \(package \1\)", str(raised.value))
+    assert registry.tasks("parity")
+
+
+def test_a_failure_within_a_library_names_the_line_that_called_it(install: Install) -> None:
+    install("broken", "import json\n\ndef broken():\n    json.loads('{')\n\nbroken()\n")
+    with pytest.raises(ConfigError, match=r"JSONDecodeError: .* \(.*\.py:4\)$"):
+        registry.load("broken")
+
+
+def test_what_is_no_task_is_not_listed_as_one(install: Install) -> None:
+    install("numbers", f"{WORLDS}\nWorld.tasks = lambda: range(3)\n")
+    with pytest.raises(ConfigError, match=r"'numbers' lists 0: a task is a TaskSpec whose split is 'train' or 'test'"):
+        registry.select("numbers")
 
 
 def test_tasks_are_selected_by_split_and_category() -> None:
@@ -70,7 +113,7 @@ def test_an_unknown_category_is_answered_with_the_known_ones() -> None:
 
 
 def test_a_selection_without_tasks_is_a_config_error(install: Install) -> None:
-    install("empty", "class World:\n    @classmethod\n    def tasks(cls):\n        return ()\n")
+    install("empty", f"{WORLDS}\nWorld.tasks = tuple\n")
     with pytest.raises(ConfigError, match="'empty' has no task of split 'test' in any category"):
         registry.select("empty", "test")
 

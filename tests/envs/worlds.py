@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -120,6 +121,28 @@ class ClosesOnce(World):
         if self.closed:
             raise EnvironmentFailure("closed already")
         self.closed = True
+
+
+class HasAnotherId(World):
+    env_id = "another"
+
+
+class PaysNaN(World):
+    pay = math.nan
+
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return Step(step.observation, self.pay if step.success else 0.0, step.terminated, success=step.success)
+
+
+class PaysInfinity(PaysNaN):
+    pay = math.inf
+
+
+class Exits(World):
+    async def step(self, text: str) -> Step:
+        self.begun()
+        raise SystemExit(3)
 
 
 class TalksAtLength(World):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ def test_a_call_that_hangs_ends_the_learner_with_the_setting_to_change() -> None
         with pytest.raises(RunFailed, match=r"engine's train_step took longer than learner\.step_timeout_s = 0\.05 s"):
             await engine.train_step(Batch(traces=(), version=0), 0.5)
         hanging.set()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        asyncio.run(scenario())
+
+
+def test_a_step_that_waits_for_a_checkpoint_has_its_own_time_after_it(tmp_path: Path) -> None:
+    class Slow(HashEngine):
+        def save(self, directory: Path, state: dict[str, Any]) -> None:
+            time.sleep(0.3)
+
+        def train_step(self, batch: Batch, lr: float) -> Any:
+            time.sleep(0.3)
+            return super().train_step(batch, lr)
+
+    async def scenario() -> None:
+        engine = EngineThread(Slow(), thread, timeout_s=0.5)
+        saved = await engine.begin_save(tmp_path, {})
+        await engine.train_step(make_batch(), 0.5)
+        await saved
 
     with ThreadPoolExecutor(max_workers=1) as thread:
         asyncio.run(scenario())

@@ -61,10 +61,11 @@ def test_a_run_does_not_go_on_with_another_evaluation(tmp_path: Path) -> None:
     async def scenario() -> None:
         first = World(tmp_path, overrides=EVALUATING)
         await first.run()
-        other = World(tmp_path, server=first.server, overrides=("--eval.every=3", "--rl.steps=9"))
-        with pytest.raises(ExceptionGroup) as refused:
-            await other.learner(MortalTransport(first.server, None)).run()
-        assert refused.group_contains(CheckpointError, match="or evaluation")
+        for every in (3, 0):
+            other = World(tmp_path, server=first.server, overrides=(f"--eval.every={every}", "--rl.steps=9"))
+            with pytest.raises(ExceptionGroup) as refused:
+                await other.learner(MortalTransport(first.server, None)).run()
+            assert refused.group_contains(CheckpointError, match="or evaluation")
 
     asyncio.run(scenario())
 

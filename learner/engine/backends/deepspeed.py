@@ -64,6 +64,10 @@ class DeepSpeedBackend:
         dist.all_gather(gathered, tensor)
         return gathered
 
+    def add(self, tensor: Tensor) -> Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return whole parameters: themselves, or copies at stage 3, where they are partitioned again right away."""
         with self._whole(parameters):

@@ -76,6 +76,9 @@ class TorchBackend:
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         return [tensor]
 
+    def add(self, tensor: Tensor) -> Tensor:
+        return tensor
+
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return list(parameters)
 

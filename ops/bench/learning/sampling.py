@@ -23,7 +23,7 @@ from typing import Any
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
-from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.run.directory import read_config, read_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,7 @@ def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
         raise ConfigError(f"{run_dir} has no episodes/step-*.jsonl: give the directory of a run that has trained")
     for file in files:
         tickets: dict[str, list[dict[str, Any]]] = {}
-        for line in file.read_text().splitlines():
-            record = json.loads(line)
+        for record in read_lines(file):
             if record["ticket"].startswith("train-"):
                 tickets.setdefault(record["ticket"], []).append(record)
         for records in tickets.values():

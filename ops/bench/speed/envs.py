@@ -1,6 +1,7 @@
 """`horizonrl bench envs`: the speed of each environment, in this process and served, with 1 client and with 32.
 
-The clients replay games of the experts, so that only the environment and the connection to it take time.
+The clients replay games of the experts, so that only the environment and the connection to it take time. An environment
+without an expert is sent made-up texts, as `horizonrl envs check` does.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from typing import Any
 import psutil
 import uvloop
 from aiohttp import ClientSession
-from rich.table import Table
+from rich.table import Column, Table
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
@@ -27,6 +28,9 @@ from horizonrl.common.lag import LoopLag, turn
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, expert_of
+from horizonrl.envs.bounds import readable
+from horizonrl.envs.odd_texts import odd_texts
+from horizonrl.envs.subject import BABBLED
 from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.cli.waiting import waiting
 
@@ -38,7 +42,7 @@ START_S = 60.0
 LAG = re.compile(r"^horizonrl_event_loop_lag_seconds (\S+)$", re.MULTILINE)
 
 Game = tuple[str, Sequence[str]]
-"""A task and the replies that solve it."""
+"""A task and the replies to its observations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +65,44 @@ class Measured:
 
 
 def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
-    """Measure the named environments, by default all that are installed, and print a table."""
+    """Measure the named environments, by default all that are installed, and print a table.
+
+    Returns 0, or the exit code of the last error.
+    """
     registry.require_known(*only)
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds}
-    table = Table("environment", "place", "clients", "steps/s", "calls/s", "lag ms", "MiB", "client µs", "server µs")
+    table = Table(Column("environment", overflow="fold"))  # narrow enough for 80 columns
+    for head in ("clients", "steps/s", "calls/s", "lag\nms", "MiB", "client\nµs", "server\nµs"):
+        table.add_column(head, justify="right", no_wrap=True)
     environments: dict[str, Any] = {}
     report["environments"] = environments
+    errors: list[HorizonError] = []
     for env_id in only or _playable():
         try:
-            with waiting(plain_console(stderr=True), f"measuring {env_id}", announced=True):
+            with (
+                waiting(plain_console(stderr=True), f"measuring {env_id}", announced=True),
+                registry.attributed(env_id, "cannot be measured"),
+            ):
                 measured = uvloop.run(_measure(env_id, seconds))
         except HorizonError as error:
             environments[env_id] = {"error": str(error)}
-            table.add_row(env_id, str(error))
+            errors.append(error)
             continue
         environments[env_id] = [asdict(each) for each in measured]
+        table.add_section()
+        table.add_row(env_id if registry.has_expert(env_id) else f"{env_id}, made-up texts")
         for each in measured:
             numbers = (each.steps_per_s, each.calls_per_s, each.lag_ms, each.memory_mib, each.client_us, each.server_us)
-            table.add_row(env_id, each.place, str(each.clients), *(f"{number:,.0f}" for number in numbers))
+            table.add_row(f"  {each.place}", str(each.clients), *(f"{number:,.0f}" for number in numbers))
     report["load_after"] = os.getloadavg()[0]
-    plain_console().print(table)
-    print(f"{report['cores']} cores, load {report['load_before']:.1f} before and {report['load_after']:.1f} after")
+    if table.rows:
+        plain_console().print(table)
+        print(f"{report['cores']} cores, load {report['load_before']:.1f} before and {report['load_after']:.1f} after")
+    for failure in errors:
+        print(f"error: {failure}", file=sys.stderr)
     if json_file is not None:
         json_file.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    return errors[-1].exit_code if errors else 0
 
 
 def _playable() -> list[str]:
@@ -114,16 +132,20 @@ async def _measure(env_id: str, seconds: float) -> list[Measured]:
 
 
 async def _games(env_id: str) -> list[Game]:
-    """Let the expert play tasks that are spread over the list."""
+    """Play tasks that are spread over the list: the expert's replies, or made-up texts where there is none."""
     listed = registry.tasks(env_id)
     environment = registry.make(env_id)
     games: list[Game] = []
     for task in islice(listed[:: max(1, len(listed) // GAMES)], GAMES):
         observation = (await environment.reset(task.task_id)).text
-        expert = expert_of(environment)
+        expert = expert_of(environment) if registry.has_expert(env_id) else None
+        made_up = map(readable, odd_texts(observation)[:BABBLED])
         replies: list[str] = []
         while len(replies) < MAX_TURNS:
-            replies.append(expert.act(observation))
+            reply = expert.act(observation) if expert else next(made_up, None)
+            if reply is None:
+                break
+            replies.append(reply)
             step = await environment.step(replies[-1])
             if step.terminated or step.truncated:
                 break

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
+from horizonrl.common.config.objective import AdvantageSection
+from horizonrl.learner.algorithm.advantage import has_signal
 from horizonrl.learner.algorithm.credit import optimal_token_baseline
 
 
@@ -28,3 +30,10 @@ def test_rounding_below_zero_gives_a_path_no_negative_weight() -> None:
     """1 − 2 π + Σ π² of a certain token is 0 up to float32's rounding, on either side."""
     made = optimal_token_baseline([np.ones(1), np.zeros(1)], [np.full(1, -3e-6), np.full(1, 3.1e-6)])
     assert_allclose(1.0 - made[0], 0.5, atol=0.05)
+
+
+def test_equal_episodes_teach_nothing_although_their_turns_are_credited_apart() -> None:
+    by_turn = AdvantageSection(credit="turn", discount=0.9)
+    assert not has_signal([[0.0, 1.0]] * 4, by_turn)
+    assert has_signal([[0.0, 1.0]] * 3 + [[0.0, 0.0, 1.0]], by_turn)
+    assert has_signal([[0.0, 1.0], [1.0, 0.0]], by_turn)

@@ -148,8 +148,14 @@ def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:
     weights_B = np.exp(log_ratio_BT.sum(1))
     oracle = math.sqrt(weights_B.sum() ** 2 / (64 * (weights_B**2).sum()))
     assert oracle == pytest.approx(0.601, abs=1e-3)  # of the tokens it is 0.999
-    assert ess_lr_scale(log_ratio_BT) == ess_lr_scale(log_ratio_BT, parts=8) == pytest.approx(oracle, rel=1e-6)
+    for parts in (1, 8):
+        assert ess_lr_scale(log_ratio_BT, parts) == pytest.approx(oracle, rel=1e-6)
     assert ess_lr_scale(np.full((4, 500), -0.2)) == pytest.approx(1.0)  # all alike, however far away
+    # Alike but for one, whose Π r of e^-600 is the largest by far: one episode of sixteen is all that is left.
+    apart = np.full((16, 10_000), -0.1)
+    apart[3] = -0.06
+    for parts in (1, 16):
+        assert ess_lr_scale(apart, parts) == pytest.approx(0.25)
 
 
 def test_episodes_that_are_cloned_or_masked_do_not_lower_the_rate() -> None:

@@ -21,6 +21,7 @@ from horizonrl.common.types import (
     PolicyVersion,
     Provenance,
     Sampling,
+    StopReason,
     Turn,
     Void,
 )
@@ -104,6 +105,15 @@ def test_an_episode_longer_than_the_context_is_malformed() -> None:
     group = make_group(version=5)
     long = make_episode(0, make_turn((5,) * 65, 5, 1.0))
     assert why_dropped(group.model_copy(update={"episodes": (long, group.episodes[1])})) == [DropReason.MALFORMED]
+
+
+def test_a_group_of_which_everything_is_masked_teaches_nothing() -> None:
+    group = make_group(version=5)
+    cut = group.model_copy(
+        update={"episodes": tuple(e.model_copy(update={"stop": StopReason.HORIZON}) for e in group.episodes)}
+    )
+    masking = replace(RULES, advantage=AdvantageSection(truncated="mask"))
+    assert RULES.has_signal(cut) and masking.has_signal(group) and not masking.has_signal(cut)
 
 
 def test_broken_episodes_never_enter_the_baseline() -> None:

@@ -61,6 +61,14 @@ def test_the_newest_few_are_kept_and_nothing_else(
     assert len(names(root)) == min(keep, len(steps))
 
 
+def test_what_a_killed_learner_had_written_makes_room_before_the_next_is_written(tmp_path: Path) -> None:
+    for name in (".incoming-step-000013", ".outgoing-step-000004"):
+        (tmp_path / name).mkdir()
+    store = CheckpointStore(tmp_path, keep=1)
+    with store.filling(15):
+        assert names(tmp_path) == [".incoming-step-000015"]
+
+
 def test_a_save_that_raises_leaves_the_earlier_one(store: CheckpointStore, tmp_path: Path) -> None:
     store.write(1, files("a"), {})
 

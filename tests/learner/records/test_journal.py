@@ -118,6 +118,10 @@ def test_episodes_of_the_oldest_steps_make_room_and_the_newest_stay(tmp_path: Pa
     journal.write_episodes(1_000_005, [make_group(number) for number in range(6)])
     journal.free_episodes(4 * size)
     assert kept() == [1_000_005]
+    for step in range(1_000_006, 1_000_020):  # a learner that never lives until a hundredth of the bound is new
+        (often := Journal(tmp_path)).write_episodes(step, [make_group(0)])
+        often.free_episodes(7 * size)
+    assert len(kept()) == 7
 
 
 def test_an_episode_is_kept_as_text_that_a_person_can_follow(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""A user's package in the commands that list, check, measure and train: a broken one, and one without an expert."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.learner.controller.curriculum import sources_of
+from horizonrl.ops.cli.main import main
+
+Install = Callable[..., None]
+Captured = pytest.CaptureFixture[str]
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+GUESS = "".join(re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+"""The class of the README, which has no expert."""
+
+
+@pytest.fixture(autouse=True)
+def _terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # servers are programs of their own
+
+
+def broken(right: str, wrong: str) -> str:
+    assert GUESS.count(right) == 1
+    return GUESS.replace(right, wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "says", "line"),
+    [
+        (broken("        self.secret = task_id", "        self.secret = ("), "SyntaxError", 17),
+        (broken("TASKS = {", "raise SystemExit(1)\n{"), "cannot be imported: SystemExit: 1", 4),
+        (broken('version, secret = "guess", "1"', 'secret = "guess"'), "Guess has no text `version`", 7),
+        (broken("async def reset", "async def restart"), "Guess has no method reset", 7),
+        (broken("list(TASKS.values())", "TASKS.values()"), "Guess.tasks returned a dict_values, not a list", 10),
+        (broken("list(TASKS.values())", "TASKS[1]"), "cannot list its tasks: KeyError: 1", 12),
+        (broken('else "test"', 'else "dev"'), "lists TaskSpec.* whose split is 'train' or 'test'", 10),
+    ],
+)
+def test_a_broken_package_is_one_message_with_its_line(
+    source: str, says: str, line: int, install: Install, capsys: Captured, tmp_path: Path
+) -> None:
+    install("guess", source, "Guess")
+    [file] = tmp_path.glob("*.py")
+    expect_message(rf"{says}.* \({re.escape(str(file))}:{line}\)", capsys)
+
+
+def test_a_class_that_is_not_there_is_named_with_its_entry_point(install: Install, capsys: Captured) -> None:
+    install("guess", GUESS, "Gues")
+    expect_message(r"has no attribute 'Gues' \(.*\.py, entry point guess = installed_\d+:Gues\)", capsys)
+
+
+def expect_message(message: str, capsys: Captured) -> None:
+    """Expect it of every command, and that other environments are listed all the same."""
+    assert main(["envs", "list", "guess", "parity"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"│ parity +│ 1 +│ 48 +│ 16 +│ all 64", shown)
+    assert re.search(rf"^guess: .*{message}$", shown, re.MULTILINE), shown
+    assert main(["envs", "check", "guess"]) == 2
+    assert re.fullmatch(rf"error: environment 'guess' .*{message}\n", capsys.readouterr().err)
+    assert main(["bench", "envs", "guess"]) == 2
+    measured = capsys.readouterr()
+    assert re.search(rf"^error: environment 'guess' .*{message}$", measured.err, re.MULTILINE), measured.err
+    assert measured.out == ""
+    with pytest.raises(ConfigError, match=message):  # what `train` asks before it starts anything
+        sources_of(RunConfig.load([], ["--envs", '[{"id": "guess"}]']).envs)
+
+
+def test_a_step_that_exits_ends_no_command_and_is_described_once(install: Install, capsys: Captured) -> None:
+    source = broken("        if text.strip() ==", "        raise SystemExit(3)\n        if text.strip() ==")
+    install("guess", source, "Guess")
+    assert main(["envs", "check", "guess"]) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("SystemExit(3) would end the actor") == 1
+    assert re.search(r"^NO: no text raises\n(NO: .*\n)*    RuntimeError.*\n    at: .*:23, step\n", shown, re.MULTILINE)
+    assert main(["bench", "envs", "guess"]) == 2
+    assert re.search(r"^error: .* SystemExit: 3 \(.*\.py:23\)$", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_a_constructor_that_raises_is_named_with_its_line(install: Install, capsys: Captured) -> None:
+    source = broken("    async def close", "    def __init__(self):\n        1 / 0\n\n    async def close")
+    install("guess", source, "Guess")
+    assert main(["envs", "check", "guess"]) == 2
+    assert re.search(r"cannot be created and closed: ZeroDivisionError: .* \(.*\.py:29\)\n", capsys.readouterr().err)
+
+
+def test_a_remedy_is_whole_in_80_columns(install: Install, capsys: Captured) -> None:
+    remedy = "pip install 'horizonrl[an-extra-with-a-long-name]'"
+    source = broken("TASKS = {", f"raise MissingDependency({remedy!r})\nTASKS = {{")
+    install("guess", f"from horizonrl.common.errors import MissingDependency\n{source}")
+    long = broken('"guess", "1"', '"other", "1 a-package-with-a-long-name==0.1.23.post4"')
+    install("other", long, "Guess")
+    assert main(["envs", "list", "guess", "other"]) == 0
+    shown = capsys.readouterr().out
+    assert f"guess: {remedy}\n" in shown
+    assert "…" not in shown
+
+
+@pytest.mark.process
+def test_an_environment_without_an_expert_is_measured_with_made_up_texts(
+    install: Install, capsys: Captured, tmp_path: Path
+) -> None:
+    install("guess", GUESS, "Guess")
+    out = tmp_path / "envs.json"
+    assert main(["bench", "envs", "guess", "--seconds", "0.3", "--json", str(out)]) == 0
+    measured = json.loads(out.read_text())["environments"]["guess"]
+    assert [each["clients"] for each in measured] == [1, 32] * 3
+    assert all(0 < each["steps_per_s"] < each["calls_per_s"] for each in measured)
+    shown = capsys.readouterr().out
+    assert "made-up" in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
