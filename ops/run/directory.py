@@ -180,7 +180,7 @@ class Line(dict[str, Any]):
         raise ConfigError(f"{self.place} has no {key!r}: remove that line")
 
 
-def read_line(path: Path, number: int, line: bytes) -> Line:
+def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """Return the object in a line. Raises ConfigError with its place if it holds none, as after a power cut."""
     place = f"{path}, line {number}"
     try:
@@ -194,7 +194,7 @@ def read_line(path: Path, number: int, line: bytes) -> Line:
     return read
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a JSON-lines file; an unfinished last one is left out.
 
     Raises ConfigError for a damaged one, with its place.
@@ -209,11 +209,11 @@ class GrowingLines:
     """A JSON-lines file that is read repeatedly. Lines are kept until a resumed learner rewrites the file."""
 
     path: Path
-    lines: list[Line] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
     _inode: int = 0
     _read: int = 0
 
-    def read(self) -> list[Line]:
+    def read(self) -> list[dict[str, Any]]:
         """Return all complete lines. Raises ConfigError for a damaged one, with its place."""
         try:
             with self.path.open("rb") as file:

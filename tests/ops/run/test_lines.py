@@ -1,0 +1,60 @@
+"""Damaged lines of a run's files: one message with their place from every command that reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.cli.main import main
+from horizonrl.ops.run.directory import GrowingLines, read_lines
+from tests.ops.report.runs import write_run
+
+READERS = {
+    "metrics.jsonl": (["status"], ["report"]),
+    "evals.jsonl": (["status"], ["report"]),
+    "lineages.jsonl": (["report"],),
+    "ledger.jsonl": (["lineage", "--version", "2"],),
+}
+DAMAGE = {
+    "is not JSON": (b"garbage\n", b"\0\0\0\0\n", b'{"a": "\xe9"}\n', b"[" * 5_000 + b"\n"),
+    "is no object": (b"7\n", b"[1]\n"),
+    "has no '": (b'{"lineage": 0}\n',),
+}
+"""What stands there, by what is said of it."""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    return write_run(RunConfig.load([], [f"--run.root={root}", f"--model.name={root / 'model'}"]))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_line_is_one_message_with_its_place(
+    run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_dir / name
+    whole = file.read_bytes()
+    first, rest = whole.split(b"\n", 1)
+    try:
+        for said, lines in DAMAGE.items():
+            for line in lines:
+                file.write_bytes(first + b"\n" + line + rest)
+                for command, *options in READERS[name]:
+                    assert main([command, str(run_dir), *options]) == 2
+                    assert f"{file}, line 2 {said}" in capsys.readouterr().err
+    finally:
+        file.write_bytes(whole)
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    growing = GrowingLines(file)
+    file.write_bytes(b'{"step": 1}\n{"st')
+    assert read_lines(file) == growing.read() == [{"step": 1}]
+    file.write_bytes(b'{"step": 1}\n{"step": 2}\ngarbage\n')
+    with pytest.raises(ConfigError, match="line 3 is not JSON"):
+        growing.read()
+    file.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    assert growing.read() == [{"step": 1}, {"step": 2}, {"step": 3}]
