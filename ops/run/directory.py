@@ -171,7 +171,7 @@ def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = 
     return RunConfig.load([run_dir / CONFIG], overrides, recorded=True)
 
 
-class Line(dict[str, Any]):
+class JournalLine(dict[str, Any]):
     """The object in a line of a run's file. Raises ConfigError with its place for a key that it lacks."""
 
     place: str
@@ -189,7 +189,7 @@ def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise ConfigError(f"{place} is not JSON: remove that line") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{place} is no object: remove that line")
-    read = Line(value)
+    read = JournalLine(value)
     read.place = place
     return read
 
