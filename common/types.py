@@ -17,7 +17,7 @@ from horizonrl.common.arrays import MAX_TOKENS, Logprobs, TokenIds
 
 MAX_TURNS = 1_024
 MAX_GROUP_SIZE = 256
-MAX_TEMPERATURE = 10.0
+MAX_TEMPERATURE = 10
 MAX_BRANCHES = 256
 """Most token sequences of an episode, the first one included."""
 MAX_SPANS = 1_024

@@ -387,7 +387,7 @@ def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
         (["--advantage.discount=0.9"], r"set advantage\.credit to turn"),
         (["--advantage.kind=dpo"], r"set loss\.kind to reinforce"),
         *(([*DPO, f"--{key}"], r"DPO's loss") for key in NOT_DPO),
-        (["--advantage.kind=return", "--reward.turn_cost=0.1"], "make the return of a failure negative"),
+        (["--advantage.kind=return", "--reward.turn_cost=0.1"], "make the return of failures negative"),
         (["--advantage.kind=gaae"], r"advantage\.kind"),
     ],
 )

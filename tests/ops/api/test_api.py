@@ -223,7 +223,7 @@ def test_variables_that_would_win_over_a_config_do_not_reach_its_program(monkeyp
 
 
 def test_a_program_has_as_long_to_end_as_its_learner_and_its_actors() -> None:
-    for overrides, stop_s in (({}, 180), ({"learner.shutdown_s": 600}, 660), ({"actor.drain_s": 300}, 370)):
+    for overrides, stop_s in (({}, 180), ({"learner.shutdown_s": 600}, 660), ({"actor.drain_s": 300}, 380)):
         assert programs.longest_stop_s(horizonrl.load_recipe(overrides=overrides)) == stop_s
 
 

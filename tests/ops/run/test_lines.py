@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl import open_run
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
@@ -46,6 +47,11 @@ def test_a_damaged_line_is_one_message_with_its_place(
                     assert f"{file}, line 2 {said}" in capsys.readouterr().err
     finally:
         file.write_bytes(whole)
+
+
+def test_a_column_that_a_program_misspells_is_no_damage(run_dir: Path) -> None:
+    with pytest.raises(KeyError, match="sucess_rate"):
+        open_run(run_dir).metrics()[0]["sucess_rate"]
 
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
