@@ -204,7 +204,7 @@ def has_signal(returns: Sequence[Sequence[float]], settings: AdvantageSection) -
         return True
     # With credit by turn, a discount or a cost spreads the turns of each episode; equal episodes still teach nothing.
     first, *others = credits
-    equal = all(len(own) == len(first) and np.abs(own - first).max() <= STD_FLOOR for own in others)
+    equal = all(len(own) == len(first) and np.allclose(own, first, rtol=0, atol=STD_FLOOR) for own in others)
     return not equal and max(values) - min(values) > STD_FLOOR
 
 

@@ -37,3 +37,4 @@ def test_equal_episodes_teach_nothing_although_their_turns_are_credited_apart() 
     assert not has_signal([[0.0, 1.0]] * 4, by_turn)
     assert has_signal([[0.0, 1.0]] * 3 + [[0.0, 0.0, 1.0]], by_turn)
     assert has_signal([[0.0, 1.0], [1.0, 0.0]], by_turn)
+    assert has_signal([[], [], [1.0, 0.0]], by_turn), "an episode may have ended before its first turn"

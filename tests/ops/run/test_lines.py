@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from horizonrl import open_run
-from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run.directory import GrowingLines, read_lines
-from tests.ops.report.runs import write_run
+from tests.ops.report.runs import run_config, write_run
 
 READERS = {
     "metrics.jsonl": (["status"], ["report"]),
@@ -27,8 +26,7 @@ DAMAGE = {
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    return write_run(RunConfig.load([], [f"--run.root={root}", f"--model.name={root / 'model'}"]))
+    return write_run(run_config(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.mark.parametrize("name", READERS)
