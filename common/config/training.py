@@ -27,7 +27,7 @@ class ModelSection(Section):
 class EnvSection(Section):
     id: Name = "textcraft"
     """Environment id, as `horizonrl envs list` shows it."""
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    weight: AboveZero = 1.0
     """Relative share of the tickets. It is exact to a thousandth of all tickets, and at least one in a thousand."""
     loss_weight: AboveZero = 1.0
     """Factor of the loss of this environment's episodes and demonstrations. The others keep theirs."""

@@ -1,5 +1,6 @@
 """The entry point of `horizonrl`: parse, run one command, and turn errors into messages and exit codes."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 would fail the same way again, 130 interrupted."""
     words = (sys.argv[1:] if argv is None else argv) or ["--help"]
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal of ASCII gets `?`, no traceback
+        if isinstance(stream, io.TextIOWrapper):  # not where a program redirects it
+            stream.reconfigure(errors="replace")  # a terminal of ASCII gets `?`, no traceback
     try:
         arguments, overrides = parse(words)
         code: int = arguments.execute(arguments, overrides)
