@@ -271,13 +271,6 @@ def _troubles(
             f"{learner.accelerator.memory_bytes / 1e9:.0f} GB: use a higher learner.zero_stage, more ranks, "
             "learner.gradient_checkpointing or a smaller learner.micro_batch_tokens"
         )
-    whole = 2.0 * shape.parameters
-    if config.learner.zero_stage == 3 and ranks > 1 and whole > learner.accelerator.memory_bytes:
-        troubles.append(
-            f"each rank of ZeRO 3 starts with the whole model, {whole / 1e9:.1f} GB, before it is partitioned, but "
-            f"{learner.accelerator.name} has {learner.accelerator.memory_bytes / 1e9:.0f} GB: choose a smaller model, "
-            "or GPUs with more memory"
-        )
     if engine.episodes == 0:
         troubles.append(
             f"an engine has no room for one episode ({engine.cache_per_episode / 1e9:.2f} GB of cache) after its "

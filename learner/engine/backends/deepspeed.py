@@ -43,6 +43,8 @@ class DeepSpeedBackend:
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
         self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
         config = _deepspeed_config(settings)
+        if self._stage == 3:
+            self._partition(config)
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
             self._engine: Any = self._deepspeed.initialize(model=self.scorer, optimizer=self._adamw, config=config)[0]
         self._partitions = Partitions(self._engine, self._stage, self.device)
@@ -102,6 +104,16 @@ class DeepSpeedBackend:
     def close(self) -> None:
         """Free the engine; the process stays joined to the other ranks, since DeepSpeed cannot join twice."""
         self._engine.destroy()
+
+    def _partition(self, config: dict[str, Any]) -> None:
+        """Take this rank's part of each parameter to its device, one after the other.
+
+        `initialize` would move the whole model there first, which has no room where stage 3 is needed. In host memory
+        the model costs nothing either: it is mapped from its files (`load_language_model`).
+        """
+        self._deepspeed.zero.Init(module=self.scorer, dtype=torch.bfloat16, config_dict_or_path=config)
+        for buffer in self.scorer.buffers():
+            buffer.data = buffer.data.to(self.device)
 
     def _whole(self, parameters: Sequence[Any], writer: int | None = None) -> AbstractContextManager[None]:
         """Give a context in which parameters are not partitioned, and what the rank `writer` writes to them stays."""

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import numpy as np
 import pytest
 import torch
@@ -88,6 +89,21 @@ def test_the_step_does_not_depend_on_sharing_prompts(start: StartEngine, tmp_pat
         assert getattr(stats, name) == pytest.approx(getattr(stats_plain, name), rel=1e-2, abs=1e-3), name
     deltas = [weights_of(engine, tmp_path / "after") - before for engine in (sharing, plain)]
     assert cosine(*deltas) > 0.98
+
+
+def test_at_stage_3_the_model_is_partitioned_before_deepspeed_moves_it_to_the_device(
+    start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialize, elements = deepspeed.initialize, []
+
+    def spy(model: torch.nn.Module, **settings: Any) -> Any:
+        elements.append(sum(parameter.numel() for parameter in model.parameters()))
+        return initialize(model=model, **settings)
+
+    monkeypatch.setattr(deepspeed, "initialize", spy)
+    for zero_stage in (2, 3):
+        start(zero_stage=zero_stage)
+    assert elements[0] > 0 and elements[1] == 0
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])
