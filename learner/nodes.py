@@ -27,6 +27,8 @@ log = get_logger()
 BEAT_S = 2.0
 SILENT_S = 30.0
 """A node that has said nothing for this long is gone. Longer than a pause of a virtual machine that is moved."""
+LINE_BYTES = 1 << 20
+"""Limit of a line. The longest is a node's recipe, whose `rollout.system_prompt` may be a long text."""
 STALE_S = 90.0
 """How long a name may still have the address of the pod before this one: name servers keep it for 30 s, some twice."""
 AGAIN_S = 1.0
@@ -205,7 +207,7 @@ class Host:
         named = not (asked.host.replace(".", "").isdigit() or ":" in asked.host)
         while True:
             try:
-                return await asyncio.start_server(self._serve, asked.host, asked.port)
+                return await asyncio.start_server(self._serve, asked.host, asked.port, limit=LINE_BYTES)
             except socket.gaierror as error:  # a pod's name may come a moment after the pod
                 if time.monotonic() > deadline:
                     # Code 2 would end a pod's Job for good: not because the name server is away.
@@ -252,7 +254,9 @@ class Host:
                 beats.cancel()
             self._lose(node, link, str(message["ended"]))
         except* ConnectionError as errors:
-            if node is not None:
+            if node is None:
+                log.warning("stranger_at_rendezvous", peer=link.peer, error=str(_first(errors)))
+            else:
                 self._lose(node, link, str(_first(errors)))
         except* (AttributeError, KeyError, TypeError) as errors:
             log.warning("stranger_at_rendezvous", peer=link.peer, error=repr(_first(errors)))
@@ -337,7 +341,7 @@ class Member:
     async def _ask(self, within_s: float) -> Seat:
         asked = self.rendezvous
         async with asyncio.timeout(within_s):
-            self._link = Link(*await asyncio.open_connection(asked.host, asked.port))
+            self._link = Link(*await asyncio.open_connection(asked.host, asked.port, limit=LINE_BYTES))
         self._beats = asyncio.create_task(self._link.beat())
         self._link.send(node=asked.node_rank, alike=dict(asked.alike))
         # Without a deadline of its own: node 0 waits for the others no longer than it may.

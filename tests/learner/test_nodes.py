@@ -43,6 +43,7 @@ def members(place: Rendezvous, *ranks: int) -> list[Member]:
 
 @in_a_loop
 async def test_all_get_seats_in_the_order_of_their_numbers_and_the_same_end(place: Rendezvous) -> None:
+    place = replace(place, alike=place.alike | {"rollout.system_prompt": "x" * 300_000})
     host, others = Host(place, asyncio.Event()), members(place, 2, 1)
     seats = await asyncio.gather(*[other.seat() for other in others], host.seat())
     assert [seat.position for seat in seats] == [2, 1, 0]
@@ -115,7 +116,7 @@ async def test_a_stranger_and_nonsense_change_nothing(place: Rendezvous) -> None
     host, others = Host(place, asyncio.Event()), members(place, 1, 2)
     waiting = asyncio.create_task(host.seat())
     await asyncio.sleep(0.1)
-    for line in (b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"node": 1}\n', b'{"node": "x", "alike": 3}\n', b"x" * 200_000):
+    for line in (b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"node": 1}\n', b'{"node": "x", "alike": 3}\n', b"x" * 2_000_000):
         _, writer = await asyncio.open_connection(place.host, place.port)
         writer.write(line)
         writer.close()
