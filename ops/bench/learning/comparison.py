@@ -23,6 +23,7 @@ from horizonrl.ops.bench.learning.contrasts import (
 )
 from horizonrl.ops.bench.learning.earlier import ReportedRun
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome
+from horizonrl.ops.bench.learning.played import Played, add_up
 from horizonrl.ops.bench.learning.statistics import (
     LEVEL,
     Array,
@@ -59,6 +60,8 @@ class ComparisonRow:
     environment_steps: float
     generated_tokens: float
     wall_s: float
+    played: tuple[Played, ...]
+    """Training episodes by horizon, of all seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,8 @@ def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], 
     parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
     if comparison.contrasts:
         parts += [f"## Contrasts\n\n{CONTRASTS}\n\n{_table(*_contrasts(comparison))}"]
+    if any(row.played for row in comparison.rows):
+        parts += [f"## Training episodes by horizon\n\n{PLAYED}\n\n{_table(*_played(comparison))}"]
     parts += [
         "## Curves",
         *(f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in ("steps", *comparison.budgets)),
@@ -167,6 +172,7 @@ def _row(own: Sequence[RunOutcome], budgets: Mapping[str, float]) -> ComparisonR
         environment_steps=float(np.mean([each.environment_steps for each in own])),
         generated_tokens=float(np.mean([each.generated_tokens for each in own])),
         wall_s=float(np.mean([each.wall_s for each in own])),
+        played=add_up(part for each in own for part in each.played),
     )
 
 
@@ -244,6 +250,33 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         for row in comparison.rows
     ]
     return [*head, "environment steps", "generated tokens", "minutes"], rows
+
+
+PLAYED = (
+    "Valid episodes that the RL steps of all seeds consumed. `turns` are means over solved and over unsolved episodes, "
+    "and `repeated` is the share of turns in unsolved episodes that said what an earlier turn of theirs had said."
+)
+
+
+def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    head = ["variant", "horizon", "episodes", "solved", "truncated", "turns: solved", "unsolved", "repeated"]
+    rows = []
+    for row in comparison.rows:
+        for each in row.played:
+            unsolved = each.episodes - each.solved
+            rows.append(
+                [
+                    row.variant,
+                    str(each.horizon),
+                    f"{each.episodes:,}",
+                    f"{each.solved / each.episodes:.1%}",
+                    f"{each.truncated / each.episodes:.1%}",
+                    f"{each.turns_solved / each.solved:.1f}" if each.solved else "-",
+                    f"{each.turns_unsolved / unsolved:.1f}" if unsolved else "-",
+                    f"{each.repeated / each.turns_unsolved:.1%}" if unsolved else "-",
+                ]
+            )
+    return head, rows
 
 
 def _equal_cost(comparison: Comparison) -> tuple[list[str], list[list[str]]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.learning.outcome import AXES, Curve, RunOutcome, Success
+from horizonrl.ops.bench.learning.played import Played
 from horizonrl.ops.bench.learning.study import StudyRun, flattened, trained
 
 ORIGIN = ("commit", "machine")
@@ -85,4 +86,5 @@ def _outcome(run: Mapping[str, Any]) -> RunOutcome:
     curve = {name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"])))) for name in AXES}
     counts = {name: np.array(run["curve"][name]) for name in ("successes", "episodes")}
     kept |= {"start": Success(**run["start"]), "final": Success(**run["final"]), "curve": Curve(**curve, **counts)}
+    kept["played"] = tuple(Played(**each) for each in run.get("played", ()))
     return RunOutcome(**kept)

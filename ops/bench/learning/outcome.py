@@ -14,6 +14,7 @@ import numpy as np
 
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Phase
+from horizonrl.ops.bench.learning.played import Played, read_played
 from horizonrl.ops.bench.learning.statistics import Array
 from horizonrl.ops.run.directory import read_lines
 
@@ -81,6 +82,8 @@ class RunOutcome:
     environment_steps: int
     generated_tokens: int
     wall_s: float
+    played: tuple[Played, ...] = ()
+    """Training episodes by horizon; empty for a run of a release that did not report them."""
 
 
 def read_outcome(
@@ -124,6 +127,7 @@ def read_outcome(
         environment_steps=int(costs["environment_steps"][-1]),
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
+        played=read_played(run_dir),
     )
 
 

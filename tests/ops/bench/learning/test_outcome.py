@@ -10,6 +10,7 @@ import pytest
 
 from horizonrl.ops.bench.learning.comparison import compare, to_markdown
 from horizonrl.ops.bench.learning.outcome import RunOutcome, read_outcome
+from horizonrl.ops.bench.learning.played import Played
 from horizonrl.ops.bench.learning.study import read_study
 from tests.ops.bench.learning.test_run import STUDY, place, study_of
 
@@ -186,3 +187,31 @@ def test_p_of_all_but_the_primary_contrast_are_corrected_together(place: Path) -
     high, mid, top = (each for each in compare(study, outcomes).contrasts if each.axis == "end")
     assert high.tested is not None and high.p == high.tested.p
     assert mid.p == top.p == pytest.approx(min(1.0, 2 * high.tested.p))
+
+
+def test_training_episodes_are_counted_by_horizon(place: Path) -> None:
+    run_dir = journal(place, "a", [0.5, 0.5])
+    (run_dir / "episodes").mkdir()
+
+    def episode(horizon: int, success: bool, stop: str, *texts: str, ticket: str = "train-1") -> dict[str, Any]:
+        turns = [{"text": text} for text in texts]
+        return {"ticket": ticket, "horizon": horizon, "success": success, "stop": stop, "turns": turns}
+
+    for step, records in {
+        3: [
+            episode(9, True, "terminated", "a", "b", "a"),
+            episode(9, False, "horizon", "a", "b", "a", "a"),
+            episode(9, False, "env_error", "a"),
+            episode(9, True, "terminated", "a", ticket="demo-1"),
+        ],
+        4: [episode(4, False, "terminated", "a", "b")],
+    }.items():
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (run_dir / "episodes" / f"step-{step:06d}.jsonl").write_text(lines)
+    outcome = read(run_dir)
+    assert outcome.played == (Played(4, 1, 0, 0, 0, 2, 0), Played(9, 2, 1, 1, 3, 4, 2))
+    study = read_study(place / "study.toml")
+    comparison = compare(study, [outcome, replace(outcome, seed=1)])
+    report = to_markdown(study, comparison, {}, {})
+    assert "| low | 9 | 4 | 50.0% | 50.0% | 3.0 | 4.0 | 50.0% |" in report
+    assert "| low | 4 | 2 | 0.0% | 0.0% | - | 2.0 | 0.0% |" in report

@@ -1,0 +1,59 @@
+"""What a run's training episodes cost, by the horizon that they were given: turns of solved and of unsolved ones.
+
+Place in the flow: `episodes/` of a run directory → **played** → `outcome.py`. It says why one horizon learns from
+fewer tokens than another, which no success curve shows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from horizonrl.common.types import Kind, StopReason
+from horizonrl.ops.run.episodes import EpisodeFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The valid episodes of one horizon that a run's RL steps consumed."""
+
+    horizon: int
+    episodes: int
+    solved: int
+    truncated: int
+    """Cut by the horizon, the context, or the environment's own limit."""
+    turns_solved: int
+    turns_unsolved: int
+    repeated: int
+    """Turns of unsolved episodes that said what an earlier turn of the same episode had said."""
+
+
+def read_played(run_dir: Path) -> tuple[Played, ...]:
+    """Read the episodes that the run directory still keeps; the shortest horizon comes first."""
+    return add_up(
+        _played(int(record["horizon"]), record["stop"], bool(record["success"]), [turn["text"] for turn in turns])
+        for _, ticket, records in EpisodeFiles(run_dir).groups()
+        if ticket.startswith(Kind.TRAIN.value)
+        for record in records
+        if (turns := record["turns"]) and not StopReason(record["stop"]).broken
+    )
+
+
+def add_up(parts: Iterable[Played]) -> tuple[Played, ...]:
+    """Add up what belongs to the same horizon."""
+    sums: dict[int, list[int]] = {}
+    for part in parts:
+        horizon, *counts = astuple(part)
+        sums[horizon] = [a + b for a, b in zip(sums.get(horizon, [0] * len(counts)), counts, strict=True)]
+    return tuple(Played(horizon, *sums[horizon]) for horizon in sorted(sums))
+
+
+def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
+    return Played(
+        horizon,
+        episodes=1,
+        solved=int(success),
+        truncated=int(StopReason(stop).truncated),
+        turns_solved=len(texts) if success else 0,
+        turns_unsolved=0 if success else len(texts),
+        repeated=0 if success else len(texts) - len(set(texts)),
+    )
