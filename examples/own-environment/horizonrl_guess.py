@@ -8,7 +8,7 @@ from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.envs.formats import ActionFormat, Command, Unreadable, explain, read_action, write_action
+from horizonrl.envs.formats import Command, Unreadable, WrittenFormat, explain, read_action, write_action
 
 COMMANDS = (Command("guess", "guess {number}", "guess the number"),)
 NUMBERS = range(100)
@@ -33,7 +33,7 @@ class Guess:
     version: ClassVar[str] = "1"  # change it when rules or tasks change: every group records it
 
     @validate_call
-    def __init__(self, *, format: ActionFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10) -> None:
+    def __init__(self, *, format: WrittenFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10) -> None:
         self._format = format
         self._max_guesses = max_guesses
         self._secret: int | None = None
@@ -90,9 +90,9 @@ class Guess:
 class Expert:
     """Bisects the remaining range. It provides demonstrations and proves that every task can be solved."""
 
-    def __init__(self, game: Guess, format: ActionFormat) -> None:
+    def __init__(self, game: Guess, format: WrittenFormat) -> None:
         self._game = game
-        self._format: ActionFormat = format
+        self._format: WrittenFormat = format
 
     def act(self, observation: str) -> str:
         low, high = self._game.low, self._game.high

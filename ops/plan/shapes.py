@@ -73,6 +73,8 @@ SIZES = {
     "72B": _qwen("72B", (80, 8192, 29_568, 8192, 1024)),
 }
 """By the size in their names; the numbers are those of the models' config.json."""
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers, as `config.json` names them, that have keys and values."""
 _SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)
 
 
@@ -119,4 +121,6 @@ def shape_of_directory(model_dir: Path) -> ModelShape:
         raise ConfigError(f"{model_dir}/config.json does not say the model's shape ({error!r})") from None
     if any("experts" in key for key in config):
         raise ConfigError(f"{model_dir} is a mixture of experts, which the formulas do not cover: give --model-size")
+    if set(config.get("layer_types") or ()) - ATTENTION or any("mamba" in key for key in config):
+        raise ConfigError(f"{model_dir} is a hybrid model, which the formulas do not cover: give --model-size")
     return shape

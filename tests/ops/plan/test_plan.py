@@ -56,6 +56,10 @@ def test_a_directory_and_a_name_give_the_same_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(text | {"num_experts": 8}))
     with pytest.raises(ConfigError, match="mixture of experts"):
         shape_of_directory(tmp_path)
+    for hybrid in ({"layer_types": ["full_attention", "linear_attention"]}, {"mamba_d_ssm": 256}):
+        (tmp_path / "config.json").write_text(json.dumps(text | hybrid))
+        with pytest.raises(ConfigError, match="hybrid model"):
+            shape_of_directory(tmp_path)
     with pytest.raises(ConfigError, match="give --model-size"):
         shape_of_name("somebody/model")
 
