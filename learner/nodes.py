@@ -310,7 +310,7 @@ class Member:
             except (OSError, TimeoutError) as error:
                 await self.close(None)
                 if reason != (reason := str(error) or type(error).__name__):
-                    log.warning("no_seat_yet", at=asked.address, node=asked.node_rank, reason=reason)
+                    log.info("no_seat_yet", at=asked.address, node=asked.node_rank, reason=reason)
                 if time.monotonic() > deadline:
                     raise RunFailed(
                         f"node {asked.node_rank} got no seat at the rendezvous {asked.address} within "
