@@ -10,7 +10,7 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.learner import nodes
-from horizonrl.learner.nodes import Host, Member, NodesEnd, Rendezvous
+from horizonrl.learner.nodes import Host, Member, Node, NodesEnd, Rendezvous
 from horizonrl.learner.spawn import free_port, interface_towards
 
 
@@ -90,17 +90,20 @@ async def test_a_recipe_that_differs_is_refused_with_both_values(place: Rendezvo
         await waiting
 
 
+@pytest.mark.parametrize("started", [False, True])
 @in_a_loop
-async def test_a_number_that_is_taken_waits_and_says_by_whom(place: Rendezvous) -> None:
-    host, (first, second) = Host(place, asyncio.Event()), members(place, 1, 1)
-    waiting = [asyncio.create_task(host.seat()), asyncio.create_task(first.seat())]
-    await asyncio.sleep(0.2)
+async def test_a_number_that_is_taken_waits_and_says_by_whom(place: Rendezvous, started: bool) -> None:
+    host, (first, last, second) = Host(place, asyncio.Event()), members(place, 1, 2, 1)
+    seated: list[Node] = [host, first, last] if started else [host, first]
+    waiting = [asyncio.create_task(node.seat()) for node in seated]
+    await asyncio.wait(waiting, timeout=2 if started else 0.2)
     second.rendezvous = replace(second.rendezvous, join_timeout_s=0.2)
     with pytest.raises(RunFailed, match=r"127\.0\.0\.1 is node 1 already: each machine needs its own node_rank"):
         await second.seat()
     for task in waiting:
         task.cancel()
-    await first.close(None)
+    for member in (first, last):
+        await member.close(None)
     await host.close(None)
 
 
