@@ -3,7 +3,7 @@
 The colours are Okabe and Ito's, which colour-blind readers can tell apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,14 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def plot_success(panels: Mapping[str, Mapping[str, Band]], x_label: str, legend_title: str, file: Path) -> None:
-    """Draw one panel per entry with one line per band. A name has the same colour and dash in all panels."""
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+def plot_success(
+    panels: Mapping[str, Mapping[str, Band]], order: Sequence[str], x_label: str, legend_title: str, file: Path
+) -> None:
+    """Draw one panel per entry with one line per band, of which the legend has those that are drawn, in their order.
+
+    A name has the same colour and dash in all panels.
+    """
+    names = [name for name in order if any(name in lines for lines in panels.values())]
     looks = dict(zip(names, [(colour, dash) for dash, colour in product(DASHES, COLOURS)] * len(names), strict=False))
     columns = min(PANELS_A_ROW, len(panels))
     rows = -(-len(panels) // columns)

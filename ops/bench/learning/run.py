@@ -309,8 +309,10 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
     for axis in measured_axes(outcomes):
         found = bands(outcomes, axis)
         panels: dict[str, dict[str, Any]] = {}
+        order: list[str] = []
         for variant in study.variants:
+            panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
+            order.append(name)
             if variant.name in found:
-                panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
                 panels.setdefault(panel, {})[name] = found[variant.name]
-        plot_success(panels, AXES[axis], title, directory / plot_name(axis))
+        plot_success(panels, list(dict.fromkeys(order)), AXES[axis], title, directory / plot_name(axis))
