@@ -121,7 +121,9 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
         "measured": comparison.measured,
         "level": LEVEL,
         "budgets": comparison.budgets,
-        "variants": [asdict(row) for row in comparison.rows],
+        "variants": [
+            asdict(row) | {"played": [asdict(each) | each.shares() for each in row.played]} for row in comparison.rows
+        ],
         "contrasts": [asdict(each) for each in comparison.contrasts],
         "runs": runs,
     }
@@ -263,17 +265,15 @@ def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in comparison.rows:
         for each in row.played:
-            unsolved = each.episodes - each.solved
+            solved, truncated, turns, unsolved_turns, repeated = each.shares().values()
             rows.append(
                 [
                     row.variant,
                     str(each.horizon),
                     f"{each.episodes:,}",
-                    f"{each.solved / each.episodes:.1%}",
-                    f"{each.truncated / each.episodes:.1%}",
-                    f"{each.turns_solved / each.solved:.1f}" if each.solved else "-",
-                    f"{each.turns_unsolved / unsolved:.1f}" if unsolved else "-",
-                    f"{each.repeated / each.turns_unsolved:.1%}" if unsolved else "-",
+                    *(_percent(share) for share in (solved, truncated)),
+                    *(_number(mean, 1) for mean in (turns, unsolved_turns)),
+                    _percent(repeated),
                 ]
             )
     return head, rows
@@ -288,6 +288,10 @@ def _equal_cost(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _share(interval: Interval) -> str:

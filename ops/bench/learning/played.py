@@ -26,6 +26,17 @@ class Played:
     repeated: int
     """Turns of unsolved episodes that said what an earlier turn of the same episode had said."""
 
+    def shares(self) -> dict[str, float | None]:
+        """Return what a report shows of the counts; None is a share or a mean of nothing."""
+        unsolved = self.episodes - self.solved
+        return {
+            "solved_share": _ratio(self.solved, self.episodes),
+            "truncated_share": _ratio(self.truncated, self.episodes),
+            "turns_per_solved": _ratio(self.turns_solved, self.solved),
+            "turns_per_unsolved": _ratio(self.turns_unsolved, unsolved),
+            "repeated_share": _ratio(self.repeated, self.turns_unsolved),
+        }
+
 
 def read_played(run_dir: Path) -> tuple[Played, ...]:
     """Read the episodes that the run directory still keeps; the shortest horizon comes first."""
@@ -57,3 +68,7 @@ def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
         turns_unsolved=0 if success else len(texts),
         repeated=0 if success else len(texts) - len(set(texts)),
     )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
