@@ -8,8 +8,10 @@ index of a list, or the `variant` or `name` of one of its entries.
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -69,6 +71,32 @@ def test_a_committed_study_says_how_it_was_made_and_all_are_small() -> None:
     for study in STUDIES.glob("*.json"):
         assert [fact for fact in FACTS if fact not in json.loads(study.read_text())] == []
     assert sum(file.stat().st_size for file in STUDIES.rglob("*") if file.is_file()) < MOST_BYTES
+
+
+def rate(success: dict[str, float]) -> float:
+    return success["successes"] / success["episodes"]
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.json")), ids=lambda path: path.stem)
+def test_what_a_study_says_of_its_variants_is_the_mean_of_its_runs(path: Path) -> None:
+    study = json.loads(path.read_text())
+    runs: dict[str, dict[int, Any]] = defaultdict(dict)
+    for run in study.get("runs", []):  # `sampling` counts groups, and has none
+        runs[run["variant"]][run["seed"]] = run
+    for row in study.get("variants", []):
+        own = runs[row["variant"]]
+        assert sorted(own) == sorted(row["seeds"])
+        for end in ("start", "final"):
+            assert fmean(rate(run[end]) for run in own.values()) == pytest.approx(row[end]["mean"])
+        gains = [rate(run["final"]) - rate(run["start"]) for run in own.values()]
+        assert fmean(gains) == pytest.approx(row["improvement"]["mean"])
+        for cost in ("environment_steps", "generated_tokens"):
+            assert fmean(run[cost] for run in own.values()) == pytest.approx(row[cost])
+    for contrast in study.get("contrasts", []):
+        if contrast["axis"] == "end":
+            one, other = runs[contrast["variant"]], runs[contrast["against"]]
+            paired = [rate(one[seed]["final"]) - rate(other[seed]["final"]) for seed in one.keys() & other.keys()]
+            assert fmean(paired) == pytest.approx(contrast["difference"]["mean"])
 
 
 RESULTS = {"variants": [{"variant": "long", "final": {"mean": 0.489}}, {"variant": "short", "final": {"mean": 0.418}}]}
