@@ -265,15 +265,17 @@ def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in comparison.rows:
         for each in row.played:
-            solved, truncated, turns, unsolved_turns, repeated = each.shares().values()
+            shares = each.shares()
             rows.append(
                 [
                     row.variant,
                     str(each.horizon),
                     f"{each.episodes:,}",
-                    *(_percent(share) for share in (solved, truncated)),
-                    *(_number(mean, 1) for mean in (turns, unsolved_turns)),
-                    _percent(repeated),
+                    _percent(shares["solved_share"]),
+                    _percent(shares["truncated_share"]),
+                    _number(shares["turns_per_solved"], 1),
+                    _number(shares["turns_per_unsolved"], 1),
+                    _percent(shares["repeated_share"]),
                 ]
             )
     return head, rows

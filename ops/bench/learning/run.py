@@ -306,13 +306,14 @@ def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None
 
     split = len(study.axes) > 1
     title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
+    places = {
+        each.name: (each.names[0], "-".join(each.names[1:])) if split else ("", each.name) for each in study.variants
+    }
+    order = list(dict.fromkeys(name for _, name in places.values()))
     for axis in measured_axes(outcomes):
         found = bands(outcomes, axis)
         panels: dict[str, dict[str, Any]] = {}
-        order: list[str] = []
-        for variant in study.variants:
-            panel, name = (variant.names[0], "-".join(variant.names[1:])) if split else ("", variant.name)
-            order.append(name)
-            if variant.name in found:
-                panels.setdefault(panel, {})[name] = found[variant.name]
-        plot_success(panels, list(dict.fromkeys(order)), AXES[axis], title, directory / plot_name(axis))
+        for variant, (panel, name) in places.items():
+            if variant in found:
+                panels.setdefault(panel, {})[name] = found[variant]
+        plot_success(panels, order, AXES[axis], title, directory / plot_name(axis))
