@@ -21,7 +21,7 @@ def main(run_dir: Path, file: Path) -> None:
         name: Band(steps, *(np.array([each[key] for each in line]) for key in ("success_rate", "low", "high")))
         for name, line in lines.items()
     }
-    plot_success({"held-out questions": bands}, "optimizer steps", "question", file)
+    plot_success({"held-out questions": bands}, list(bands), "optimizer steps", "question", file)
 
 
 if __name__ == "__main__":
