@@ -12,13 +12,13 @@ from contextlib import ExitStack
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.scratch import scratch
-from horizonrl.envs.api import Endpoint, Outcome, TaskSpec
+from horizonrl.envs.api import Endpoint, Outcome, Split, TaskSpec
 from horizonrl.envs.program.function import ANSWER, VERDICT
 from horizonrl.envs.program.functions import absolute, load_function
 from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
@@ -36,7 +36,7 @@ class TaskFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     id: Annotated[str, Field(min_length=1, max_length=256, coerce_numbers_to_str=True)]
-    split: Literal["train", "test"] = "train"
+    split: Split = "train"
     category: Annotated[str, Field(min_length=1)] = "program"
 
 

@@ -7,14 +7,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Split, Step, TaskSpec
 from horizonrl.envs.formats import Command, Unreadable, WrittenFormat, explain, read_action, write_action
 
 COMMANDS = (Command("guess", "guess {number}", "guess the number"),)
 NUMBERS = range(100)
 
 
-def split_of(task_id: str) -> str:
+def split_of(task_id: str) -> Split:
     """Assign a fifth of the tasks to the test split. The split of a task does not change when tasks are added."""
     return "test" if sha256(task_id.encode()).digest()[0] % 5 == 0 else "train"
 
