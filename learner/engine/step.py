@@ -11,12 +11,13 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ from horizonrl.learner.algorithm.objective import (
     token_loss,
 )
 from horizonrl.learner.engine.api import EngineSettings, StepStats
+from horizonrl.learner.engine.backends.api import Backend
+from horizonrl.learner.engine.frozen import FrozenModel, frozen_scorer
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
@@ -50,7 +53,6 @@ from horizonrl.learner.engine.shards import (
     share_shards,
     write_shards,
 )
-from horizonrl.learner.engine.weights_file import write_weights_file
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.memory import checkpoint_layers, give_back_freed, keep_products
 
@@ -58,58 +60,6 @@ log = get_logger()
 
 REFERENCE_FILE = "reference.safetensors"
 _RNG = "torch_rng"
-
-
-class Backend(Protocol):
-    """The model in training and its optimizer on this rank. All ranks make the same calls in the same order."""
-
-    rank: int
-    ranks: int
-    device: torch.device
-    scorer: TokenScorer
-    """The model; called through `forward` only, and its parameters are whole only in what `gather` returns."""
-
-    def forward(self, *asked: Tensor) -> ScorerOutput:
-        """Call the scorer."""
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this rank's share of the objective, which is the sum over ranks."""
-
-    def step(self, rates: Sequence[float]) -> float:
-        """Clip, step with one rate per parameter group, forget the gradient; return its norm before clipping."""
-
-    def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, in rank order."""
-
-    def add(self, tensor: Tensor) -> Tensor:
-        """Return the sum of every rank's tensor, on every rank; `tensor` itself is given up for it."""
-
-    def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Return parameters of the scorer, whole, on every rank."""
-
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """Return rank 0's tensor on every rank; on the others `tensor` says shape and type."""
-
-    @property
-    def shapes(self) -> dict[str, list[int]]:
-        """The shapes of what `state` yields, by name."""
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that the optimizer has taken; AdamW's bias correction needs it."""
-
-    def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the masters and the optimizer's state by name, each whole on rank 0 when it is asked for.
-
-        A name is `KIND.PARAMETER`. Backends with the same names and shapes resume each other's checkpoints: those with
-        AdamW have the kinds `master`, `exp_avg` and `exp_avg_sq`.
-        """
-
-    def load(self, read: Callable[[str], Tensor], steps: int) -> None:
-        """Restore the state from `read(name)`, and the model's parameters, which are the rounded masters."""
-
-    def close(self) -> None:
-        """Free the memory."""
 
 
 class PolicyGradientEngine:
@@ -126,8 +76,8 @@ class PolicyGradientEngine:
         if settings.lora_rank:
             self._base = {file.name: digest_file(file) for file in sorted(settings.model_dir.glob("*.safetensors"))}
         self._earlier: TokenScorer | None = None
-        self._reference: TokenScorer | None = None
-        self._reference_version = 0
+        self._reference_version: int | None = None
+        """The version whose weights `_reference` has; None when it has none that count."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[None] = Future()
         """The checkpoint that is being written; done when there is none."""
@@ -176,7 +126,7 @@ class PolicyGradientEngine:
             device = self._backend.device
             if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 1.1 * weights.stat().st_size:
                 return math.nan
-            self._earlier = self._frozen_model()
+            self._earlier = frozen_scorer(self._settings.model_dir, self._settings.head_dtype).to(device)
         self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
         logprobs_N = self._earlier(*self._asked(micro_batch)).logprobs_N
@@ -204,20 +154,23 @@ class PolicyGradientEngine:
         if self.ranks == 1:
             self._saving = self._writer.submit(self._write, directory, tensors, facts)
             return self._saving
-        if self.rank == 0:
-            self._write(directory, tensors, facts)
-        else:
-            deque(tensors, maxlen=0)  # take part in the gathering, keep nothing
+        self._write(directory if self.rank == 0 else None, tensors, facts)
         # No rank may look for the files before rank 0 has written them.
         self._backend.all_gather(torch.zeros(1, device=self._backend.device))
         return self._saving
 
-    def _write(self, directory: Path, tensors: Iterable[tuple[str, Tensor]], facts: dict[str, Any]) -> None:
+    def _write(self, directory: Path | None, tensors: Iterable[tuple[str, Tensor]], facts: dict[str, Any]) -> None:
+        """Write a checkpoint. A rank without a directory takes part in the gathering and keeps nothing."""
+        if directory is None:
+            deque(tensors, maxlen=0)
+            if self._reference_version is not None:
+                self._reference.write(None)
+            return
         directory.mkdir(parents=True, exist_ok=True)
         facts = facts | {"files": write_shards(tensors, directory)}
-        if self._reference is not None:
+        if self._reference_version is not None:
             facts["reference_version"] = self._reference_version
-            write_weights_file(dict(self._reference.lm.named_parameters()), directory / REFERENCE_FILE)
+            self._reference.write(directory / REFERENCE_FILE)
         (directory / ENGINE_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8")
 
     def _unsaved(self) -> None:
@@ -245,13 +198,12 @@ class PolicyGradientEngine:
                 )
             self._backend.load(shards.read, written["optimizer_steps"])
             torch.set_rng_state(shards.read(_RNG).cpu())
-        # A reference made before the load belongs to steps that are rolled back.
-        self._reference = None
+        # What it has belongs to steps that are rolled back.
+        self._reference_version = None
         if "reference_version" in written and self._settings.objective.needs_reference:
-            self._reference, self._reference_version = self._frozen_model(), int(written["reference_version"])
             with share_shards(directory, [REFERENCE_FILE], self.rank, broadcast) as shards:
-                # A tied head has no tensor of its own.
-                self._reference.lm.load_state_dict({name: shards.read(name) for name in shards.facts}, strict=False)
+                self._reference.take((name, shards.read(name)) for name in shards.facts)
+            self._reference_version = int(written["reference_version"])
         return dict(written["state"])
 
     def close(self) -> None:
@@ -309,8 +261,8 @@ class PolicyGradientEngine:
         for micro_batch in self._packed(batch.traces):
             output = self._output(micro_batch)
             reference_N = torch.zeros_like(output.logprobs_N)
-            if self._reference is not None:
-                reference_N = self._reference(*self._asked(micro_batch)).logprobs_N
+            if self._reference_version is not None:
+                reference_N = self._reference.forward(*self._asked(micro_batch)).logprobs_N
             rows = torch.stack([output.logprobs_N, reference_N, output.values_N, output.collisions_N]).double()
             ends = np.cumsum([0, *(tokens[place] for place in micro_batch.indices_B)])
             for place, start, end in zip(micro_batch.indices_B, ends, ends[1:], strict=False):
@@ -325,21 +277,17 @@ class PolicyGradientEngine:
         if not objective.needs_reference:
             return
         every = objective.reference.refresh_every
-        if self._reference is not None and (every is None or version < self._reference_version + every):
+        since = self._reference_version
+        if since is not None and (every is None or version < since + every):
             return
         self._unsaved()  # before there is a reference: a checkpoint of the time before must not find it
-        if self._reference is None:
-            self._reference = self._frozen_model()
-        self._reference_version = version
         # The reference is a full model without adapters, so it takes the merged weights, as actors do.
-        own = dict(self._reference.lm.named_parameters())
-        for name, tensor in self._weights():
-            own[name].data.copy_(tensor)
+        self._reference.take(self._weights())
+        self._reference_version = version
 
-    def _frozen_model(self) -> TokenScorer:
-        lm: Any = load_language_model(self._settings.model_dir)
-        lm = lm.to(self._backend.device).requires_grad_(False)
-        return TokenScorer(lm, head_dtype=self._settings.head_dtype)
+    @cached_property
+    def _reference(self) -> FrozenModel:
+        return FrozenModel(frozen_scorer(self._settings.model_dir, self._settings.head_dtype), self._backend)
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""

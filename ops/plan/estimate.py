@@ -160,7 +160,7 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
         weights=2 * N / (R if stage == 3 else 1),
         gradients=sums + (2 * trained if stage < 2 else bucket),
         optimizer=12 * trained / split,
-        reference=2 * N if config.objective.needs_reference else 0.0,
+        reference=2 * N / (R if stage == 3 else 1) if config.objective.needs_reference else 0.0,
         activations=tokens * saved,
         logits=c.LOGITS.value,
         buffers=min(c.LIVE_PARAMETERS.value, 2 * N) if stage == 3 and R > 1 else 0.0,
@@ -187,11 +187,14 @@ def learner_step_s(config: RunConfig, shape: ModelShape, learner: Fleet, load: W
     """Return the seconds of one step: arithmetic, or the traffic of ZeRO between the ranks where that takes longer."""
     tokens = config.rl.groups_per_step * config.rollout.group_size * load.episode_tokens
     forward = shape.forward_flops(load.episode_tokens / 2, load.generated_tokens / load.episode_tokens)
-    passes = (4.0 if config.learner.gradient_checkpointing else 3.0) * config.loss.epochs
-    if config.objective.needs_scores:
-        passes += 1 + config.objective.needs_reference
+    passes = (4.0 if config.learner.gradient_checkpointing else 3.0) * config.loss.epochs + _scoring_passes(config)
     peak = learner.count * learner.accelerator.flops * c.TRAIN_UTILISATION.value
     return max(tokens * forward * passes / peak, _traffic_s(config, shape, learner, tokens))
+
+
+def _scoring_passes(config: RunConfig) -> int:
+    """Return how often a batch is scored before the step: by the policy, and by the reference."""
+    return config.objective.needs_scores + config.objective.needs_reference
 
 
 def _traffic_s(config: RunConfig, shape: ModelShape, learner: Fleet, tokens: float) -> float:
@@ -200,10 +203,12 @@ def _traffic_s(config: RunConfig, shape: ModelShape, learner: Fleet, tokens: flo
     link = (c.RANK_LINK if learner.count <= c.GPUS_PER_HOST.value else c.NODE_LINK).value
     updates, trained = config.loss.updates, _trained(config, shape)
     micro_batches = math.ceil(tokens * config.loss.epochs / (learner.count * config.learner.micro_batch_tokens))
-    # Gradients travel in float32. Stage 3 gathers the parameters twice per micro-batch and reduces after each.
+    # Gradients travel in float32. Stage 3 gathers the parameters twice per micro-batch and reduces after each, and
+    # once where it scores it before the step.
     sums, gathered = 4 * trained, 2.0 * shape.parameters
     if config.learner.zero_stage == 3:
-        return micro_batches * (2 * gathered + sums) / link
+        scored = micro_batches / config.loss.epochs * _scoring_passes(config)
+        return (micro_batches * (2 * gathered + sums) + scored * gathered) / link
     if config.learner.zero_stage == 2:
         return (micro_batches * sums + updates * gathered) / link
     return updates * (sums + gathered) / link

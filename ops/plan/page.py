@@ -64,7 +64,7 @@ def _print(config: RunConfig, shape: ModelShape, fleets: tuple[Fleet, Fleet], lo
         ("learner: weights", memory.weights, stage),
         ("learner: gradients", memory.gradients, stage),
         ("learner: optimizer", memory.optimizer, "float32 masters and two moments"),
-        ("learner: reference", memory.reference, "whole on each rank"),
+        ("learner: reference", memory.reference, stage),
         ("learner: activations", memory.activations, f"{config.learner.micro_batch_tokens} tokens"),
         ("learner: logits", memory.logits, "one chunk and its gradient"),
         ("learner: buffers", memory.buffers + memory.framework, "gathered parameters, framework"),

@@ -1,7 +1,7 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`) and
-updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1.
+A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`), updates
+of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1, and a reference (`-k1`).
 """
 
 import json
@@ -16,6 +16,7 @@ from tests.namespaces import HERE, Machine
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
+FIGURES = ("loss", "grad_norm", "trained_tokens", "ess", "reference_kl")
 
 
 def run_program(
@@ -79,20 +80,21 @@ class Deserter:
 
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
-    from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective
+    from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
     from horizonrl.learner.engine.api import EngineSettings
     from horizonrl.learner.engine.ranks import Leader, follow
     from horizonrl.learner.engine.registry import make_engine
 
     if mode == "stages":
         # One after the other in the same processes: most of the time is that of the imports.
-        return {stage: main(f"train-z{stage}", model_dir, directory / stage) for stage in "123"}
+        return {stage: main(f"train-z{stage}-k1", model_dir, directory / stage) for stage in "123"}
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
     objective = Objective(
         advantage=AdvantageSection(kind="gae" if "u" in given else "grpo"),
         loss=LossSection(minibatches=given.get("u", 1)),
+        reference=ReferenceSection(kl=0.1 * given.get("k", 0)),
     )
     engine = make_engine(
         EngineSettings(model_dir, micro_batch_tokens=128, collective_timeout_s=15, objective=objective, **layout)
@@ -117,7 +119,7 @@ def train(leader: Any, directory: Path) -> dict[str, Any]:
     leader.train_step(make_batch(2), 1e-3)
     again = leader.write_weights(directory / "again.safetensors")
     leader.close()
-    figures = {name: [getattr(s, name) for s in stats] for name in ("loss", "grad_norm", "trained_tokens", "ess")}
+    figures = {name: [getattr(s, name) for s in stats] for name in FIGURES}
     return {**figures, "state": state, "digest": digest, "repeats": again == digest}
 
 
@@ -131,7 +133,7 @@ def resume(leader: Any, directory: Path) -> dict[str, Any]:
     stats = leader.train_step(make_batch(2), 1e-3)
     digest = leader.write_weights(directory / "resumed.safetensors")
     leader.close()
-    return {"state": state, "digest": digest, "loss": stats.loss, "grad_norm": stats.grad_norm}
+    return {"state": state, "digest": digest, **{name: getattr(stats, name) for name in FIGURES}}
 
 
 if __name__ == "__main__":

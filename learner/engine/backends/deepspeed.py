@@ -21,7 +21,7 @@ from torch import Tensor
 from horizonrl.common.errors import MissingDependency
 from horizonrl.common.imports import uncollected
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.model import ScorerOutput
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.partitions import MASTER, Partitions
 from horizonrl.learner.engine.step import PolicyGradientEngine, build_scorer, prepare_process
 
@@ -31,7 +31,7 @@ def start_engine(settings: EngineSettings) -> PolicyGradientEngine:
 
 
 class DeepSpeedBackend:
-    """`step.Backend` on DeepSpeed's engine."""
+    """`backends.api.Backend` on DeepSpeed's engine."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._stage = settings.zero_stage
@@ -42,11 +42,12 @@ class DeepSpeedBackend:
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
         # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
         self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
-        config = _deepspeed_config(settings)
+        self._config = _deepspeed_config(settings)
+        self._held: list[Any] = []
+        """The engines of models that are not trained."""
         if self._stage == 3:
-            self._partition(config)
-        with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
-            self._engine: Any = self._deepspeed.initialize(model=self.scorer, optimizer=self._adamw, config=config)[0]
+            self._partition(self.scorer)
+        self._engine = self._initialized(self.scorer, self._adamw)
         self._partitions = Partitions(self._engine, self._stage, self.device)
 
     def forward(self, *asked: Tensor) -> ScorerOutput:
@@ -70,10 +71,22 @@ class DeepSpeedBackend:
         dist.all_reduce(tensor)
         return tensor
 
+    def hold(self, scorer: TokenScorer) -> Callable[..., ScorerOutput]:
+        if self._stage < 3:
+            return scorer.to(self.device)
+        self._partition(scorer)
+        engine = self._initialized(scorer)
+        self._held.append(engine)
+        return lambda *asked: ScorerOutput(*engine(*asked))
+
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Return whole parameters: themselves, or copies at stage 3, where they are partitioned again right away."""
         with self._whole(parameters):
             return [parameter.clone() for parameter in parameters] if self._stage == 3 else list(parameters)
+
+    def write(self, parameter: Tensor, tensor: Tensor) -> None:
+        with self._whole([parameter], writer=0):
+            parameter.data.copy_(tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         if self.ranks == 1:
@@ -98,21 +111,25 @@ class DeepSpeedBackend:
         self._partitions.restore(read, steps)
         for name, parameter in self._partitions.parameters.items():
             # The checkpoint has no parameters: they are the masters, rounded to bfloat16 as they are copied.
-            with self._whole([parameter], writer=0):
-                parameter.data.copy_(read(f"{MASTER}.{name}"))
+            self.write(parameter, read(f"{MASTER}.{name}"))
 
     def close(self) -> None:
         """Free the engine; the process stays joined to the other ranks, since DeepSpeed cannot join twice."""
-        self._engine.destroy()
+        for engine in (*self._held, self._engine):
+            engine.destroy()
 
-    def _partition(self, config: dict[str, Any]) -> None:
+    def _initialized(self, scorer: TokenScorer, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        with redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use, at any log level
+            return self._deepspeed.initialize(model=scorer, optimizer=optimizer, config=self._config)[0]
+
+    def _partition(self, scorer: TokenScorer) -> None:
         """Take this rank's part of each parameter to its device, one after the other.
 
         `initialize` would move the whole model there first, which has no room where stage 3 is needed. In host memory
         the model costs nothing either: it is mapped from its files (`load_language_model`).
         """
-        self._deepspeed.zero.Init(module=self.scorer, dtype=torch.bfloat16, config_dict_or_path=config)
-        for buffer in self.scorer.buffers():
+        self._deepspeed.zero.Init(module=scorer, dtype=torch.bfloat16, config_dict_or_path=self._config)
+        for buffer in scorer.buffers():
             buffer.data = buffer.data.to(self.device)
 
     def _whole(self, parameters: Sequence[Any], writer: int | None = None) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.model import ScorerOutput
+from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.partitions import MASTER, MOMENTS
 from horizonrl.learner.engine.step import PolicyGradientEngine, build_scorer, prepare_process
 
@@ -24,7 +24,7 @@ def start_engine(settings: EngineSettings) -> PolicyGradientEngine:
 
 
 class TorchBackend:
-    """`step.Backend` in one process."""
+    """`backends.api.Backend` in one process."""
 
     rank = 0
     ranks = 1
@@ -79,8 +79,14 @@ class TorchBackend:
     def add(self, tensor: Tensor) -> Tensor:
         return tensor
 
+    def hold(self, scorer: TokenScorer) -> Callable[..., ScorerOutput]:
+        return scorer.to(self.device)
+
     def gather(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         return list(parameters)
+
+    def write(self, parameter: Tensor, tensor: Tensor) -> None:
+        parameter.data.copy_(tensor)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -75,6 +75,14 @@ def test_more_ranks_and_a_higher_stage_need_less_memory_each() -> None:
     assert many.step_s < few.step_s
 
 
+def test_a_reference_is_split_over_the_ranks_at_stage_3_and_costs_traffic() -> None:
+    def reference(stage: int, kl: float) -> RunPlan:
+        return planned("8xH100", "8xH100", "7B", f"--learner.zero_stage={stage}", f"--reference.kl={kl}")
+
+    assert reference(2, 0.1).learner.reference == 8 * reference(3, 0.1).learner.reference > 0
+    assert reference(3, 0.1).step_s > reference(3, 0.0).step_s
+
+
 def test_a_model_that_does_not_fit_is_said_and_what_would_help() -> None:
     plan = planned("1xH100", "1xL4")
     assert "learner.zero_stage" in plan.troubles[0]
