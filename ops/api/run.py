@@ -18,8 +18,9 @@ from horizonrl.ops.observe.figures import percent
 from horizonrl.ops.publish.dataset import rows as dataset_rows
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow
 from horizonrl.ops.report.facts import Files, state
-from horizonrl.ops.run.directory import GrowingLines, in_training, read_config, read_lines
+from horizonrl.ops.run.directory import in_training, read_config
 from horizonrl.ops.run.episodes import EpisodeFiles
+from horizonrl.ops.run.lines import GrowingLines, read_lines
 
 LOOK_S = 0.5
 """Time between two looks at the files of a run that is followed."""

@@ -24,7 +24,8 @@ from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import read_config, read_lines
+from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.run.lines import read_lines
 from horizonrl.ops.run.models import model_identity, resolve_model
 
 PROBE_S = 2.0

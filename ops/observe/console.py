@@ -30,7 +30,7 @@ from horizonrl.ops.observe.broker_status import BrokerStatus, waits
 from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
 from horizonrl.ops.observe.snapshot import checkpoint_in_writing
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
-from horizonrl.ops.run.directory import GrowingLines
+from horizonrl.ops.run.lines import GrowingLines
 from horizonrl.ops.run.models import Tell
 
 log = get_logger()

@@ -29,7 +29,8 @@ from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
-from horizonrl.ops.run.directory import public_config, read_config, read_line
+from horizonrl.ops.run.directory import public_config, read_config
+from horizonrl.ops.run.lines import read_line
 
 log = get_logger()
 

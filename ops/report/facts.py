@@ -18,7 +18,8 @@ from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.controller.horizon import horizon_turns
 from horizonrl.ops.observe.figures import mean_success, percent
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
-from horizonrl.ops.run.directory import model_label, read_lines, to_toml
+from horizonrl.ops.run.directory import model_label, to_toml
+from horizonrl.ops.run.lines import read_lines
 
 _PASSWORD = re.compile(r"://[^/@\s\"]*@")
 """The user and password in a broker's address, before its host."""

@@ -21,7 +21,8 @@ from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
 from horizonrl.ops.report.facts import JOURNAL, Files, facts
 from horizonrl.ops.report.page import Shown, assemble, episode_notices, inert_json, packed_index, run_episodes
-from horizonrl.ops.run.directory import GrowingLines, in_training, read_config
+from horizonrl.ops.run.directory import in_training, read_config
+from horizonrl.ops.run.lines import GrowingLines
 from horizonrl.ops.run.models import known_model
 
 ADDRESS = "127.0.0.1"

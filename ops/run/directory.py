@@ -1,13 +1,11 @@
 """Reading a run directory: its config, its journal, its broker's address, and who works in it."""
 
 import fcntl
-import json
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,64 +167,3 @@ def read_config(run_dir: Path, overrides: Sequence[str] = (), *, besides: str = 
         hint = f"; did you mean {meant}?" if (meant / CONFIG).is_file() else ""
         raise ConfigError(f"{run_dir} is no run directory: it holds no {CONFIG}{besides}{hint}")
     return RunConfig.load([run_dir / CONFIG], overrides, recorded=True)
-
-
-class JournalLine(dict[str, Any]):
-    """The object in a line of a run's file. Raises ConfigError with its place for a key that it lacks."""
-
-    place: str
-
-    def __missing__(self, key: str) -> Any:
-        raise ConfigError(f"{self.place} has no {key!r}: remove that line")
-
-
-def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the object in a line. Raises ConfigError with its place if it holds none, as after a power cut."""
-    place = f"{path}, line {number}"
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{place} is not JSON: remove that line") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{place} is no object: remove that line")
-    read = JournalLine(value)
-    read.place = place
-    return read
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a JSON-lines file; an unfinished last one is left out.
-
-    Raises ConfigError for a damaged one, with its place.
-    """
-    if not path.exists():
-        return []
-    return [read_line(path, number, line) for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1)]
-
-
-@dataclass
-class GrowingLines:
-    """A JSON-lines file that is read repeatedly. Lines are kept until a resumed learner rewrites the file."""
-
-    path: Path
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    _inode: int = 0
-    _read: int = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return all complete lines. Raises ConfigError for a damaged one, with its place."""
-        try:
-            with self.path.open("rb") as file:
-                # Of the open file: between a look at the path and its opening, a learner may have replaced it.
-                found = os.fstat(file.fileno())
-                # The size alone does not tell: a rewritten file may already be longer than what was read of the old.
-                if found.st_ino != self._inode or found.st_size < self._read:
-                    self.lines, self._inode, self._read = [], found.st_ino, 0
-                file.seek(self._read)
-                *complete, unfinished = file.read().split(b"\n")
-                end = file.tell() - len(unfinished)
-        except FileNotFoundError:
-            return self.lines
-        self.lines += [read_line(self.path, number, line) for number, line in enumerate(complete, len(self.lines) + 1)]
-        self._read = end
-        return self.lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.run.directory import read_line
+from horizonrl.ops.run.lines import read_line
 
 
 @dataclass

@@ -14,7 +14,7 @@ from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner import world as world_module
 from tests.learner.branching import branching_episode
 from tests.learner.world import InlineExecutor, World

@@ -18,7 +18,7 @@ from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.batch import Batch
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import InlineExecutor, MortalTransport, World
 from tests.records import make_group
 

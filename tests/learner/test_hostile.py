@@ -26,7 +26,7 @@ from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Voi
 from horizonrl.learner.engine.api import Engine
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.loop import LearnerLoop
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, World, played
 from tests.records import make_ticket
 

@@ -17,7 +17,7 @@ from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.weights import WeightsPublisher
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner import world as world_module
 from tests.learner.world import EVALUATING, HashEngine, World, played
 

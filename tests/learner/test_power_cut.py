@@ -17,7 +17,7 @@ from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.brokers import Broker, broker
 from tests.learner.world import EVALUATING, HashEngine, InlineExecutor, MortalTransport, World
 from tests.records import make_group

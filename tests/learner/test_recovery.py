@@ -12,7 +12,7 @@ from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.records.journal import only_learner
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
 

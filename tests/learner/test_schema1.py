@@ -18,7 +18,7 @@ from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.evaluation import Rounds
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVAL_TASKS, EVALUATING, HashEngine, InlineExecutor, World
 
 RECORDED = Path(__file__).with_name("schema1")

@@ -32,7 +32,7 @@ from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")

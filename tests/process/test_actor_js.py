@@ -28,7 +28,7 @@ from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.loop import LearnerLoop
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from horizonrl.ops.run.models import model_identity
 from tests.broker.secured import RUN, secured
 from tests.learner.world import HashEngine, InlineExecutor

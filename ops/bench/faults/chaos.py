@@ -29,7 +29,7 @@ from horizonrl.ops.bench.faults.storm import Storm
 from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
 from horizonrl.ops.bench.faults.witness import Witness
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from horizonrl.ops.run.logfiles import last_lines
 
 LAST_STEPS = 10

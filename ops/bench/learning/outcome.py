@@ -16,7 +16,7 @@ from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Phase
 from horizonrl.ops.bench.learning.played import Played, read_played
 from horizonrl.ops.bench.learning.statistics import Array
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
 """For runs without evaluations, as shares of the RL steps: the start, the end, and the window of the curve's mean."""

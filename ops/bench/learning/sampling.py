@@ -23,7 +23,8 @@ from typing import Any
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
-from horizonrl.ops.run.directory import read_config, read_lines
+from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.run.lines import read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, 
 from horizonrl.common.types import Group, Kind, Provenance, Task
 from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, REPEATED_LABEL, Curriculum, TaskSource
 from horizonrl.learner.controller.yields import Yields
-from horizonrl.ops.run.directory import read_lines
+from horizonrl.ops.run.lines import read_lines
 from tests.learner import world
 from tests.learner.world import World
 from tests.records import make_episode, make_ticket, make_turn

@@ -27,7 +27,8 @@ from horizonrl.ops.observe.broker_status import Observer, waits
 from horizonrl.ops.observe.snapshot import Snapshot
 from horizonrl.ops.observe.status import StatusRequest, StatusSource, plain_line, screen
 from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import GrowingLines, only_train, read_config, read_lines, write_config
+from horizonrl.ops.run.directory import only_train, read_config, write_config
+from horizonrl.ops.run.lines import GrowingLines, read_lines
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket

@@ -1,5 +1,6 @@
 """Damaged lines of a run's files: one message with their place from every command that reads them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from horizonrl import open_run
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.run.directory import GrowingLines, read_lines
+from horizonrl.ops.run.lines import SHAPES, GrowingLines, read_lines
 from tests.ops.report.runs import run_config, write_run
 
 READERS = {
@@ -45,6 +46,42 @@ def test_a_damaged_line_is_one_message_with_its_place(
                     assert f"{file}, line 2 {said}" in capsys.readouterr().err
     finally:
         file.write_bytes(whole)
+
+
+WRONG = ("text", [7], {"a": [[]]}, True, 0.5)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_value_of_another_type_is_said_with_its_place_and_key(run_dir: Path, name: str, tmp_path: Path) -> None:
+    line = json.loads((run_dir / name).read_bytes().split(b"\n")[0])
+    assert line.keys() <= SHAPES[name].model_fields.keys()
+    for key in line:
+        refused = 0
+        for wrong in WRONG:
+            (tmp_path / name).write_text(json.dumps(line | {key: wrong}) + "\n")
+            try:
+                read_lines(tmp_path / name)
+            except ConfigError as error:
+                assert f"line 1 has {key}" in str(error) and "Remove that line" in str(error)  # noqa: PT017
+                refused += 1
+        assert refused >= len(WRONG) - 1, key
+
+
+def test_a_wrong_type_is_one_message_from_a_command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = run_dir / "metrics.jsonl"
+    whole = file.read_bytes()
+    try:
+        file.write_bytes(whole.replace(b'"loss": ', b'"loss": "high", "was": ', 1))
+        for command in ("status", "report"):
+            assert main([command, str(run_dir)]) == 2
+            assert f"{file}, line 1 has loss = 'high': input should be a valid number" in capsys.readouterr().err
+    finally:
+        file.write_bytes(whole)
+
+
+def test_a_key_of_a_later_version_may_hold_anything(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "later": [{}], "loss": null}\n')
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "later": [{}], "loss": None}]
 
 
 def test_a_column_that_a_program_misspells_is_no_damage(run_dir: Path) -> None:
