@@ -160,7 +160,7 @@ class LearnerLoop:
         # 0 for a version that actors never get.
         weights_bytes = self._weights.published_bytes if self.config.publishes(state.step) else 0
         times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
-        self._recorder.record_step(phase, pending, stats, times, self._intake.tickets_issued)
+        await self._recorder.record_step(phase, pending, stats, times, self._intake.tickets_issued)
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
         # Nothing sampled a demonstration, and its recorded logprobs are 0: imitation has nothing to compare.

@@ -56,7 +56,7 @@ class Recorder:
         await asyncio.to_thread(self._journal.write_episodes, step, pending.consumed)
         await asyncio.to_thread(self._journal.free_episodes, self._state.config.learner.keep_episodes_bytes)
 
-    def record_step(
+    async def record_step(
         self, phase: Phase, pending: PendingBatch, stats: StepStats, times: StepTimes, tickets_issued: int
     ) -> None:
         """Write the line of `metrics.jsonl` of a committed step, and mirror it."""
@@ -65,11 +65,11 @@ class Recorder:
         rl_step = state.step - state.config.imitation.steps
         # The state keeps each environment's last growth, which may be many steps old.
         grown = [growth for growth in state.horizons.growths() if growth.phase_step == rl_step]
-        line = metrics_line(phase, state.policy, pending, stats, times)
+        drawn = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
+        line = await asyncio.to_thread(metrics_line, phase, state.policy, pending, stats, times)
         line |= {"tickets_issued": tickets_issued, "tickets_outstanding": tickets_issued - settled}
-        line["growths"] = [growth.model_dump() for growth in grown]
-        line["curriculum"] = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
-        self._journal.write_metrics(line)
+        line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
+        await asyncio.to_thread(self._journal.write_metrics, line)
         mirror_metrics(self._metrics, line, pending)
         for growth in grown:
             self._metrics.count("horizon_growths_total", env=growth.env_id)
