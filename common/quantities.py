@@ -67,6 +67,11 @@ OUTCOMES = (
         curve="Truncated",
         column="truncated",
     ),
+    Quantity(
+        name="context_share",
+        unit="share",
+        meaning="Share of the valid episodes that the context ended, before their horizon could.",
+    ),
     Quantity(name="error_share", unit="share", meaning="Share of all episodes that an error ended."),
     Quantity(
         name="horizon",

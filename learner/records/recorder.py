@@ -5,6 +5,8 @@ are what `horizonrl status`, the report and `horizonrl replay` read.
 """
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -21,6 +23,9 @@ from horizonrl.learner.weights import WeightsPublisher
 
 log = get_logger()
 
+CONTEXT_SHARE = 0.25
+"""Of a step's valid episodes of an environment. Beyond it the context is the horizon, whatever the config says."""
+
 
 class Recorder:
     def __init__(
@@ -33,6 +38,8 @@ class Recorder:
         self._metrics = metrics
         self._writing: asyncio.Task[None] | None = None
         """The episodes of the last step that are being written."""
+        self._context_is_short: set[str] = set()
+        """Environments of which the log has said so."""
 
     async def record_commit(
         self, background: asyncio.TaskGroup, pending: PendingBatch, batch: Batch, weights_digest: str
@@ -71,10 +78,19 @@ class Recorder:
         line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
         await asyncio.to_thread(self._journal.write_metrics, line)
         mirror_metrics(self._metrics, line, pending)
+        self._warn_of_context(phase, line["environments"])
         for growth in grown:
             self._metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())
         log.info("step_taken", **{key: line[key] for key in ("step", "phase", "success_rate", "reward_mean", "step_s")})
+
+    def _warn_of_context(self, phase: Phase, environments: Mapping[str, Mapping[str, Any]]) -> None:
+        for env, outcome in environments.items():
+            share = outcome["context_share"] or 0.0
+            if phase is Phase.RL and share > CONTEXT_SHARE and env not in self._context_is_short:
+                self._context_is_short.add(env)
+                limit = self._state.config.model.max_context_tokens
+                log.warning("context_before_horizon", env=env, share=share, max_context_tokens=limit)
 
     async def record_evaluated(self, end: EvalEnd) -> None:
         """Take the end of an eval ticket; if it completes its round, write the result and keep the best version."""

@@ -15,7 +15,7 @@ import numpy as np
 from horizonrl.common.metrics import TABLE, Metrics
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
-from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion
+from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion, StopReason
 from horizonrl.learner.controller.curriculum import DrawShare
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import PendingBatch
@@ -112,6 +112,7 @@ def _outcome(groups: Sequence[Group]) -> dict[str, Any]:
         "reward_mean": mean([episode.episode_return for episode in valid]),
         "turns_mean": mean([len(episode.turns) for episode in valid]),
         "truncated_share": mean([float(episode.stop.truncated) for episode in valid]),
+        "context_share": mean([float(episode.stop is StopReason.CONTEXT) for episode in valid]),
         "environment_steps": sum(len(episode.turns) for episode in episodes),
         "generated_tokens": sum(episode.generated_tokens for episode in episodes),
         "processed_tokens": sum(map(processed_tokens, episodes)),

@@ -31,6 +31,7 @@ TROUBLES = {
     "changes_not_followed": "could not follow the changes of the weights: it fetches the whole frame",
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",
+    "context_before_horizon": "many episodes end at the context, not at the horizon: raise model.max_context_tokens",
     "dead_letter_stored": "an undecodable message was stored as a dead letter",
     "disk_short": "will run out of disk",
     "end_of_no_ticket": "skipped a group of a ticket that was never issued: no actor of this run made it",

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from horizonrl.common.run_dir import METRICS
-from horizonrl.common.types import Group, PolicyVersion, Ticket
+from horizonrl.common.types import Group, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.records.best import Best
@@ -124,6 +125,23 @@ def test_a_version_that_a_group_calls_damaged_reaches_whoever_publishes(
     survive(World(tmp_path))
     assert reported
     assert all(policy.version > 2 for policy in reported)
+
+
+def test_episodes_that_the_context_ends_before_their_horizon_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
+        group = played(ticket, policy, dice)
+        stop = StopReason.CONTEXT if ticket.number % 2 else StopReason.TERMINATED
+        return group.model_copy(update={"episodes": tuple(e.model_copy(update={"stop": stop}) for e in group.episodes)})
+
+    monkeypatch.setattr(world_module, "played", cut)
+    with capture_logs() as logs:
+        world = survive(World(tmp_path))
+    (said,) = [line for line in logs if line["event"] == "context_before_horizon"]
+    rl = [line for line in read_lines(world.config.run_dir / METRICS) if line["phase"] == "rl"]
+    shares = [line["environments"][said["env"]]["context_share"] for line in rl]
+    assert said["share"] == next(share for share in shares if share > 0.25) <= max(shares)
 
 
 def test_the_gap_of_the_engines_is_that_of_sampled_tokens(tmp_path: Path) -> None:

@@ -255,13 +255,14 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 
 PLAYED = (
-    "Valid episodes that the RL steps of all seeds consumed. `turns` are means over solved and over unsolved episodes, "
-    "and `repeated` is the share of turns in unsolved episodes that said what an earlier turn of theirs had said."
+    "Valid episodes that the RL steps of all seeds consumed. `context` is the share that the context ended, before the "
+    "horizon could. `turns` are means over solved and over unsolved episodes, and `repeated` is the share of turns in "
+    "unsolved episodes that said what an earlier turn of theirs had said."
 )
 
 
 def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    head = ["variant", "horizon", "episodes", "solved", "truncated", "turns: solved", "unsolved", "repeated"]
+    head = ["variant", "horizon", "episodes", "solved", "truncated", "context", "turns: solved", "unsolved", "repeated"]
     rows = []
     for row in comparison.rows:
         for each in row.played:
@@ -273,6 +274,7 @@ def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
                     f"{each.episodes:,}",
                     _percent(shares["solved_share"]),
                     _percent(shares["truncated_share"]),
+                    _percent(shares["context_share"]),
                     _number(shares["turns_per_solved"], 1),
                     _number(shares["turns_per_unsolved"], 1),
                     _percent(shares["repeated_share"]),

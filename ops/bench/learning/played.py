@@ -4,8 +4,8 @@ Place in the flow: `episodes/` of a run directory → **played** → `outcome.py
 fewer tokens than another, which no success curve shows.
 """
 
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from horizonrl.common.types import Kind, StopReason
@@ -25,6 +25,8 @@ class Played:
     turns_unsolved: int
     repeated: int
     """Turns of unsolved episodes that said what an earlier turn of the same episode had said."""
+    by_context: int | None = None
+    """Cut by the context, so that the horizon was not reached; None in results of a release that did not count it."""
 
     def shares(self) -> dict[str, float | None]:
         """Return what a report shows of the counts; None is a share or a mean of nothing."""
@@ -32,6 +34,7 @@ class Played:
         return {
             "solved_share": _ratio(self.solved, self.episodes),
             "truncated_share": _ratio(self.truncated, self.episodes),
+            "context_share": None if self.by_context is None else _ratio(self.by_context, self.episodes),
             "turns_per_solved": _ratio(self.turns_solved, self.solved),
             "turns_per_unsolved": _ratio(self.turns_unsolved, unsolved),
             "repeated_share": _ratio(self.repeated, self.turns_unsolved),
@@ -51,11 +54,17 @@ def read_played(run_dir: Path) -> tuple[Played, ...]:
 
 def add_up(parts: Iterable[Played]) -> tuple[Played, ...]:
     """Add up what belongs to the same horizon."""
-    sums: dict[int, list[int]] = {}
+    by_horizon: dict[int, list[Played]] = {}
     for part in parts:
-        horizon, *counts = astuple(part)
-        sums[horizon] = [a + b for a, b in zip(sums.get(horizon, [0] * len(counts)), counts, strict=True)]
-    return tuple(Played(horizon, *sums[horizon]) for horizon in sorted(sums))
+        by_horizon.setdefault(part.horizon, []).append(part)
+    return tuple(_sum(horizon, own) for horizon, own in sorted(by_horizon.items()))
+
+
+def _sum(horizon: int, parts: Sequence[Played]) -> Played:
+    counts = (sum(column) for column in zip(*(astuple(part)[1:-1] for part in parts), strict=True))
+    by_context = [part.by_context for part in parts if part.by_context is not None]
+    known = len(by_context) == len(parts)
+    return replace(Played(horizon, *counts), by_context=sum(by_context) if known else None)
 
 
 def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
@@ -67,6 +76,7 @@ def _played(horizon: int, stop: str, success: bool, texts: list[str]) -> Played:
         turns_solved=len(texts) if success else 0,
         turns_unsolved=0 if success else len(texts),
         repeated=0 if success else len(texts) - len(set(texts)),
+        by_context=int(stop == StopReason.CONTEXT),
     )
 
 

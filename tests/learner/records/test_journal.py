@@ -181,6 +181,7 @@ def test_cost_counts_broken_and_dropped_episodes_and_is_told_by_environment() ->
         "reward_mean": 0.0,
         "turns_mean": 2.0,
         "truncated_share": 0.0,
+        "context_share": 0.0,
         "environment_steps": 3,
         "generated_tokens": 6,
         "processed_tokens": (3 + 4 + 1) + (3 + 2),

@@ -209,9 +209,9 @@ def test_training_episodes_are_counted_by_horizon(place: Path) -> None:
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (run_dir / "episodes" / f"step-{step:06d}.jsonl").write_text(lines)
     outcome = read(run_dir)
-    assert outcome.played == (Played(4, 1, 0, 0, 0, 2, 0), Played(9, 2, 1, 1, 3, 4, 2))
+    assert outcome.played == (Played(4, 1, 0, 0, 0, 2, 0, 0), Played(9, 2, 1, 1, 3, 4, 2, 0))
     study = read_study(place / "study.toml")
     comparison = compare(study, [outcome, replace(outcome, seed=1)])
     report = to_markdown(study, comparison, {}, {})
-    assert "| low | 9 | 4 | 50.0% | 50.0% | 3.0 | 4.0 | 50.0% |" in report
-    assert "| low | 4 | 2 | 0.0% | 0.0% | - | 2.0 | 0.0% |" in report
+    assert "| low | 9 | 4 | 50.0% | 50.0% | 0.0% | 3.0 | 4.0 | 50.0% |" in report
+    assert "| low | 4 | 2 | 0.0% | 0.0% | 0.0% | - | 2.0 | 0.0% |" in report
