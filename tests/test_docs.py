@@ -111,7 +111,8 @@ def test_the_sites_search_works_from_the_disk(site: Path) -> None:
         page.click(".md-search__input")
         page.keyboard.type("staleness")
         expect(page.locator(".md-search-result__meta")).to_contain_text("matching documents", timeout=20_000)
-        assert page.locator("a.md-search-result__link[href*='invariants.html']").count() > 0
+        # The results are drawn a while after their number.
+        expect(page.locator("a.md-search-result__link[href*='invariants.html']").first).to_be_attached(timeout=20_000)
         assert set(asked) <= {"file", "blob", "data"}
         browser.close()
 
