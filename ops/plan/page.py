@@ -76,11 +76,14 @@ def _print(config: RunConfig, shape: ModelShape, fleets: tuple[Fleet, Fleet], lo
     console.print(table)
     table = Table("flow", "value", "note")
     interval = config.rl.groups_per_step / plan.groups
+    step = (f"{interval:.1f} s", f"{config.rl.steps * interval / 3600:.1f} h for rl.steps = {config.rl.steps}")
+    if engine.episodes == 0:
+        step = ("never", "an actor has no room for one episode")
     for name, text, note in (
         ("learner, trained", f"{plan.learner_tokens:,.0f} tokens/s", f"{plan.step_s:.1f} s per step if never waiting"),
         ("actors, generated", f"{plan.actor_tokens:,.0f} tokens/s", "without the environments' time"),
         ("broker", f"{plan.groups:.2f} groups/s", f"{plan.group_bytes / 1e3:.0f} kB each"),
-        ("step", f"{interval:.1f} s", f"{config.rl.steps * interval / 3600:.1f} h for rl.steps = {config.rl.steps}"),
+        ("step", *step),
         ("key frame", f"{plan.frame_bytes / 1e9:.2f} GB", "when an actor begins, and every 64 versions"),
         ("changes", f"{plan.change_bytes / 1e6:.1f} MB", f"per version at a learning rate of {config.rl.lr:g}"),
         ("weights sent", f"{plan.weights_bytes_per_s / 1e6:.1f} MB/s", "to all hosts, one download each"),

@@ -154,6 +154,12 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: Path, capsys: pytes
     assert {constant["kind"] for constant in written["constants"].values()} >= {"measured", "assumption", "code"}
 
 
+def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "laptop", "--model-size", "70B", "--actors", "1xL4"]) == 1
+    (step,) = [line for line in capsys.readouterr().out.splitlines() if "│ step " in line]
+    assert "never" in step and "no room" in step and "h for" not in step
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
