@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ValidationError, create_model
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
+from horizonrl.common.state import HorizonGrowth
+from horizonrl.learner.controller.curriculum import DrawShare
 
 Number = float | None
 """None is what was not measured."""
@@ -24,24 +26,6 @@ Number = float | None
 
 class Shape(BaseModel):
     """What the values of a line must be. Any may be missing, and a value of a later version may be anything."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class Growth(Shape):
-    env_id: str
-    phase_step: int
-    from_turns: int
-    to_turns: int
-    reason: str
-
-
-class Draw(Shape):
-    env_id: str
-    category: str
-    share: float
-    differed: Number
-    tasks: int
 
 
 class Successes(Shape):
@@ -107,8 +91,8 @@ MetricsLine = create_model(
     __base__=(Place, StepOutcome),
     horizons=(dict[str, int], {}),
     environments=(dict[str, StepOutcome], {}),
-    growths=(list[Growth], []),
-    curriculum=(list[Draw], []),
+    growths=(list[HorizonGrowth], []),
+    curriculum=(list[DrawShare], []),
 )
 SHAPES: Mapping[str, type[Shape]] = {
     METRICS: MetricsLine,  # type: ignore[dict-item]
@@ -138,7 +122,7 @@ def read_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise ConfigError(f"{place} is no object: remove that line")
     if path.name in SHAPES:
         try:
-            SHAPES[path.name].model_validate_json(line)
+            SHAPES[path.name].model_validate_json(line, strict=True)
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             key = ".".join(map(str, wrong["loc"]))

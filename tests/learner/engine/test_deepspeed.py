@@ -12,9 +12,9 @@ import torch
 from structlog.testing import capture_logs
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.learner.engine.model import load_language_model
 from horizonrl.learner.intake.batch import Batch
+from tests.learner.engine.test_ranks import KL
 from tests.learner.engines import DEEPSPEED, StartEngine, cosine, weights_of
 from tests.learner.traces import make_batch, make_groups
 
@@ -103,7 +103,7 @@ def test_at_stage_3_the_model_is_partitioned_before_deepspeed_moves_it_to_the_de
 
     monkeypatch.setattr(deepspeed, "initialize", spy)
     for zero_stage in (2, 3):
-        engine = start(zero_stage=zero_stage, objective=Objective(reference=ReferenceSection(kl=0.1)))
+        engine = start(zero_stage=zero_stage, objective=KL)
         engine.train_step(make_batch(), 1e-3)
     policy_2, policy_3, reference_3 = elements
     assert policy_2 > 0 and policy_3 == reference_3 == 0

@@ -79,6 +79,19 @@ def test_a_wrong_type_is_one_message_from_a_command(run_dir: Path, capsys: pytes
         file.write_bytes(whole)
 
 
+@pytest.mark.parametrize(
+    ("key", "entry", "at"),
+    [
+        ("growths", {"env_id": "a", "phase_step": "5", "from_turns": 4, "to_turns": 8, "reason": "r"}, "phase_step"),
+        ("curriculum", {"env_id": "a", "category": "b", "share": "x", "differed": None, "tasks": 1}, "share"),
+    ],
+)
+def test_what_a_list_holds_has_its_types_too(key: str, entry: dict[str, object], at: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({key: [entry]}) + "\n")
+    with pytest.raises(ConfigError, match=rf"line 1 has {key}\.0\.{at} = "):
+        read_lines(tmp_path / "metrics.jsonl")
+
+
 def test_a_key_of_a_later_version_may_hold_anything(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "later": [{}], "loss": null}\n')
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1, "later": [{}], "loss": None}]
