@@ -64,7 +64,7 @@ class Contrast:
     seeds: tuple[int, ...]
     difference: Interval
     tested: PairedTest | None
-    """The same by Student's t over the paired seeds; None for a single seed."""
+    """The same by Student's t over the paired seeds; None if they show no spread, as one seed cannot."""
     p: float | None
     """Its p. Those of all contrasts but the primary ones are corrected together, for each axis (Holm)."""
     cost: CostRatio | None

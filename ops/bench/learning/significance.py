@@ -43,23 +43,24 @@ def student_quantile(share: float, degrees: int) -> float:
 
 
 def student_interval(values_S: Array) -> Interval | None:
-    """Return the mean over seeds and its t interval at LEVEL; None for a single seed, which shows no spread."""
-    if len(values_S) < 2:
+    """Return the mean over seeds and its t interval at LEVEL; None if the seeds show no spread, as one seed cannot.
+
+    Rates of a few hundred episodes can be equal by chance: an interval without a width would call that certain.
+    """
+    if len(values_S) < 2 or np.allclose(values_S, values_S[0], rtol=0.0, atol=1e-9):
         return None
     mean, half = float(np.mean(values_S)), student_quantile(LEVEL, len(values_S) - 1) * _error(values_S)
     return Interval(mean, mean - half, mean + half)
 
 
 def paired_test(after_S: Array, before_S: Array) -> PairedTest | None:
-    """Test the mean of `after - before` over the same seeds; None for a single seed."""
+    """Test the mean of `after - before` over the same seeds; None if their differences show no spread."""
     differences_S = np.asarray(after_S) - np.asarray(before_S)
     interval = student_interval(differences_S)
     if interval is None:
         return None
-    error = _error(differences_S)
-    if error == 0.0:
-        return PairedTest(interval, 0.0 if interval.mean else 1.0)
-    return PairedTest(interval, 1.0 - student_share(abs(interval.mean) / error, len(differences_S) - 1))
+    t = abs(interval.mean) / _error(differences_S)
+    return PairedTest(interval, 1.0 - student_share(t, len(differences_S) - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
