@@ -8,6 +8,7 @@ digested once more before an engine loads it.
 
 import asyncio
 import contextlib
+import fcntl
 import mmap
 import os
 import secrets
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from horizonrl.actors.shadow import READING, Shadow, alone
+from horizonrl.actors.shadow import READING, Shadow, alone, lock, sweep
 from horizonrl.broker.api import Transport
 from horizonrl.broker.weights.adapters import merge_adapters
 from horizonrl.broker.weights.frames import BASE, digest_file, fetch_frame
@@ -47,23 +48,27 @@ class MergedImage:
         if manifest.adapters is None or manifest.base is None:
             raise WeightsRejected(f"{manifest.policy} is not announced as adapters of a frozen model")
         (self._place / "adapters").mkdir(exist_ok=True)
-        file = self._place / f"{READING}{secrets.token_hex(8)}.safetensors"
+        file, held = self._place / f"{READING}{secrets.token_hex(8)}.safetensors", None
         try:
             async with alone(self._place / MERGING):
                 image = self._place / MERGED
                 if _noted(image) != manifest.digest:
                     # The long download first: nobody patches the adapters while they are held.
                     base = await self._frozen(manifest.base)
+                    sweep(self._place)  # an image that a killed actor's engine held is memory that the new one needs
                     async with self._adapters.holding(manifest.adapters) as adapters:
                         await asyncio.to_thread(self._merge, base, adapters, manifest)
                 # A name for this engine, which keeps the image when another actor replaces it.
                 os.link(image, file)
+                held = lock(file, fcntl.LOCK_SH)
             if await asyncio.to_thread(digest_file, file) != manifest.digest:
                 _note(self._place / MERGED).unlink(missing_ok=True)
                 raise WeightsRejected(f"{manifest.policy}: its image on this host is damaged")
             yield file
         finally:
             file.unlink(missing_ok=True)
+            if held is not None:
+                os.close(held)
 
     async def _frozen(self, base: SentFile) -> Path:
         """Return the frozen model's file, fetched unless it is there."""

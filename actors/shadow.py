@@ -94,7 +94,7 @@ class Shadow:
     async def _advance(self, manifest: SentFile) -> None:
         """Make the image the announced version: by the changes since its own, else from the key frame."""
         key = manifest.key_frame
-        self._sweep()
+        sweep(self._place)
         marker = await self._identified(manifest)
         if self._is_at(manifest):
             return
@@ -142,13 +142,6 @@ class Shadow:
         # The key itself decides: an image of a run that was begun anew under the same name is newer than all of it.
         newest = await StateStore(self._transport).get(Key.POLICY)
         return isinstance(newest, WeightsManifest) and age(newest.policy) >= age(marker.policy)
-
-    def _sweep(self) -> None:
-        """Remove the names of engines whose actor was killed: nobody holds their lock."""
-        for name in self._place.glob(f"{READING}*"):
-            if (held := _lock(name, fcntl.LOCK_EX)) is not None:
-                name.unlink(missing_ok=True)
-                os.close(held)
 
     async def _replace(self, key: SentFile) -> None:
         """Fetch a key frame in place of the image."""
@@ -243,7 +236,7 @@ class Shadow:
     async def _locked(self) -> AsyncIterator[int | None]:
         """Keep the image from being patched; give None if there is none, or an actor is stopped in a patch."""
         began = time.monotonic()
-        while (held := _lock(self._image, fcntl.LOCK_SH)) is None:
+        while (held := lock(self._image, fcntl.LOCK_SH)) is None:
             if time.monotonic() - began > STUCK_S or not self._image.exists():
                 break
             await asyncio.sleep(POLL_S)
@@ -276,7 +269,7 @@ class Shadow:
 async def alone(file: Path) -> AsyncIterator[None]:
     """Be the one actor of this host that holds `file`."""
     holder = Silence(file)
-    while (held := _lock(file, fcntl.LOCK_EX)) is None:
+    while (held := lock(file, fcntl.LOCK_EX)) is None:
         if holder.is_long():
             log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
             # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
@@ -332,16 +325,24 @@ def _leads_on(marker: Marker, manifest: SentFile) -> bool:
     return have.lineage == want.lineage and have.version < want.version and marker.sequence < manifest.last_change
 
 
-def _lock(file: Path, lock: int) -> int | None:
+def sweep(place: Path) -> None:
+    """Remove the names that engines had for an image and whose actor was killed: nobody holds their lock."""
+    for name in place.glob(f"{READING}*"):
+        if (held := lock(name, fcntl.LOCK_EX)) is not None:
+            name.unlink(missing_ok=True)
+            os.close(held)
+
+
+def lock(file: Path, how: int) -> int | None:
     """Return a descriptor that locks a file, or None if another process holds it or the file is not there.
 
     A file to be locked exclusively is made if there is none.
     """
     try:
-        held = os.open(file, os.O_RDWR | (os.O_CREAT if lock == fcntl.LOCK_EX else 0), 0o600)
+        held = os.open(file, os.O_RDWR | (os.O_CREAT if how == fcntl.LOCK_EX else 0), 0o600)
     except FileNotFoundError:
         return None
-    return locked(held, file, lock)
+    return locked(held, file, how)
 
 
 def age(policy: PolicyVersion) -> tuple[int, int]:

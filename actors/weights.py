@@ -5,6 +5,7 @@ that a newer one has overtaken is never fetched.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -111,14 +112,14 @@ class WeightsFollower:
             await self._news.wait()
             # Cleared before `_announced` is read: an announcement during an apply sets it again and is not missed.
             self._news.clear()
-            failures = 0
+            wait_s = RETRY_S
             # Read anew each time: after a slow fetch the newest version counts, not the one that was next.
             while self._announced is not None and not self._is_applied(self._announced.policy):
                 if await self._apply(self._announced):
-                    failures = 0
+                    wait_s = RETRY_S
                     continue
-                await self._wait_for_news(min(RETRY_S * 2**failures, LONGEST_RETRY_S))
-                failures += 1
+                await self._wait_for_news(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_RETRY_S)
 
     async def _apply(self, manifest: WeightsManifest) -> bool:
         """Fetch and apply one version; return False if it could not be fetched."""
@@ -155,7 +156,13 @@ class WeightsFollower:
         # In a thread: the event loop extends leases, and reading a whole frame would hold it up.
         shared = await asyncio.to_thread(shared_frame, manifest, self._shared_dir)
         if shared is not None:
-            yield shared
+            try:
+                source = shared.open("rb")
+            except OSError as error:
+                raise WeightsRejected(f"{manifest.policy} has been overtaken: {error}") from None
+            with source:
+                # Open, since the learner may remove the file during a drain (`actor.weights = "drained"`): minutes.
+                yield Path(f"/proc/{os.getpid()}/fd/{source.fileno()}")
             return
         image = self._shadow if manifest.adapters is None else self._merged
         async with image.holding(manifest) as file:

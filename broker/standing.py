@@ -41,9 +41,12 @@ class StandingTickets:
         self._scanned_at: tuple[int, int] | None = None
         """The count of reconnects and the learner's lineage at the last scan; None before there was one."""
         self._refreshing = asyncio.Lock()
+        self._foreign = 0
+        """How often another controller's tickets were noticed."""
 
     def distrust(self) -> None:
         """Scan the stream again at the next `refresh`: another controller has issued tickets."""
+        self._foreign += 1
         self._scanned_at = None
 
     def add(self, ticket: Ticket, sequence: int, *, again: bool = False) -> None:
@@ -72,10 +75,12 @@ class StandingTickets:
                 return
         # Until the scan is complete, nothing may be purged by what is known so far.
         self._order, self._newest, self._scanned_at = [], {}, None
+        foreign = self._foreign
         for message, ticket in await self._queue.stored_tickets():
             self.add(ticket, message.sequence, again=message.subject == REISSUED)
         self._absent = {name for name in open_tickets(progress, issued) if name not in self._newest}
-        self._scanned_at = now
+        if self._foreign == foreign:  # else one may have come after the end of this scan
+            self._scanned_at = now
 
     def gone(self, progress: Progress, floor: int) -> set[Name]:
         """Return the open tickets that have left the queue.

@@ -117,6 +117,8 @@ class DropReason(StrEnum):
     """Sampled by a version that this lineage has not reached."""
     PHASE = "phase"
     """Of a kind that the present phase does not train."""
+    TEMPERATURE = "temperature"
+    """Sampled at another temperature than that at which the learner scores: from before a resume that changed it."""
 
 
 class PolicyVersion(Record):

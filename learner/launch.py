@@ -38,6 +38,7 @@ async def on_ranks(config: RunConfig, model_dir: Path, lead: Callable[[EngineThr
         loss_weights={env.id: env.loss_weight for env in config.envs},
         demo_weight=config.rl.demo_weight,
         demos_in_rl=config.rl.demos_per_step > 0,
+        temperature=config.rollout.temperature,
     )
     engine = EngineThread(Leader(local) if local.ranks > 1 else local, thread, config.learner.step_timeout_s)
     await lead(engine, rules)

@@ -377,7 +377,9 @@ def rendezvous(config: RunConfig, model: Mapping[str, str]) -> Rendezvous | None
         min_nodes=learner.min_nodes or learner.nodes,
         join_timeout_s=learner.join_timeout_s,
         alike={"release": metadata.version("horizonrl"), **{f"model.{name}": digest for name, digest in model.items()}}
-        | alike,
+        | alike
+        # It depends on `envs`, whose options may differ.
+        | {"longest_episode_tokens": config.longest_episode_tokens},
     )
 
 

@@ -88,8 +88,14 @@ async def connect(
             await _find_mirror(connection, stream_name(run, Stream.WEIGHTS))
         return NatsTransport(connection, run, ack_wait_s)
     except TimeoutError:
+        leaderless = creates and connection.clustered
         await connection.close()
         connection.raise_refusal()
+        if leaderless:
+            raise BrokerUnreachable(
+                f"the cluster of {connection.url} has made no streams for {ELECTION_S:g} s: do most of its servers "
+                "run, and do they reach each other? Their logs name the leader that they have elected, or none"
+            ) from None
         raise BrokerUnreachable(
             f"no nats-server with JetStream answers at {connection.url} within {broker.connect_timeout_s} s: does it "
             "run, and is the address right? `horizonrl broker RECIPE` starts one, and `train` without broker.url too"

@@ -104,6 +104,8 @@ async def read_changes(
                 if missing <= 0:
                     data, parts, wanted, have = b"".join(parts[offset] for offset in sorted(parts)), {}, 1, link.policy
                     yield Changes(link.base, link.policy, link.digest, data, message.sequence)
+                    if have == manifest.policy:
+                        return  # the next versions' changes may be among the messages
             # The manifest is set after its changes, so what is not there now does not come later.
-            if have != manifest.policy and (not messages or messages[-1].sequence >= manifest.last_change):
+            if not messages or messages[-1].sequence >= manifest.last_change:
                 raise WeightsDamaged(f"{manifest.policy}: the stream has no changes that lead on from {have}")

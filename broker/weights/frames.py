@@ -150,7 +150,8 @@ def _resume(partial: Path, progress: Path, manifest: SentFile) -> int:
     with contextlib.suppress(OSError, ValueError):
         digest, after = progress.read_text(encoding="utf-8").split()
         if digest == manifest.digest and partial.stat().st_size == manifest.weights_bytes:
-            return int(after)
+            # A frozen model that is sent again has the same digest at later places, and the old ones are purged.
+            return max(int(after), manifest.first_sequence - 1)
     progress.unlink(missing_ok=True)
     try:
         with partial.open("wb") as target:

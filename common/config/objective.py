@@ -346,6 +346,12 @@ class Objective(Section):
                 "negative, and a loss without a trust region would push its episode away without end: set both off, or "
                 "advantage.kind to another one"
             )
+        if advantage.kind == "return" and self.penalised:
+            raise ValueError(
+                f"reference.kl is {self.reference.kl} with place reward but advantage.kind return clones what earned: "
+                "a KL penalty may make a return negative, and a loss without a trust region would push its episode "
+                "away without end; set reference.place to loss, or advantage.kind to another one"
+            )
         if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
             raise ValueError(
                 f"advantage.state_weight is {advantage.state_weight} but GiGPO adds to whole returns compared by grpo "

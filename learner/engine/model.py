@@ -181,7 +181,8 @@ class TokenScorer(nn.Module):
         lm: Any = self.lm
         own, device = lm.config._attn_implementation, lm.device
         # Not the first ids: those of special tokens are often untrained, and bfloat16 makes chaos of them.
-        ids_T = torch.arange(12, device=device) * 7 + lm.get_input_embeddings().num_embeddings // 2
+        vocabulary = lm.get_input_embeddings().num_embeddings
+        ids_T = (torch.arange(12, device=device) * 7 + vocabulary // 2) % vocabulary
         prompt_P, _, second_T = ids_T.split([3, 4, 5])
         alone_T, places_T = torch.cat([prompt_P, second_T]), torch.arange(8, device=device)
         self.packs = False

@@ -55,6 +55,8 @@ class Rules:
     """Factor of a demonstration's loss in RL."""
     demos_in_rl: bool = False
     """Demonstrations are trained together with the groups of RL."""
+    temperature: float | None = None
+    """At which the learner scores: a ratio to logprobs of another temperature means nothing. None: not checked."""
     model_digest: str = ""
     """Digest of the model in training: token ids mean something else to another model. Empty: not checked."""
     template_digest: str = ""
@@ -314,6 +316,8 @@ class Collector:
             return DropReason.LINEAGE
         if position.version - group.oldest_version > self.rules.max_staleness:
             return DropReason.STALE
+        if self.rules.temperature not in (None, group.ticket.sampling.temperature):
+            return DropReason.TEMPERATURE
         if not self.rules.has_signal(group):
             return DropReason.ZERO_VARIANCE
         return None

@@ -38,6 +38,9 @@ class Recorder:
         self._metrics = metrics
         self._writing: asyncio.Task[None] | None = None
         """The episodes of the last step that are being written."""
+        self._measured = asyncio.Event()
+        """Set unless a step is committed whose line of `metrics.jsonl` is still to come."""
+        self._measured.set()
         self._context_is_short: set[str] = set()
         """Environments of which the log has said so."""
 
@@ -51,10 +54,12 @@ class Recorder:
         await asyncio.to_thread(self._journal.write_ledger, line)
         # One step at a time, so that what waits to be written is bounded.
         await self.written()
+        self._measured.clear()
         self._writing = background.create_task(self._write_episodes(state.step, pending))
 
     async def written(self) -> None:
-        """Wait until the episodes of every step are in their files."""
+        """Wait until the episodes and the metrics of every committed step are in their files."""
+        await self._measured.wait()
         if self._writing is not None:
             # Shielded: whoever stops waiting does not stop the writing.
             await asyncio.shield(self._writing)
@@ -77,6 +82,7 @@ class Recorder:
         line |= {"tickets_issued": tickets_issued, "tickets_outstanding": tickets_issued - settled}
         line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
         await asyncio.to_thread(self._journal.write_metrics, line)
+        self._measured.set()
         mirror_metrics(self._metrics, line, pending)
         self._warn_of_context(phase, line["environments"])
         for growth in grown:

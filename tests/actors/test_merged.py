@@ -215,3 +215,43 @@ def test_a_run_that_turns_to_adapters_and_back_is_followed(small: MemoryTranspor
             assert await host.load(manifest) == learner.images[manifest.policy]
 
     asyncio.run(scenario())
+
+
+def test_a_frozen_model_whose_fetch_was_cut_off_is_fetched_after_it_was_sent_again(
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        first = await learner.step()
+
+        def cut_off(_: int) -> None:
+            raise ConnectionError("the broker is away")
+
+        monkeypatch.setattr(host.merged, "_received", cut_off)
+        with pytest.raises(ConnectionError):
+            await host.load(first)
+        monkeypatch.undo()
+        assert list(host.place.glob(".*.progress")), "what has been received is kept"
+        while (manifest := await learner.step(share=0.5)).base == first.base:
+            pass
+        manifest = await learner.step()  # removes what came before the model that was sent again
+        assert await host.load(manifest) == learner.images[manifest.policy]
+
+    asyncio.run(scenario())
+
+
+def test_an_image_that_a_killed_actors_engine_held_is_removed_and_a_living_ones_is_not(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        learner, host = AdapterLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "host")
+        first = await learner.step()
+        async with host.merged.holding(first) as file:
+            left = host.place / f"{READING}left.safetensors"
+            left.write_bytes(b"an image that has been replaced since")
+            await ShadowHost(small, host.place).load(await learner.step())
+            assert file.read_bytes() == learner.images[first.policy]
+            assert list(host.place.glob(f"{READING}*")) == [file]
+        assert not list(host.place.glob(f"{READING}*"))
+
+    asyncio.run(scenario())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from horizonrl.actors import weights as weights_module
+from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Transport
@@ -180,3 +181,32 @@ def test_a_policy_that_takes_no_weights_is_rejected_before_any_ticket(tmp_path: 
     policy.takes_weights = False
     with pytest.raises(ConfigError, match=r"takes no new weights: it can evaluate \(`horizonrl eval`\), not train"):
         WeightsFollower(MemoryTransport(MemoryServer()), policy, tmp_path)
+
+
+def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: Play) -> None:
+    async def scenario() -> None:
+        shared, policy = play.folder / "shared.safetensors", PolicyVersion(version=1)
+        await asyncio.to_thread(shared.write_bytes, b"weights")
+        digest = await asyncio.to_thread(digest_file, shared)
+        drained = DrainedPolicy(play.policy)
+        play.follower = WeightsFollower(play.transport, drained, play.scratch, shared_dir=play.folder)
+        turn, ended = asyncio.Event(), asyncio.Event()
+
+        async def generate(*_: Any, **__: Any) -> None:
+            turn.set()
+            await ended.wait()
+
+        play.policy.generate = generate  # type: ignore[method-assign, assignment]
+        async with play.following(), asyncio.TaskGroup() as group:
+            group.create_task(drained.generate([1], max_tokens=1, temperature=1.0, stop_ids=(), seed=None))
+            await turn.wait()
+            manifest = WeightsManifest(policy=policy, weights_bytes=7, digest=digest, path=str(shared))
+            await StateStore(play.transport).put(Key.POLICY, manifest)
+            while drained._open.is_set():
+                await asyncio.sleep(0.01)
+            shared.unlink()
+            ended.set()
+            assert await play.follower.reached(policy, 5)
+        assert play.policy.applied == [("v1.l0", b"weights")]
+
+    run(scenario())

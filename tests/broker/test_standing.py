@@ -170,3 +170,29 @@ def test_nothing_is_said_of_tickets_beyond_the_ranges_that_a_record_holds() -> N
     assert not progress.ended(Kind.TRAIN, last - 1)
     found = list(open_tickets(progress, {Kind.TRAIN: 10 * MAX_SPANS}))
     assert found == [(Kind.TRAIN, number) for number in range(0, last, 2)]
+
+
+def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_next() -> None:
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        queue = TicketQueue(transport)
+        standing = StandingTickets(transport, queue)
+        await queue.issue_all([make_ticket(0)])
+        stored_tickets = queue.stored_tickets
+
+        async def overtaken():  # type: ignore[no-untyped-def]
+            found = await stored_tickets()
+            await TicketQueue(transport).issue(make_ticket(1))
+            standing.distrust()
+            return found
+
+        queue.stored_tickets = overtaken  # type: ignore[method-assign]
+        await standing.refresh(Progress(), {Kind.TRAIN: 1})
+        queue.stored_tickets = stored_tickets  # type: ignore[method-assign]
+        await queue.issue_all([make_ticket(number) for number in (1, 2)])
+        await standing.purge(ended((0, 0), lowest=1))
+        await standing.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
+        await standing.purge(ended((0, 0), lowest=1))
+        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
+
+    asyncio.run(scenario())

@@ -142,6 +142,10 @@ def test_a_shared_prompt_changes_neither_scores_nor_gradient(family: Family, lm:
             assert_allclose(shared, plain, atol=2e-4, rtol=1e-3)
 
 
+def test_a_model_with_few_token_ids_packs_as_well() -> None:
+    assert TokenScorer(make_model(Family("llama", {"vocab_size": 64}))).packs
+
+
 def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing_else(family: Family, batch: Batch) -> None:
     lm, calls = make_model(family), 0
 

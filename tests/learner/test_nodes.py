@@ -1,6 +1,7 @@
 """Nodes meet, refuse what differs, and notice each other's end; no rank is started here."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import wraps
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.learner import nodes
-from horizonrl.learner.nodes import Host, Member, Node, NodesEnd, Rendezvous
+from horizonrl.learner.nodes import Host, Member, Node, NodesEnd, Rendezvous, rendezvous
 from horizonrl.learner.spawn import free_port, interface_towards
 
 
@@ -199,3 +201,16 @@ async def test_node_0_waits_while_its_name_still_has_the_address_of_the_pod_befo
 
 def test_the_interface_is_the_one_that_reaches_the_address() -> None:
     assert interface_towards("127.0.0.1", 29400) == interface_towards("127.0.0.2", 29400) == "lo"
+
+
+def test_nodes_whose_longest_episodes_differ_are_not_alike() -> None:
+    overrides = ["--learner.nodes=2", "--learner.rendezvous=h:1", "--loss.normalisation=constant"]
+    found = []
+    for horizons in ([10], [40]):
+        env = [{"id": "textcraft", "horizons": horizons}]
+        config = RunConfig.load([], [*overrides, f"--envs={json.dumps(env)}", "--rollout.context=window"])
+        met = rendezvous(config, {})
+        assert met is not None
+        found.append(met.alike)
+    differing = {name for name, value in found[0].items() if value != found[1][name]}
+    assert differing == {"longest_episode_tokens"}

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.records.journal import only_learner
+from horizonrl.learner.records.recorder import Recorder
 from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
@@ -160,5 +162,29 @@ def test_a_run_that_is_given_fewer_steps_than_it_has_taken_is_finished(tmp_path:
         progress = await StateStore(MortalTransport(first.server, None)).get(Key.PROGRESS)
         assert isinstance(progress, Progress)
         assert (progress.step, progress.finished, progress.policy.lineage) == (7, True, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_is_not_durable_before_the_metrics_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_step = Recorder.record_step
+
+    async def on_a_full_disk(recorder: Recorder, *arguments: Any) -> None:
+        if recorder._state.step == 2:
+            await asyncio.sleep(0.1)  # a checkpoint that did not wait would be durable now
+            raise OSError(28, "No space left on device")
+        await record_step(recorder, *arguments)
+
+    async def scenario() -> None:
+        first = World(tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr(Recorder, "record_step", on_a_full_disk)
+            with pytest.raises(ExceptionGroup):
+                await first.run()
+        await World(tmp_path, server=first.server).run()
+        lines = read_lines(first.config.run_dir / "metrics.jsonl")
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
 
     asyncio.run(scenario())

@@ -35,6 +35,8 @@ NOT_DPO = [
     "correction.veto_band=[0.1,10]",
 ]
 KINDS = ["grpo", "dr_grpo", "rloo", "maxrl", "otb", "reinforce_pp", "reinforce_pp_baseline", "gae", "vtrace", "return"]
+UNPENALISED = ("maxrl", "return")
+"""Which refuse a KL in the reward."""
 TURN_CREDIT = ["grpo", "dr_grpo", "otb", "reinforce_pp_baseline", "return"]
 
 
@@ -190,7 +192,7 @@ def oracle(traces: list[Trace], scores: list[Scores], objective: Objective) -> l
     "options",
     [
         *({"kind": kind} for kind in KINDS),
-        *({"kind": kind, "kl": 0.1} for kind in KINDS if kind != "maxrl"),  # which refuses a KL in the reward
+        *({"kind": kind, "kl": 0.1} for kind in KINDS if kind not in UNPENALISED),
         *({"kind": kind, "credit": "turn", "discount": 0.9} for kind in TURN_CREDIT),
         {"kind": "gae", "level": "token", "discount": 0.95, "kl": 0.1},
         {"kind": "gae", "discount": 0.9, "trace_decay": 0.7},
@@ -333,7 +335,7 @@ def test_a_terminal_reward_reaches_every_generated_token(kind: str) -> None:
 @given(traces=batches(), seed=st.integers(0, 1000))
 def test_the_order_of_the_episodes_changes_nothing(kind: str, traces: list[Trace], seed: int) -> None:
     scores, order = scores_for(traces), np.random.default_rng(seed).permutation(len(traces))
-    kl = 0.0 if kind == "maxrl" else 0.1
+    kl = 0.0 if kind in UNPENALISED else 0.1
     made = estimates(traces, scores, objective_of(kind, kl=kl))
     moved = estimates([traces[index] for index in order], [scores[index] for index in order], objective_of(kind, kl=kl))
     for index, theirs in zip(order, moved, strict=True):
@@ -388,6 +390,7 @@ def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
         (["--advantage.kind=dpo"], r"set loss\.kind to reinforce"),
         *(([*DPO, f"--{key}"], r"DPO's loss") for key in NOT_DPO),
         (["--advantage.kind=return", "--reward.turn_cost=0.1"], "make the return of failures negative"),
+        (["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"], "KL penalty may make a return"),
         (["--advantage.kind=gaae"], r"advantage\.kind"),
     ],
 )

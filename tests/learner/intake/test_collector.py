@@ -364,3 +364,10 @@ def test_a_dropped_group_is_kept_at_about_the_size_of_its_message_and_read_as_be
     kept, whole = sorted(tmp_path.glob("episodes/*"))
     assert kept.read_text() == whole.read_text()
     assert processed_tokens(collector.pending.consumed[0].episodes[0]) == processed_tokens(group.episodes[0]) == 1403
+
+
+def test_a_group_that_was_ordered_at_another_temperature_is_dropped() -> None:
+    for temperature, dropped in ((1.0, []), (0.5, [DropReason.TEMPERATURE]), (None, [])):
+        collector = Collector(replace(RULES, temperature=temperature), TicketAccounts())
+        collector.consume(Entry(sequence=1, record=make_group(version=5)), RL)
+        assert [drop.reason for drop in collector.pending.dropped] == dropped
