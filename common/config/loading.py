@@ -61,7 +61,9 @@ def load_sections(
         loaded = Loaded()
     except ValidationError as error:
         problems = _innermost(error.errors())
-        raise ConfigError("\n".join(_explain(problem, config) for problem in problems)) from None
+        variables = {} if recorded else os.environ
+        said = [_origin(problem, given, variables, recipes) + _explain(problem, config) for problem in problems]
+        raise ConfigError("\n".join(said)) from None
     except SettingsError as error:
         section = f"HORIZONRL_{str(error).split(chr(34))[1]}".upper()  # the message names the field, in quotes
         names = " or ".join(name for name in os.environ if name.upper().startswith(section))
@@ -80,8 +82,10 @@ def _require_toml(recipe: Path) -> None:
     """Raise ConfigError unless a recipe can be read."""
     if recipe.is_dir() and (recipe / CONFIG).is_file():
         raise ConfigError(f"{recipe} is a run directory, not a recipe: give {recipe / CONFIG}, or a TOML file")
-    if not recipe.is_file():
+    if not recipe.exists():
         raise ConfigError(f"no recipe at {recipe}: give the path of a TOML file")
+    if not recipe.is_file():  # a pipe could be read only once
+        raise ConfigError(f"{recipe} is not a regular file: save the recipe as a TOML file")
     try:
         tomllib.loads(recipe.read_text(encoding="utf-8"))
     except OSError as error:
@@ -184,6 +188,31 @@ def _innermost(problems: Sequence[Any]) -> list[Any]:
             len(place) > len(problem["loc"]) and place[: len(problem["loc"])] == problem["loc"] for place in places
         )
     ]
+
+
+def _origin(problem: Any, given: Mapping[str, Any], variables: Mapping[str, str], recipes: Sequence[Path]) -> str:
+    """Return the recipe or the variable that a mistaken key or value comes from, and a colon.
+
+    Nothing for one of the command line, which is in sight, and for keys that only contradict each other.
+    """
+    place = problem["loc"]
+    if problem["type"] == "value_error" or _holds(given, place):
+        return ""
+    known = {"HORIZONRL_" + "__".join(map(str, place[: n + 1])).upper() for n in range(len(place))}
+    if names := [name for name in variables if name.upper() in known]:
+        return f"{max(names, key=len)}: "
+    found = [recipe for recipe in recipes if _holds(tomllib.loads(recipe.read_text(encoding="utf-8")), place)]
+    return f"{found[-1]}: " if found else ""
+
+
+def _holds(given: Any, place: Sequence[str | int]) -> bool:
+    """Return whether nested tables and lists have something at a place."""
+    for part in place:
+        try:
+            given = given[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
 
 
 PLAINLY = {

@@ -91,6 +91,25 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
             RunConfig.load([tmp_path / "saved.toml"])
 
 
+def test_a_mistake_is_said_with_the_recipe_or_the_variable_that_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text('[rl]\nlr = 0.1\n[[envs]]\nid = "textcraft"\nweight = "much"\n')
+    second.write_text('[rl]\nlr = "fast"\nlrr = 1\n')
+    with pytest.raises(ConfigError) as raised:
+        RunConfig.load([first, second])
+    places = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in str(raised.value).splitlines()]
+    assert places == [["first.toml", "envs.0.weight"], ["second.toml", "rl.lr"], ["second.toml", "rl.lrr"]]
+    with pytest.raises(ConfigError, match=r"(?m)^rl\.lr: "):
+        RunConfig.load([second], ["--rl.lr=slow"])
+    monkeypatch.setenv("HORIZONRL_RL__LR", "slow")
+    with pytest.raises(ConfigError, match=r"(?m)^HORIZONRL_RL__LR: rl\.lr: "):
+        RunConfig.load([second])
+    with pytest.raises(ConfigError, match="is not a regular file"):
+        RunConfig.load([tmp_path])
+
+
 @pytest.mark.parametrize("text", ["[RL]\nsteps = 6", "[rl]\nsteps = 5\n[RL]\nsteps = 6", '[[Envs]]\nid = "babyai"'])
 def test_a_section_in_capitals_is_no_section(tmp_path: Path, text: str) -> None:
     """pydantic-settings takes it for ours, and loses it where ours is there too."""
