@@ -41,6 +41,10 @@ async def serve_broker(config: RunConfig, cluster: int = 1) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     place, durability = config.run_dir / "nats", config.broker.nats.durability
     _refuse_other_size(place, cluster)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}: give a run.root that the broker may write to") from None
     server: EmbeddedServer | EmbeddedCluster
     if cluster > 1:
         extra = keys.included(member_folder(place, 0)) if keys else ""

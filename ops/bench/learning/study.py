@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import ConfigError
+from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.types import Name
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -243,7 +243,10 @@ def _find(name: str, folders: Sequence[Path], what: str) -> Path:
         for path in (folder / name, folder / f"{name}.toml"):
             if path.is_file():
                 return path
-    raise ConfigError(f"no {what} {name!r}: neither a file nor in {folders[-1].relative_to(RECIPES.parents[1])}")
+    known = sorted(path.stem for path in folders[-1].glob("*.toml"))
+    place = folders[-1].relative_to(RECIPES.parents[1])
+    meant = f"{did_you_mean(name, known)} Known: {', '.join(known)}"
+    raise ConfigError(f"no {what} {name!r}: neither a file nor in {place}{meant}")
 
 
 def _variants(file: StudyFile, path: Path) -> Iterator[Variant]:

@@ -191,7 +191,7 @@ def _add_memory(benchmarks: Commands) -> None:
         metavar="N,...",
         help="4096 to 32768 by default",
     )
-    memory.add_argument("--model", metavar="NAME", help="a model as model.path names it; a tiny one by default")
+    memory.add_argument("--model", metavar="NAME", help="a model as model.name names it; a tiny one by default")
     _add_json(memory)
 
 

@@ -104,3 +104,8 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "context": 6,
         "make-train": 2,
     }
+
+
+def test_an_unknown_study_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no study 'stalness': .*did you mean staleness\? Known: asynchrony, "):
+        read_study(Path("stalness"))
