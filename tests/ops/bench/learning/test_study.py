@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.learning.study import STUDIES, plan, select
+from horizonrl.ops.bench.learning.study import STUDIES, plan, read_study, select
 from tests.ops.bench.learning.studies import BASE, STUDY, study_of
 
 
