@@ -24,11 +24,11 @@ KINDS = ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "re
 LINEAR_ONLY = ["gae", "vtrace", "dpo"]
 OPTIONS: list[dict[str, Any]] = [
     *({"kind": kind} for kind in KINDS),
-    *({"kind": kind, "kl": 0.1} for kind in KINDS),
+    *({"kind": kind, "kl": 0.1} for kind in KINDS if kind != "return"),  # a config refuses it: it clones what earned
     *(
         {"kind": kind, "credit": "turn", "discount": 0.9, "kl": kl}
         for kind in ("grpo", "dr_grpo", "reinforce_pp_baseline", "return")
-        for kl in (0.0, 0.1)
+        for kl in ((0.0,) if kind == "return" else (0.0, 0.1))
     ),
     {"kind": "reinforce_pp", "discount": 0.9, "kl": 0.1},
 ]
