@@ -66,6 +66,9 @@ class AdvantageSection(Section):
 class RewardSection(Section):
     """What becomes of an environment's rewards before they are compared. Reports show them as they came."""
 
+    kind: Literal["environment", "success"] = "environment"
+    """Which rewards are trained. environment: those of the turns. success: 1 at the last turn of a solved episode, and
+    nothing else, for environments whose partial scores lead away from the goal."""
     turn_cost: NotNegative = 0.0
     """Cost of a turn, subtracted from the turn's reward."""
     overlong_band: tuple[Positive, Positive] | None = None

@@ -1,4 +1,4 @@
-"""Shape the rewards of a batch before they are compared: cost of a turn, punishment of length, scale by environment.
+"""Shape the rewards of a batch before they are compared: their kind, cost of a turn, punishment of length, scale.
 
 Place in the flow: Group → **rewards** → Batch. Pure functions of records. What journals and reports show are the
 rewards of the environment, untouched; only advantages see these.
@@ -20,8 +20,10 @@ EpisodeRewards = list[float]
 
 
 def shaped(episode: Episode, settings: RewardSection) -> EpisodeRewards:
-    """Return the episode's rewards less the cost of its turns and the punishment of its length."""
+    """Return the episode's rewards of the kind wanted, less the cost of its turns and the punishment of its length."""
     rewards = [turn.reward for turn in episode.turns]
+    if settings.kind == "success":
+        rewards = [0.0] * (len(rewards) - 1) + [float(episode.success)]
     if settings.turn_cost:
         rewards = [reward - settings.turn_cost for reward in rewards]
     if settings.overlong_band is not None:

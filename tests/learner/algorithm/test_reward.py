@@ -49,6 +49,22 @@ def test_cost_and_punishment_are_those_of_the_turns_and_the_whole_length() -> No
     assert shaped(episode, RewardSection()) == [0.0, 1.0]
 
 
+def test_success_as_the_reward_forgets_partial_scores_and_losses() -> None:
+    failed = make_episode(1, make_turn(reward=0.5), make_turn(reward=-1.5))
+    solved = make_episode(0, make_turn(reward=0.5), make_turn(reward=0.25))
+    settings = RewardSection(kind="success")
+    assert shaped(solved, settings) == [0.0, 1.0] and shaped(failed, settings) == [0.0, 0.0]
+    assert shaped(solved, RewardSection(kind="success", turn_cost=0.1)) == pytest.approx([-0.1, 0.9])
+
+
+def test_groups_that_differ_in_partial_scores_alone_are_not_trained_where_success_is_the_reward() -> None:
+    rules = replace(RULES, reward=RewardSection(kind="success"))
+    partial = group_of([-0.5], [-1.0])
+    assert collected(RULES, partial).pending.admitted and not collected(rules, partial).pending.admitted
+    solved, failed = collected(rules, group_of([0.5, 0.25], [-1.0])).batch(1).traces
+    assert (solved.rewards_L.sum(), failed.rewards_L.sum()) == (1.0, 0.0)
+
+
 @given(
     st.lists(
         st.tuples(
