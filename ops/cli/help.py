@@ -94,6 +94,23 @@ def integers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def new_file(text: str) -> Path:
+    """Read the path of a file to write. What cannot be written is refused before the work, not after it."""
+    file = Path(text)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no directory {file.parent}: name a file in an existing directory")
+    if file.is_dir():
+        raise argparse.ArgumentTypeError(f"{file} is a directory: name a file in it")
+    return file
+
+
+def host_name(text: str) -> str:
+    """Read a name or an address of a server, as certificates hold it."""
+    if not text.isascii() or not text.isprintable() or not text or " " in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a name or an address, such as broker.example.org")
+    return text
+
+
 def refuse_unknown(command: str, unknown: Sequence[str]) -> None:
     """Raise ConfigError for words that the parser did not understand, with what they may have meant."""
     if not unknown:

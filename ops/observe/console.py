@@ -6,6 +6,7 @@ have all columns, and a long wait is explained once per minute.
 
 import asyncio
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -148,7 +149,7 @@ class Console:
         lines = self._metrics.read()
         self._shown_evals = {(line["version"], line["lineage"]) for line in self._evals.read()}
         if lines:
-            earlier = f"`horizonrl status {self._config.run_dir}` shows the earlier ones"
+            earlier = f"`horizonrl status {shlex.quote(str(self._config.run_dir))}` shows the earlier ones"
             self.say(f"  resumes after step {lines[-1]['step']}; {earlier}")
         return len(lines)
 
@@ -251,7 +252,9 @@ class Console:
 
         `command` is the one that started the run.
         """
-        lines = [line for line in self._metrics.read() if line["phase"] == "rl"]
+        steps = self._metrics.read()
+        taken = max([self._config.total_steps, *(line["step"] for line in steps[-1:])])
+        lines = [line for line in steps if line["phase"] == "rl"]
         self.say(f"finished in {(time.monotonic() - self._started) / 60:.1f} min")
         if lines:
             first, last = lines[:5], lines[-5:]
@@ -263,18 +266,22 @@ class Console:
         self.say(f"model:  {model_dir}")
         self.say(f"report: {report}")
         self.say("What next:")
-        for next_command, what in next_commands(self._config, command).items():
+        for next_command, what in next_commands(self._config, command, taken).items():
             self.say(f"  {next_command}\n      {what}")
 
 
-def next_commands(config: RunConfig, command: str) -> dict[str, str]:
-    """Return three commands to run after a run has finished, each with what it does."""
-    run_dir = config.run_dir
-    key, steps = ("--rl.steps", config.rl.steps) if config.rl.steps else ("--imitation.steps", config.imitation.steps)
+def next_commands(config: RunConfig, command: str, taken: int) -> dict[str, str]:
+    """Return three commands to run after a run has finished, each with what it does.
+
+    `taken` is the number of steps, which is above the config's if a run was started again with fewer.
+    """
+    run_dir = shlex.quote(str(config.run_dir))
+    evaluation = shlex.quote(str(config.run_dir / "evaluation"))
+    key, steps = ("--rl.steps", taken - config.imitation.steps) if config.rl.steps else ("--imitation.steps", taken)
     given = re.sub(rf" {key}[ =]\S+", "", command)  # the command may have set the key before
     return {
-        f"horizonrl eval {run_dir} --out {run_dir}/evaluation": "measures success on held-out tasks, with intervals",
-        f"horizonrl lineage {run_dir} --version {config.total_steps}": "shows which groups made the last version",
+        f"horizonrl eval {run_dir} --out {evaluation}": "measures success on held-out tasks, with intervals",
+        f"horizonrl lineage {run_dir} --version {taken}": "shows which groups made the last version",
         f"{given} {key} {2 * steps}": "trains on from here",
     }
 

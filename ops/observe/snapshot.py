@@ -65,7 +65,7 @@ class Snapshot:
 
     @property
     def share(self) -> float | None:
-        return self.step / self.steps if self.steps else None
+        return min(1.0, self.step / self.steps) if self.steps else None
 
     @property
     def state(self) -> str:

@@ -26,10 +26,10 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.run_dir import EVALS, METRICS
-from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.common.run_dir import CHECKPOINTS, EVALS, METRICS
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
 from horizonrl.ops.run.directory import public_config, read_config
+from horizonrl.ops.run.finished import newest_checkpoint
 from horizonrl.ops.run.lines import read_line
 
 log = get_logger()
@@ -90,19 +90,16 @@ class Tracking:
     """One run's way into one tracker."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        self._config = config
+        self._config, self._run_dir = config, run_dir
         self._file = run_dir / "tracker" / f"{config.tracker.kind}.json"
         self.tracked = Tracked.read(self._file)
         self.tracked.write(self._file)  # the identity, before anything is tracked under it
         self._metrics = Tail(run_dir / METRICS, "step")
         self._evaluations = Tail(run_dir / EVALS, "settled_step")
-        self._checkpoints = CheckpointStore(run_dir / "checkpoints", keep=1)
 
     def catch_up(self, tracker: Tracker) -> int:
         """Track what has become safe since the last call; return how many points."""
-        newest = self._checkpoints.newest()
-        step = 0 if newest is None else newest.step
-        upto = math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
+        upto = self._final()
         earlier = self.tracked.points
         metrics = ((line["step"], line) for line in self._metrics.take(upto))
         evaluations = ((line["settled_step"], line) for line in self._evaluations.take(upto))
@@ -114,6 +111,15 @@ class Tracking:
             else:
                 self._track_step(tracker, line)
         return self.tracked.points - earlier
+
+    def _final(self) -> float:
+        """Return the step up to which no resumed learner can roll back the journal."""
+        # A learner makes the folder before its first step: without it, a study has removed those of a finished run.
+        if not (self._run_dir / CHECKPOINTS).is_dir():
+            return math.inf
+        newest = newest_checkpoint(self._run_dir)
+        step = 0 if newest is None else newest.step
+        return math.inf if step >= self._config.total_steps else step  # the last evaluation settles after the last step
 
     def _track_step(self, tracker: Tracker, line: Mapping[str, Any]) -> None:
         # A new process reads the file from its beginning, and so meets what an earlier one has tracked.

@@ -13,18 +13,14 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment, expert_of, tool_user
 from horizonrl.envs.transcripts import to_record
-from horizonrl.ops.report.page import require_folder
 
 
 def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id: str | None) -> int:
     """Let the expert play the first tasks that the recipe selects, and write its episodes. Returns 0."""
     env = _chosen(config, env_id)
-    if count is not None and count < 1:
-        raise ConfigError(f"--count is {count}: give 1 or more, or leave it out for every task")
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
-    require_folder(out)
     incoming = out.with_name(f"{out.name}.incoming")
     try:
         with incoming.open("w", encoding="utf-8", newline="\n") as file:

@@ -5,6 +5,7 @@ there are new ones; a chunk of bodies is asked for when somebody reads in it. Re
 """
 
 import asyncio
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -66,6 +67,11 @@ class RunWatch:
 
     def __post_init__(self) -> None:
         self._journal = tuple(GrowingLines(self.run_dir / name) for name in JOURNAL)
+
+    @property
+    def written_by(self) -> str:
+        """The command that writes the run's page to a file."""
+        return f"horizonrl report {shlex.quote(str(self.run_dir))}"
 
     async def look(self) -> None:
         """Read what is new; in a thread, since the run may be long."""
@@ -167,7 +173,7 @@ def watch_run(run_dir: Path, port: int, overrides: tuple[str, ...] = ()) -> int:
 async def _serve(watch: RunWatch, port: int) -> int:
     await watch.look()
     if watch.ended:
-        raise ConfigError(f"nobody trains in {watch.run_dir}: write its page with `horizonrl report {watch.run_dir}`")
+        raise ConfigError(f"nobody trains in {watch.run_dir}: write its page with `{watch.written_by}`")
     runner = web.AppRunner(application(watch), access_log=None)
     await runner.setup()
     stop = asyncio.Event()
@@ -182,7 +188,7 @@ async def _serve(watch: RunWatch, port: int) -> int:
         (address,) = runner.addresses
         print(f"http://{ADDRESS}:{address[1]}/ shows {watch.run_dir} to this machine; Ctrl-C ends it", flush=True)
         if await _until_ended(watch, stop):
-            print(f"the run has ended: `horizonrl report {watch.run_dir}` writes its page", flush=True)
+            print(f"the run has ended: `{watch.written_by}` writes its page", flush=True)
     finally:
         await runner.cleanup()
     return 0

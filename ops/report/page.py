@@ -49,8 +49,6 @@ def write_report(directories: Sequence[Path], out: Path | None, overrides: Seque
     if overrides and (not alone or is_evaluation(directories[0])):
         raise ConfigError(f"{overrides[0].partition('=')[0]}: keys of the config change the report of one run only")
     file = out or (directories[0] / REPORT if alone else Path(COMPARISON))
-    if out is not None:
-        require_folder(out)
     if not alone:
         shown = Shown(comparison(read_compared(directories)))
     elif is_evaluation(directories[0]):
@@ -65,17 +63,13 @@ def write_report(directories: Sequence[Path], out: Path | None, overrides: Seque
 
 def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
     """Write a run's page; return the episodes that are in it. Raises ConfigError if the file's folder is not there."""
-    require_folder(file)
+    if not file.parent.is_dir():
+        raise ConfigError(f"no directory {file.parent}: name a file in an existing directory")
+    if file.is_dir():
+        raise ConfigError(f"{file} is a directory: name a file in it, such as {file / 'report.html'}")
     page, episodes = make_page(run_dir, config)
     replace_file(file, page)
     return episodes
-
-
-def require_folder(file: Path) -> None:
-    if not file.parent.is_dir():
-        raise ConfigError(f"no directory {file.parent}: --out must name a file in an existing directory")
-    if file.is_dir():
-        raise ConfigError(f"{file} is a directory: --out must name a file, such as {file / 'report.html'}")
 
 
 def replace_file(file: Path, page: str) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -123,7 +124,7 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
         else:
             raise RunFailed(
                 f"another `horizonrl train` (process {_holder(run_dir)}) works in {run_dir}: "
-                f"`horizonrl status {run_dir}` shows it. End it, or give this run another run.name"
+                f"`horizonrl status {shlex.quote(str(run_dir))}` shows it. End it, or give this run another run.name"
             )
         os.set_inheritable(file.fileno(), False)  # the parts of a run must not hold the lock after their `train`
         yield file

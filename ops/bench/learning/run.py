@@ -136,8 +136,8 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
             print("stopped; the same command goes on from here, and --report-only shows what there is")
             return INTERRUPTED
     endings = _endings(runs)
-    _report(study, endings, earlier, request, selected)
-    return 1 if any(ending.failed for _, ending in endings) else 0
+    reported = _report(study, endings, earlier, request, selected)
+    return 0 if reported and not any(ending.failed for _, ending in endings) else 1
 
 
 def _carry_out(runs: Sequence[StudyRun], command: Command) -> bool:
@@ -243,8 +243,8 @@ def _report(
     earlier: Sequence[ReportedRun],
     request: StudyRequest,
     selected: Sequence[StudyRun],
-) -> None:
-    """Write `results.json`, `report.md` and the plots from the finished runs, and print where."""
+) -> bool:
+    """Write `results.json`, `report.md` and the plots from the finished runs; return False if there are none."""
     runs, machine = list(earlier), describe_machine()
     failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
     for each, ending in endings:
@@ -257,7 +257,7 @@ def _report(
                 runs.append(ReportedRun(outcome, ending.commit, machine))
     if not runs:
         print("no run has finished: there is nothing to report yet")
-        return
+        return False
     # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
     order = [(each.variant.name, each.seed) for each in selected]
     runs.sort(key=lambda each: order.index((each.outcome.variant, each.outcome.seed)))
@@ -280,6 +280,7 @@ def _report(
     (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
+    return True
 
 
 def _evaluations(configs: Mapping[str, RunConfig]) -> str:

@@ -152,6 +152,8 @@ def read_study(path_or_name: Path) -> Study:
         file = StudyFile.model_validate(tomllib.loads(path.read_text()))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} nests tables or lists too deeply to be read: flatten it") from None
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {_explain(problem)}" for problem in error.errors())) from None
     of_phases = {f"phases.{name}.seeds": phase.seeds for name, phase in file.phases.items()}

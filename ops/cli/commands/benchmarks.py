@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from horizonrl.ops.cli.help import CommandParser, Commands, bounded, integers
+from horizonrl.ops.cli.help import CommandParser, Commands, bounded, integers, new_file
 
 TITLE = "Benchmark"
 
@@ -85,7 +85,9 @@ def _add_speed(benchmarks: Commands) -> None:
     description = "Show where each second of a finished run went, by role."
     timeline = benchmarks.add("timeline", description, _timeline, overrides=False)
     timeline.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the directory of a run of `horizonrl train`")
-    timeline.add_argument("--svg", dest="svg_file", type=Path, metavar="FILE", help="draw it, one lane for each role")
+    timeline.add_argument(
+        "--svg", dest="svg_file", type=new_file, metavar="FILE", help="draw it, one lane for each role"
+    )
 
 
 def _add_learning(benchmarks: Commands) -> None:
@@ -215,7 +217,7 @@ def _gateway(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _add_json(command: CommandParser) -> None:
-    command.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the result to a file")
+    command.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file")
 
 
 def _chaos(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.cli.help import Commands, bounded
+from horizonrl.ops.cli.help import Commands, bounded, new_file
 
 TITLE = "Watch and inspect"
 
@@ -57,18 +57,18 @@ def _add_report(commands: Commands) -> None:
     )
     report.add_argument("places", nargs="+", type=Path, metavar="DIR", help="a run, or what `horizonrl eval` wrote")
     report.add_argument(
-        "--out", type=Path, metavar="FILE", help="DIR/report.html by default; of several, comparison.html"
+        "--out", type=new_file, metavar="FILE", help="DIR/report.html by default; of several, comparison.html"
     )
     report.add_argument(
         "--watch", action="store_true", help="serve the page of a run that goes on to this machine, and keep it fresh"
     )
-    report.add_argument(
-        "--port", type=bounded(0, 65535), default=0, metavar="N", help="with --watch; a free one by default"
-    )
+    report.add_argument("--port", type=bounded(0, 65535), metavar="N", help="with --watch; a free one by default")
 
 
 def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
     if not arguments.watch:
+        if arguments.port is not None:
+            raise ConfigError("--port is for a page that is served: add --watch, or leave the port out")
         from horizonrl.ops.report.page import write_report
 
         return write_report(arguments.places, arguments.out, overrides)
@@ -76,7 +76,7 @@ def _report(arguments: argparse.Namespace, overrides: list[str]) -> int:
         raise ConfigError("--watch serves one run, and writes no file: give one RUN_DIR and no --out")
     from horizonrl.ops.report.live import watch_run
 
-    return watch_run(arguments.places[0], int(arguments.port), tuple(overrides))
+    return watch_run(arguments.places[0], int(arguments.port or 0), tuple(overrides))
 
 
 def _track(arguments: argparse.Namespace, overrides: list[str]) -> int:
@@ -109,7 +109,9 @@ def _add_replay(commands: Commands) -> None:
         "--from", dest="first", type=int, required=True, metavar="STEP", help="step of a kept checkpoint, or 0"
     )
     replay.add_argument("--to", dest="last", type=int, metavar="STEP", help="last step; that of the ledger by default")
-    replay.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the comparison to a file")
+    replay.add_argument(
+        "--json", dest="json_file", type=new_file, metavar="FILE", help="write the comparison to a file"
+    )
 
 
 def _replay(arguments: argparse.Namespace, overrides: list[str]) -> int:

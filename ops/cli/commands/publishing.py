@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from horizonrl.ops.cli.help import CommandParser, Commands, add_recipes
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.cli.help import CommandParser, Commands, add_recipes, bounded, new_file
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Publish"
@@ -22,8 +23,8 @@ def add(commands: Commands) -> None:
     description = "Write an expert's demonstrations as conversations (JSON lines)."
     demos = commands.add("demos", description, _demos, keys=True)
     add_recipes(demos)
-    demos.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
-    demos.add_argument("--count", type=int, metavar="N", help="only the first N tasks; all by default")
+    demos.add_argument("--out", type=new_file, required=True, metavar="FILE", help="the file to write")
+    demos.add_argument("--count", type=bounded(1), metavar="N", help="only the first N tasks; all by default")
     demos.add_argument("--env", dest="env_id", metavar="ID", help="which environment, if the recipe has several")
 
 
@@ -39,14 +40,23 @@ def _add_push(command: CommandParser) -> None:
     command.add_argument("--public", action="store_true", help="with --push: make a new repository public")
 
 
+def _require_push(arguments: argparse.Namespace) -> None:
+    """Raise what would keep the result from being pushed, before it is made."""
+    from horizonrl.ops.publish.hub import require_push
+
+    if arguments.push:
+        require_push(arguments.push)
+    elif arguments.public:
+        raise ConfigError("--public is for a repository on the Hub: add --push OWNER/NAME, or leave it out")
+
+
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.cli.terminal import plain_console
     from horizonrl.ops.cli.waiting import waiting
     from horizonrl.ops.publish.export import export_run
-    from horizonrl.ops.publish.hub import push, require_push
+    from horizonrl.ops.publish.hub import push
 
-    if arguments.push:
-        require_push(arguments.push)
+    _require_push(arguments)
     with waiting(plain_console(stderr=True), f"exporting {arguments.run_dir}"):
         step = export_run(arguments.run_dir, arguments.out, best=arguments.best)
     print(f"exported step {step} to {arguments.out}")
@@ -57,10 +67,9 @@ def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 def _dataset(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.publish.dataset import write_dataset
-    from horizonrl.ops.publish.hub import push, require_push
+    from horizonrl.ops.publish.hub import push
 
-    if arguments.push:
-        require_push(arguments.push)
+    _require_push(arguments)
     counts = write_dataset(arguments.run_dir, arguments.out)
     print(f"wrote {counts.rows} episodes with {counts.tokens} generated tokens to {arguments.out}")
     if counts.without_ids:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.ops.cli.help import Commands, add_recipes, bounded
+from horizonrl.ops.cli.help import Commands, add_recipes, bounded, host_name, new_file
 from horizonrl.ops.cli.overrides import load_config
 
 TITLE = "Set up"
@@ -34,10 +34,19 @@ def add(commands: Commands) -> None:
     )
     keys.add_argument("--run", action="append", default=[], metavar="NAME", help="a run that gets users; repeatable")
     keys.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="name or address of the server; repeatable"
+        "--host",
+        action="append",
+        type=host_name,
+        default=[],
+        metavar="NAME",
+        help="name or address of the server; repeatable",
     )
     keys.add_argument(
-        "--actors", type=int, default=1, metavar="N", help="actors of each named run that get a key; 1 by default"
+        "--actors",
+        type=bounded(1),
+        default=1,
+        metavar="N",
+        help="actors of each named run that get a key; 1 by default",
     )
     keys.add_argument("--seen-at", type=Path, metavar="DIR", help="the folder's path for nats-server, if it differs")
 
@@ -56,7 +65,7 @@ def _add_plan(commands: Commands) -> None:
         help="mean of an episode; half of the context by default",
     )
     plan.add_argument("--generated-tokens", type=bounded(1), metavar="N", help="of them generated; half by default")
-    plan.add_argument("--json", dest="json_file", type=Path, metavar="FILE", help="write the plan to a file")
+    plan.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the plan to a file")
 
 
 def _doctor(arguments: argparse.Namespace, overrides: list[str]) -> int:

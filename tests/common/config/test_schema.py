@@ -59,6 +59,9 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
         (["--run.name", "a.b"], r"run\.name"),
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
+        (["--rl.steps", "true"], r"rl\.steps: true is no value of this key"),
+        (["--eval.every", "false"], r"eval\.every: false is no value of this key"),
+        (["--model.name", ""], r"model\.name: .*at least 1 character"),
         (["--rl.lr", "Infinity"], r"rl\.lr: .*finite"),
         (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
         (["--eval.every=5", "--envs", '[{"id": "parity", "split": "all"}]'], r"parity trains on split all.* to train"),
@@ -82,6 +85,8 @@ def test_a_recipe_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
         RunConfig.load([tmp_path / "gone.toml"])
     with pytest.raises(ConfigError, match=r"recipe\.toml is not TOML: Expected"):
         RunConfig.load([recipe(tmp_path, "[rl")])
+    with pytest.raises(ConfigError, match="nests tables or lists too deeply"):
+        RunConfig.load([recipe(tmp_path, "a = " + "[" * 5000)])
     for text, why in (
         ("[rl]\n# caf\u00e9".encode("latin-1"), "not UTF-8, in line 2"),
         (b"\xef\xbb\xbf[rl]", "byte order mark"),

@@ -135,6 +135,8 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["envs", "list", "--rl.lr", "1"], "`horizonrl envs list` takes no keys"),
         (["envs", "list", "--options.x", "1"], "`horizonrl envs list` takes no options of environments"),
         (["report", "nowhere"], "no config.toml, and no episodes.jsonl of an evaluation"),
+        (["report", "nowhere", "--port", "80"], "--port is for a page that is served: add --watch"),
+        (["export", "nowhere", "out", "--public"], "--public is for a repository on the Hub: add --push"),
         (["report", "nowhere", "elsewhere"], "no config.toml, and no episodes.jsonl of an evaluation"),
         (["envs", "list", "gone"], "no environment 'gone'"),
         (["status"], "which run?"),
@@ -146,7 +148,6 @@ def test_a_run_that_lies_in_runs_is_meant_by_its_name(
         (["envs", "check", "transcripts", "--options.path", "gone.jsonl"], "no transcripts at gone.jsonl"),
         (["envs", "check", "parity", "--option.path", "x"], "envs check takes --options.KEY VALUE, not --option"),
         (["demos", "--out", "x", "--env", "babyai"], "no environment 'babyai', only textcraft"),
-        (["demos", "--out", "x", "--count", "0"], "--count is 0"),
         (["eval"], "which model?"),
         (["eval", "gone", "--env", "parity"], "neither a directory nor"),
         (["eval", "--endpoint", "http://h/v1"], "--endpoint wants --model-name"),
@@ -186,6 +187,12 @@ def test_asking_wrongly_is_one_clear_message(
         (["bench", "chaos", "--kills", "0"], "0: give 1 or more"),
         (["envs", "serve", "parity", "--port", "99999"], "give 0 or more, 65535 at most"),
         (["bench", "learning", "losses", "--directory", "d", "--seeds", "a"], "such as 0,1,2"),
+        (["demos", "--out", "x", "--count", "0"], "0: give 1 or more"),
+        (["broker", "keys", "--out", "x", "--actors", "-1"], "-1: give 1 or more"),
+        (["broker", "keys", "--out", "x", "--host", ""], "'': give a name or an address"),
+        (["broker", "keys", "--out", "x", "--host", "caf\u00e9"], "give a name or an address"),
+        (["plan", "--json", "nowhere/plan.json"], "no directory nowhere: name a file in an existing directory"),
+        (["report", "runs/laptop", "--out", "."], ". is a directory: name a file in it"),
     ],
 )
 def test_a_number_out_of_bounds_is_refused_with_them(
@@ -197,10 +204,8 @@ def test_a_number_out_of_bounds_is_refused_with_them(
     assert message in capsys.readouterr().err
 
 
-def test_demonstrations_are_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demonstrations_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
     words = ["demos", "--count", "1", "--out"]
-    assert main([*words, str(tmp_path / "nowhere" / "x.jsonl"), "--envs", '[{"id": "parity"}]']) == 2
-    assert "no directory" in capsys.readouterr().err
     out = tmp_path / "x.jsonl"
     assert main([*words, str(out), "--envs", '[{"id": "parity"}]']) == 0
     before = out.read_text()

@@ -189,5 +189,12 @@ def test_at_the_end_it_names_the_model_the_report_and_three_commands_that_are_un
 
 @pytest.mark.parametrize("given", ["--rl.steps=10", "--rl.steps 10"])
 def test_the_command_that_trains_on_sets_the_number_of_steps_once(config: RunConfig, given: str) -> None:
-    (_, _, more) = next_commands(config, f"horizonrl train laptop {given} --rl.lr 1e-5")
+    (_, _, more) = next_commands(config, f"horizonrl train laptop {given} --rl.lr 1e-5", config.total_steps)
     assert more == f"horizonrl train laptop --rl.lr 1e-5 --rl.steps {2 * config.rl.steps}"
+
+
+def test_after_a_start_with_fewer_steps_than_taken_the_commands_go_on_from_the_last_one(tmp_path: Path) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path / 'my runs'}", "--rl.steps=3"])
+    (_, lineage, more) = next_commands(config, "horizonrl train laptop --rl.steps 3", 151)
+    assert shlex.split(lineage)[2:] == [str(config.run_dir), "--version", "151"]
+    assert more == "horizonrl train laptop --rl.steps 302"

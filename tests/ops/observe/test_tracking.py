@@ -346,3 +346,14 @@ def test_a_tracker_that_is_told_to_end_takes_what_there_is_and_ends_well(config:
     shown, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "1 points of textcraft tracked, in all to step 1" in shown
+
+
+@needs_tensorboard
+def test_a_run_whose_checkpoints_a_study_has_removed_is_tracked_whole(config: RunConfig) -> None:
+    learner = Learner(config)
+    learner.step(1, reward=1.0)
+    (learner.directory / "checkpoints").rmdir()
+    follow(learner)
+    shown = scalars(learner.directory / "tracker" / "tensorboard")
+    assert [step for step, _ in shown["train/reward_mean"]] == [1]
+    assert not (learner.directory / "checkpoints").exists()
