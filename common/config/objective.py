@@ -80,11 +80,6 @@ class RewardSection(Section):
     """Whether returns are divided by their standard deviation over the batch's episodes of the same environment, after
     cost and penalty. Estimators without a group baseline also subtract the mean, at the last turn."""
 
-    @property
-    def shapes(self) -> bool:
-        """Whether cost or penalty changes a reward."""
-        return self.turn_cost > 0 or self.overlong_band is not None
-
     @model_validator(mode="after")
     def _has_a_band(self) -> Self:
         if self.overlong_band is not None and self.overlong_band[0] >= self.overlong_band[1]:
@@ -327,33 +322,21 @@ class Objective(Section):
 
     def _refuse_contradictions(self) -> None:
         advantage, reward = self.advantage, self.reward
-        if advantage.kind == "maxrl" and reward.shapes:
+        positive = {
+            "maxrl": "divides by the mean return",
+            "return": "clones what earned: a loss without a trust region would push an episode away without end",
+        }
+        may_be_negative = {
+            "reward.turn_cost": reward.turn_cost > 0,
+            "reward.overlong_band": reward.overlong_band is not None,
+            "reward.normalisation": reward.normalisation is not None and not advantage.group_relative,
+            "reference.kl with place reward": self.penalised,
+        }
+        causes = [key for key, given in may_be_negative.items() if given]
+        if advantage.kind in positive and causes:
             raise ValueError(
-                "advantage.kind maxrl divides by the mean return, which turn_cost and overlong_band may make negative: "
-                "set both off, or kind to grpo"
-            )
-        if advantage.kind == "maxrl" and self.penalised:
-            raise ValueError(
-                f"reference.kl is {self.reference.kl} with place reward but advantage.kind maxrl divides by the mean "
-                "return, which a KL penalty may make negative: set reference.place to loss, or kind to grpo"
-            )
-        if reward.normalisation is not None and advantage.kind == "return":
-            raise ValueError(
-                "reward.normalisation is environment but advantage.kind return clones what earned: a return "
-                "below the mean would become negative, and a loss without a trust region would push its episode away "
-                "without end; set normalisation to none, or advantage.kind to another one"
-            )
-        if advantage.kind == "return" and reward.shapes:
-            raise ValueError(
-                "advantage.kind return clones what earned, but turn_cost and overlong_band make the return of failures "
-                "negative, and a loss without a trust region would push its episode away without end: set both off, or "
-                "advantage.kind to another one"
-            )
-        if advantage.kind == "return" and self.penalised:
-            raise ValueError(
-                f"reference.kl is {self.reference.kl} with place reward but advantage.kind return clones what earned: "
-                "a KL penalty may make a return negative, and a loss without a trust region would push its episode "
-                "away without end; set reference.place to loss, or advantage.kind to another one"
+                f"advantage.kind {advantage.kind} {positive[advantage.kind]}, and {' and '.join(causes)} may make a "
+                "return negative: leave that out, or set advantage.kind to grpo"
             )
         if advantage.state_weight > 0 and (advantage.kind not in ("grpo", "dr_grpo") or advantage.credit == "turn"):
             raise ValueError(

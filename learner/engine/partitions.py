@@ -5,7 +5,7 @@ parameters. A parameter has three float32 tensors: its master weights and AdamW'
 calls in the same order. Reads the maps of DeepSpeed's optimizers without importing it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -39,25 +39,26 @@ class Partitions:
         self._adamw: Any = zero.optimizer
         self._device = device
         self._whole_here = stage == 0 or dist.get_world_size() == 1
-        groups: list[dict[str, Any]] = engine.module.trained()
-        self.parameters = {name: parameter for named in groups for name, parameter in named.items()}
+        self._groups: list[dict[str, Any]] = engine.module.trained()
+        self.parameters = {name: parameter for named in self._groups for name, parameter in named.items()}
         # Not by DeepSpeed's safe_get/set_full_*: they have nothing at stage 0 in bfloat16 and no moments before the
         # first step, and at stage 3 they fail where the ranks do not divide a parameter's size (ADR 9).
         locate = (_at_stage_0, _at_stage_1_or_2, _at_stage_1_or_2, _at_stage_3)[stage]
         self._parts = {
             name: locate(zero, group, position, parameter)
-            for group, named in enumerate(groups)
+            for group, named in enumerate(self._groups)
             for position, (name, parameter) in enumerate(named.items())
         }
         for master in {part.master for part in self._parts.values()}:
-            # What AdamW makes in its first step. At stage 0 DeepSpeed has taken one already, which must not count.
+            # What AdamW makes in its first step, so that a checkpoint from before it has the same tensors.
             moments = {kind: torch.zeros_like(master) for kind in MOMENTS}
             self._adamw.state[master] = {"step": torch.zeros((), device=master.device), **moments}
 
     @property
-    def steps(self) -> int:
-        """Number of steps that AdamW has taken; its bias correction needs it."""
-        return int(next(iter(self._adamw.state.values()))["step"])
+    def steps(self) -> list[int]:
+        """Number of steps that AdamW has taken in each group; its bias correction needs it."""
+        firsts = (self._parts[next(iter(named))].master for named in self._groups)
+        return [int(self._adamw.state[master]["step"]) for master in firsts]
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -77,15 +78,16 @@ class Partitions:
             yield whole_name, self._gather(self._parts[name], kind, shape)
 
     @torch.no_grad()
-    def restore(self, read: Callable[[str], Tensor], steps: int) -> None:
+    def restore(self, read: Callable[[str], Tensor], steps: Sequence[int]) -> None:
         """Restore the state from `read(name)`; the model's own parameters (the rounded masters) stay unchanged."""
         for whole_name in self.shapes:
             kind, name = whole_name.split(".", 1)
             part = self._parts[name]
             # Each rank cuts its part out of the whole tensor, so a checkpoint does not care how many ranks wrote it.
             self._held(part, kind).copy_(read(whole_name).view(-1)[part.start : part.start + part.length])
-        for state in self._adamw.state.values():
-            state["step"].fill_(steps)
+        for named, taken in zip(self._groups, steps, strict=True):
+            for master in {self._parts[name].master for name in named}:
+                self._adamw.state[master]["step"].fill_(taken)
 
     def _gather(self, part: ParameterSlice, kind: str, shape: list[int]) -> Tensor:
         held = self._held(part, kind)

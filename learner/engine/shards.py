@@ -141,9 +141,10 @@ def read_engine_file(directory: Path) -> dict[str, Any]:
     """Return what an engine wrote beside its tensors; raise CheckpointError if it is not there, or not whole."""
     try:
         written: dict[str, Any] = json.loads((directory / ENGINE_FILE).read_text(encoding="utf-8"))
+        steps = written["optimizer_steps"]
         return written | {
             "state": dict(written["state"]),
-            "optimizer_steps": int(written["optimizer_steps"]),
+            "optimizer_steps": [int(count) for count in (steps if isinstance(steps, list) else [steps])],
             "files": list(written["files"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:

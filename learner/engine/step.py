@@ -196,7 +196,9 @@ class PolicyGradientEngine:
                     f"the adapters in {directory} stand beside other weights ({base}) than those of "
                     f"{self._settings.model_dir} ({self._base}): resume with the model that the run began with"
                 )
-            self._backend.load(shards.read, written["optimizer_steps"])
+            steps = written["optimizer_steps"]
+            # Checkpoints of earlier releases have one number for all groups.
+            self._backend.load(shards.read, steps if len(steps) > 1 else steps * len(self._backend.steps))
             torch.set_rng_state(shards.read(_RNG).cpu())
         # What it has belongs to steps that are rolled back.
         self._reference_version = None
@@ -241,7 +243,9 @@ class PolicyGradientEngine:
         if objective.correction.ess_lr and stats.episodes:
             lr *= math.sqrt(stats.ess_of_episodes)
         self._unsaved()
-        grad_norm = self._backend.step([lr, objective.critic.lr] if objective.advantage.needs_critic else [lr])
+        # Demonstrations have no target for a critic: what AdamW counts of it begins with the first episodes.
+        critic_lr = objective.critic.lr if stats.episodes else 0.0
+        grad_norm = self._backend.step([lr, critic_lr] if objective.advantage.needs_critic else [lr])
         # Only now: DeepSpeed clips and steps in one call. The weights may be spoiled, but no step is committed.
         if not math.isfinite(grad_norm):
             raise RunFailed(

@@ -25,7 +25,10 @@ class Backend(Protocol):
         """Add the gradient of this rank's share of the objective, which is the sum over ranks."""
 
     def step(self, rates: Sequence[float]) -> float:
-        """Clip, step with one rate per parameter group, forget the gradient; return its norm before clipping."""
+        """Clip, step with one rate per parameter group, forget the gradient; return its norm before clipping.
+
+        A group whose rate is 0 is left as it is, and counts no step.
+        """
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in rank order."""
@@ -50,8 +53,8 @@ class Backend(Protocol):
         """The shapes of what `state` yields, by name."""
 
     @property
-    def steps(self) -> int:
-        """Number of steps that the optimizer has taken; AdamW's bias correction needs it."""
+    def steps(self) -> list[int]:
+        """Number of steps that the optimizer has taken in each group; AdamW's bias correction needs it."""
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the masters and the optimizer's state by name, each whole on rank 0 when it is asked for.
@@ -60,7 +63,7 @@ class Backend(Protocol):
         AdamW have the kinds `master`, `exp_avg` and `exp_avg_sq`.
         """
 
-    def load(self, read: Callable[[str], Tensor], steps: int) -> None:
+    def load(self, read: Callable[[str], Tensor], steps: Sequence[int]) -> None:
         """Restore the state from `read(name)`, and the model's parameters, which are the rounded masters."""
 
     def close(self) -> None:

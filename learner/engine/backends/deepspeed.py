@@ -20,6 +20,7 @@ from torch import Tensor
 
 from horizonrl.common.errors import MissingDependency
 from horizonrl.common.imports import uncollected
+from horizonrl.learner.engine.adamw import PausingAdamW
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.partitions import MASTER, Partitions
@@ -40,8 +41,7 @@ class DeepSpeedBackend:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.scorer = build_scorer(settings)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
-        # Every step sets its own rate; at stage 0 DeepSpeed takes a first step by itself, which must move nothing.
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
+        self._adamw = PausingAdamW(groups, **settings.adamw)
         self._config = _deepspeed_config(settings)
         self._held: list[Any] = []
         """The engines of models that are not trained."""
@@ -101,13 +101,13 @@ class DeepSpeedBackend:
         return self._partitions.shapes
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> list[int]:
         return self._partitions.steps
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         return self._partitions.gathered()
 
-    def load(self, read: Callable[[str], Tensor], steps: int) -> None:
+    def load(self, read: Callable[[str], Tensor], steps: Sequence[int]) -> None:
         self._partitions.restore(read, steps)
         for name, parameter in self._partitions.parameters.items():
             # The checkpoint has no parameters: they are the masters, rounded to bfloat16 as they are copied.

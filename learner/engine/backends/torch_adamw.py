@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from horizonrl.learner.engine.adamw import PausingAdamW
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.partitions import MASTER, MOMENTS
@@ -38,7 +39,7 @@ class TorchBackend:
         # One flat master per group, as DeepSpeed has, so that AdamW is one kernel call per group.
         self._flat = [torch.cat([p.detach().float().flatten() for p in group.values()]) for group in self._groups]
         groups = [{"params": [flat]} for flat in self._flat]
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, fused=True, **settings.adamw)
+        self._adamw = PausingAdamW(groups, **settings.adamw)
         gradients = [torch.zeros_like(flat) for flat in self._flat]
         for flat, gradient in zip(self._flat, gradients, strict=True):
             flat.grad = gradient
@@ -96,8 +97,8 @@ class TorchBackend:
         return {name: list(tensor.shape) for name, tensor in self.state()}
 
     @property
-    def steps(self) -> int:
-        return int(next(iter(self._adamw.state.values()))["step"])
+    def steps(self) -> list[int]:
+        return [int(self._adamw.state[flat]["step"]) for flat in self._flat]
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         for name in self._parameters:
@@ -105,11 +106,11 @@ class TorchBackend:
                 yield f"{kind}.{name}", tensors[name]
 
     @torch.no_grad()
-    def load(self, read: Callable[[str], Tensor], steps: int) -> None:
+    def load(self, read: Callable[[str], Tensor], steps: Sequence[int]) -> None:
         for name, tensor in self.state():
             tensor.copy_(read(name))
-        for state in self._adamw.state.values():
-            state["step"].fill_(steps)
+        for flat, taken in zip(self._flat, steps, strict=True):
+            self._adamw.state[flat]["step"].fill_(taken)
         self._round_masters()
 
     def close(self) -> None:

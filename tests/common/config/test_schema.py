@@ -60,7 +60,7 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
         (["--rl.steps", "true"], r"rl\.steps: true is no value of this key"),
-        (["--eval.every", "false"], r"eval\.every: false is no value of this key"),
+        (["--learner.ranks", "false"], r"learner\.ranks: false is no value of this key"),
         (["--model.name", ""], r"model\.name: .*at least 1 character"),
         (["--rl.lr", "Infinity"], r"rl\.lr: .*finite"),
         (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),

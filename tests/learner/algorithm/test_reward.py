@@ -162,13 +162,19 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
     ("keys", "message"),
     [
         (["--reward.normalisation=environment"], "grpo does not depend on the scale"),
-        (["--advantage.kind=return", "--reward.normalisation=environment"], "push its episode away without end"),
+        (
+            ["--advantage.kind=return", "--reward.normalisation=environment"],
+            "would push an episode away without end, and reward.normalisation may",
+        ),
         (["--reward.overlong_band=[20,10]"], "a larger one at which it is full"),
         (["--reward.overlong_cost=0.5"], "no length is penalised"),
-        (["--advantage.kind=maxrl", "--reward.turn_cost=0.1"], "may make negative"),
+        (
+            ["--advantage.kind=maxrl", "--reward.turn_cost=0.1"],
+            "divides by the mean return, and reward.turn_cost may make a return negative",
+        ),
         (
             ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],
-            "a KL penalty may make negative",
+            "reference.kl with place reward may make a return negative",
         ),
         (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),

@@ -21,7 +21,9 @@ from horizonrl.common.config.objective import (
     ReferenceSection,
 )
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.learner.engine.api import RankEngine
 from horizonrl.learner.engine.model import load_language_model
+from horizonrl.learner.engine.shards import open_shards, read_engine_file
 from horizonrl.learner.intake.batch import Batch
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.traces import demonstrations, make_batch
@@ -139,6 +141,46 @@ def test_at_a_rate_of_0_the_gradient_is_the_critics_alone(start: StartEngine) ->
     assert 0 < alone < 0.99 * both
 
 
+@pytest.mark.parametrize("settings", [{"backend": "torch"}, *({"zero_stage": stage} for stage in range(4))], ids=str)
+def test_a_group_that_pauses_counts_no_step_and_its_first_one_is_as_large_as_the_rate(
+    start: StartEngine, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    engine, rate, moved = start(objective=GAE, **settings), 1e-3, []
+    batches = [*([make_batch()] * 3), demonstrations(make_batch()), make_batch()]
+    masters = _masters(engine, tmp_path / "0")
+    for step, (batch, lr) in enumerate(zip(batches, (0.0, 0.0, rate, rate, rate), strict=True), 1):
+        engine.train_step(batch, lr)
+        before, masters = masters, _masters(engine, tmp_path / f"{step}")
+        moved.append({name: (masters[name] - before[name]).abs().max().item() for name in masters})
+    policy = [max(change for name, change in moves.items() if "critic" not in name) for moves in moved]
+    critic = [max(change for name, change in moves.items() if "critic" in name) for moves in moved]
+    assert policy[:2] == [0.0, 0.0] and policy[2] == pytest.approx(rate, rel=0.01), "AdamW's first step is its rate"
+    assert [change > 0 for change in critic] == [True, True, True, False, True]
+    assert json.loads((tmp_path / "5" / "engine.json").read_text())["optimizer_steps"] == [3, 4]
+    again = start(objective=GAE, **settings)
+    again.load(tmp_path / "5")
+    again.save(tmp_path / "again", {})
+    assert (tmp_path / "again" / "engine.json").read_text() == (tmp_path / "5" / "engine.json").read_text()
+
+
+def test_a_checkpoint_with_one_count_for_all_groups_is_read(start: StartEngine, tmp_path: Path) -> None:
+    engine = start(objective=GAE)
+    engine.train_step(make_batch(), 1e-3)
+    engine.save(tmp_path / "1", {})
+    file = tmp_path / "1" / "engine.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"optimizer_steps": 7}))
+    engine.load(tmp_path / "1")
+    engine.save(tmp_path / "2", {})
+    assert json.loads((tmp_path / "2" / "engine.json").read_text())["optimizer_steps"] == [7, 7]
+
+
+def _masters(engine: RankEngine, directory: Path) -> dict[str, torch.Tensor]:
+    """Return the float32 weights by name, from a checkpoint made for it."""
+    engine.save(directory, {})
+    with open_shards(directory, read_engine_file(directory)["files"]) as shards:
+        return {name: shards.read(name) for name in shards.shapes if name.startswith("master.")}
+
+
 def test_the_reference_is_the_policy_at_the_start_of_rl(start: StartEngine) -> None:
     engine = start(objective=KL)
     engine.train_step(demonstrations(make_batch()), 1e-2)
@@ -160,7 +202,7 @@ def test_a_batch_may_make_several_updates(start: StartEngine, tmp_path: Path) ->
         engine.train_step(make_batch(), 1e-3)
         engine.save(tmp_path / f"{index}", {})
         counts.append(json.loads((tmp_path / f"{index}" / "engine.json").read_text())["optimizer_steps"])
-    assert counts == [1, 4]
+    assert counts == [[1], [4]]
 
 
 def test_an_update_that_finds_too_large_a_kl_is_the_last_of_its_batch(start: StartEngine) -> None:
