@@ -22,7 +22,7 @@ class PausingAdamW(torch.optim.AdamW):
         gradients = [parameter.grad for parameter in paused]
         for parameter in paused:
             parameter.grad = None
-        loss = super().step(closure)
+        loss: float | None = super().step(closure)
         # Given back rather than dropped: a backend may hold views of them.
         for parameter, gradient in zip(paused, gradients, strict=True):
             parameter.grad = gradient

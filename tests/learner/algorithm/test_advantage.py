@@ -389,11 +389,6 @@ def test_the_same_return_in_other_increments_is_no_variance(kind: str) -> None:
         (["--advantage.discount=0.9"], r"set advantage\.credit to turn"),
         (["--advantage.kind=dpo"], r"set loss\.kind to reinforce"),
         *(([*DPO, f"--{key}"], r"DPO's loss") for key in NOT_DPO),
-        (["--advantage.kind=return", "--reward.turn_cost=0.1"], "and reward.turn_cost may make a return negative"),
-        (
-            ["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"],
-            "reference.kl with place reward may make a return",
-        ),
         (["--advantage.kind=gaae"], r"advantage\.kind"),
     ],
 )

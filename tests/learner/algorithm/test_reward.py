@@ -176,6 +176,11 @@ def test_a_curriculum_asks_whether_returns_differ_whatever_the_estimator_trains(
             ["--advantage.kind=maxrl", "--reference.kl=0.01", "--reference.place=reward"],
             "reference.kl with place reward may make a return negative",
         ),
+        (["--advantage.kind=return", "--reward.turn_cost=0.1"], "and reward.turn_cost may make a return negative"),
+        (
+            ["--advantage.kind=return", "--reference.kl=0.1", "--reference.place=reward"],
+            "without end, and reference.kl with place reward may make a return negative",
+        ),
         (["--rl.demo_weight=0.5"], "set demos_per_step"),
         (["--loss.shuffle=true"], "minibatches is 1, so there is no order"),
         (["--loss.kl_max=0.1"], "a batch makes a single update"),
