@@ -5,6 +5,7 @@ are what `horizonrl status`, the report and `horizonrl replay` read.
 """
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ log = get_logger()
 CONTEXT_SHARE = 0.25
 """Of a step's valid episodes of an environment. Beyond it the context is the horizon, whatever the config says."""
 
+BEYOND_SHARE = 0.5
+"""Of an environment's demonstrations. Beyond it the horizon ends most episodes before their task can be solved."""
+
 
 class Recorder:
     def __init__(
@@ -43,6 +47,8 @@ class Recorder:
         self._measured.set()
         self._context_is_short: set[str] = set()
         """Environments of which the log has said so."""
+        self._expert_turns: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        """How many demonstrations of an environment have how many turns, until RL begins there."""
 
     async def record_commit(
         self, background: asyncio.TaskGroup, pending: PendingBatch, batch: Batch, weights_digest: str
@@ -85,6 +91,7 @@ class Recorder:
         self._measured.set()
         mirror_metrics(self._metrics, line, pending)
         self._warn_of_context(phase, line["environments"])
+        self._warn_of_horizon(phase, pending, line["horizons"])
         for growth in grown:
             self._metrics.count("horizon_growths_total", env=growth.env_id)
             log.info("horizon_grown", **growth.model_dump())
@@ -97,6 +104,18 @@ class Recorder:
                 self._context_is_short.add(env)
                 limit = self._state.config.model.max_context_tokens
                 log.warning("context_before_horizon", env=env, share=share, max_context_tokens=limit)
+
+    def _warn_of_horizon(self, phase: Phase, pending: PendingBatch, horizons: Mapping[str, int]) -> None:
+        """Say once if experts need more turns than RL begins with: it then teaches how to lose a task slowly."""
+        if phase is Phase.IMITATION:
+            for group in pending.consumed:
+                self._expert_turns[group.ticket.task.env_id].update(len(each.turns) for each in group.valid_episodes)
+            return
+        for env, horizon in horizons.items():
+            turns = self._expert_turns.pop(env, Counter())
+            share = sum(count for needed, count in turns.items() if needed > horizon) / max(1, turns.total())
+            if share > BEYOND_SHARE:
+                log.warning("horizon_below_experts", env=env, horizon=horizon, share=share)
 
     async def record_evaluated(self, end: EvalEnd) -> None:
         """Take the end of an eval ticket; if it completes its round, write the result and keep the best version."""

@@ -44,6 +44,7 @@ TROUBLES = {
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",
     "gateway_call_failed": "the gateway could not serve a call of a program: a defect of HorizonRL",
     "group_broken": "a group broke and is played again",
+    "horizon_below_experts": "most demonstrations have more turns than RL begins with: raise the first of the horizons",
     "key_frame_asked_for": "published a key frame early: an actor found the changes in the broker damaged",
     "lease_lost": "a lease ran out; another actor plays its ticket",
     "lease_not_extended": "a lease could not be extended",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from horizonrl.common.run_dir import METRICS
-from horizonrl.common.types import Group, PolicyVersion, StopReason, Ticket
+from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.records.best import Best
@@ -142,6 +142,23 @@ def test_episodes_that_the_context_ends_before_their_horizon_are_said_once(
     rl = [line for line in read_lines(world.config.run_dir / METRICS) if line["phase"] == "rl"]
     shares = [line["environments"][said["env"]]["context_share"] for line in rl]
     assert said["share"] == next(share for share in shares if share > 0.25) <= max(shares)
+
+
+@pytest.mark.parametrize("needed", [4, 5])
+def test_a_first_horizon_that_most_experts_exceed_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: int
+) -> None:
+    def long(ticket: Ticket, policy: PolicyVersion, dice: random.Random) -> Group:
+        group = played(ticket, policy, dice)
+        turns = group.episodes[0].turns * needed
+        episodes = (group.episodes[0].model_copy(update={"turns": turns}), *group.episodes[1:])
+        return group.model_copy(update={"episodes": episodes}) if ticket.kind is Kind.DEMO else group
+
+    monkeypatch.setattr(world_module, "played", long)
+    with capture_logs() as logs:
+        asyncio.run(World(tmp_path).run())
+    said = [line for line in logs if line["event"] == "horizon_below_experts"]
+    assert [(line["horizon"], line["share"]) for line in said] == ([(4, 1.0)] if needed > 4 else [])
 
 
 def test_the_gap_of_the_engines_is_that_of_sampled_tokens(tmp_path: Path) -> None:
