@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.report.page import inert_json, make_page
+from horizonrl.ops.report.page import inert_json, make_page, save_page
+from horizonrl.ops.run.directory import read_config
 from tests.ops.report.runs import run_config, write_run
 
 
@@ -25,7 +27,11 @@ def test_out_names_another_file_in_a_directory_that_exists(
 ) -> None:
     assert main(["report", str(run_dir), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").is_file()
-    assert main(["report", str(run_dir), "--out", str(tmp_path / "none" / "page.html")]) == 2
+    nowhere = tmp_path / "none" / "page.html"
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(run_dir), "--out", str(nowhere)])
+    with pytest.raises(ConfigError, match="no directory"):
+        save_page(run_dir, read_config(run_dir), nowhere)
     assert main(["report", str(tmp_path)]) == 2
     assert "is no run directory" in capsys.readouterr().err
 
