@@ -191,6 +191,7 @@ def test_asking_wrongly_is_one_clear_message(
         (["broker", "keys", "--out", "x", "--actors", "-1"], "-1: give 1 or more"),
         (["broker", "keys", "--out", "x", "--host", ""], "'': give a name or an address"),
         (["broker", "keys", "--out", "x", "--host", "caf\u00e9"], "give a name or an address"),
+        (["demos", "--out", "nowhere/x.jsonl", "--envs", '[{"id": "parity"}]'], "no directory nowhere"),
         (["plan", "--json", "nowhere/plan.json"], "no directory nowhere: name a file in an existing directory"),
         (["report", "runs/laptop", "--out", "."], ". is a directory: name a file in it"),
     ],
