@@ -1,4 +1,4 @@
-"""Runs that an earlier `results.json` holds: of another machine, or of a sitting whose directory is gone.
+"""Runs that an earlier `results.json` holds: of another machine or study, or of a sitting whose directory is gone.
 
 Place in the flow: `results.json` → **earlier runs** → comparison. A study of days can be run in parts, each part under
 other seeds or variants, and the parts reported together: the file holds the whole outcome of each of its runs.
@@ -7,7 +7,7 @@ other seeds or variants, and the parts reported together: the file holds the who
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,21 @@ class ReportedRun:
     machine: str
 
 
-def read_earlier(paths: Sequence[Path], planned: Sequence[StudyRun]) -> list[ReportedRun]:
-    """Read the runs of some `results.json` that are also planned.
+def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun]) -> list[ReportedRun]:
+    """Read the runs of some `results.json` that are also planned: those with a planned run's config and seed.
 
-    Raises ConfigError if a file cannot be read, if one of its runs had another config than the planned one, or if two
-    files hold the same run. As with a study's directory, a setting that only one of two releases knows is ignored.
+    Raises ConfigError if a file cannot be read, if a run of the same study had another config than the planned one, if
+    a run could be several of the planned ones, or if two files hold the same run. As with a study's directory, a
+    setting that only one of two releases knows is ignored.
     """
-    earlier = [each for path in paths for each in _read(path, planned)]
+    earlier = [each for path in paths for each in _read(path, study, planned)]
     counts = Counter(f"{each.outcome.variant} of seed {each.outcome.seed}" for each in earlier)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(f"the files of --with hold a run twice: {', '.join(twice)}")
     return earlier
 
 
-def _read(path: Path, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
+def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
     try:
         results = json.loads(path.read_text())
         configs, runs = results["configs"], results["runs"]
@@ -55,14 +56,22 @@ def _read(path: Path, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
             f"--with {path}: not the results.json of a study, or of a release that did not record the configs of its "
             f"runs ({error!r})"
         ) from None
-    by_run = {(each.variant.name, each.seed): each for each in planned}
+    ours = results.get("study") == study
     for run in runs:
-        same = by_run.get((run["variant"], run["seed"]))
-        if same is None:
-            continue
-        if changed := changes(configs[run["variant"]], trained(same.config)):
-            raise ConfigError(f"--with {path}: {same.name} was run with another {changed}")
-        yield ReportedRun(_outcome(run), run["commit"], run["machine"])
+        name = run["variant"]
+        # Another study may have another name for the same run, and the same name for another run.
+        candidates = [each for each in planned if each.seed == run["seed"] and (each.variant.name == name or not ours)]
+        differing = [(each, changes(configs[name], trained(each.config))) for each in candidates]
+        same = [each for each, changed in differing if not changed]
+        if ours and candidates and not same:
+            raise ConfigError(f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}")
+        if len(same) > 1:
+            raise ConfigError(
+                f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(each.name for each in same)}: its "
+                "release did not know the settings that tell them apart"
+            )
+        for each in same:
+            yield ReportedRun(replace(_outcome(run), variant=each.variant.name), run["commit"], run["machine"])
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     # All of the phase, not only what was selected: an invalid config is found before hours of training.
     planned = plan(replace(study, variants=in_phase), request.directory, overrides)
     selected = [each for each in planned if each.seed in seeds and each.variant in variants]
-    earlier = read_earlier(request.earlier, selected)
+    earlier = read_earlier(request.earlier, study.name, selected)
     known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
     runs = [each for each in selected if (each.variant.name, each.seed) not in known]
     if not request.report_only:

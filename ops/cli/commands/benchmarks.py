@@ -110,7 +110,7 @@ def _add_learning(benchmarks: Commands) -> None:
         type=Path,
         default=(),
         metavar="FILE",
-        help="a results.json of this study, of another machine or sitting: its runs are not trained again",
+        help="a results.json of another machine, sitting or study: runs of the same config are not trained again",
     )
 
 

@@ -169,6 +169,29 @@ def test_the_runs_of_another_machine_are_reported_beside_its_own(place: Path) ->
         carry_out(place, earlier=[place / "none.json"])
 
 
+def test_a_run_of_another_study_is_the_same_if_its_config_is(place: Path) -> None:
+    # "high" here is what the study calls "low"; its own "high" is not among them.
+    (place / "study.toml").write_text(
+        STUDY.replace('"rates"', '"others"').replace("1e-4", "1e-3").replace("high", "best").replace("low", "high")
+    )
+    assert carry_out(place, seeds=[0]) == 0
+    others = (place / "out").rename(place / "others") / "results.json"
+    (place / "study.toml").write_text(STUDY)
+    assert carry_out(place, seeds=[0], earlier=[others]) == 0
+    assert started(place) == ["high-seed0"]
+    results = json.loads((place / "out" / "results.json").read_text())
+    found = {run["variant"]: run["curve"]["successes"][-1] for run in results["runs"]}
+    assert found == {"low": pytest.approx(1.6), "high": pytest.approx(16)}
+
+    # Without what tells the two apart, it could be either.
+    older = json.loads(others.read_text())
+    for config in older["configs"].values():
+        del config["rl"]["lr"], config["envs"]
+    others.write_text(json.dumps(older))
+    with pytest.raises(ConfigError, match="high of seed 0 could be low-seed0 or high-seed0"):
+        carry_out(place, earlier=[others])
+
+
 PHASES = (
     STUDY
     + """

@@ -96,6 +96,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         sizes[study.name] = len(study.variants)
     assert (sizes.pop("horizon-claim"), sizes.pop("asynchrony")) == (28, 18)
     assert (sizes.pop("curriculum"), sizes.pop("curriculum-smollm2"), sizes.pop("scenarios")) == (2, 3, 6)
+    assert sizes.pop("curriculum-scenarios") == 10
     assert sizes == {
         "estimators": 9,
         "losses": 6,
