@@ -3,6 +3,7 @@
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -32,5 +33,6 @@ class Section(BaseModel):
         if isinstance(given, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if bool not in (annotation, *get_args(annotation)):
-                raise ValueError(f"{str(given).lower()} is no value of this key, which is not a switch")
+                # No ValueError: of those nobody can tell whether one key is wrong or two contradict each other.
+                raise PydanticCustomError("switch", "this key is not a switch: give its value")
         return given

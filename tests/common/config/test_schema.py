@@ -59,8 +59,8 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
         (["--run.name", "a.b"], r"run\.name"),
         (["--envs", '[{"id": "textcraft"}, {"id": "textcraft"}]'], r"one entry"),
         (["--imitation.steps=0", "--rl.steps=0"], r"nothing to train"),
-        (["--rl.steps", "true"], r"rl\.steps: true is no value of this key"),
-        (["--learner.ranks", "false"], r"learner\.ranks: false is no value of this key"),
+        (["--rl.steps", "true"], r"rl\.steps: this key is not a switch"),
+        (["--learner.ranks", "false"], r"learner\.ranks: this key is not a switch"),
         (["--model.name", ""], r"model\.name: .*at least 1 character"),
         (["--rl.lr", "Infinity"], r"rl\.lr: .*finite"),
         (["--horizon.kind=adaptive", "--horizon.steps_per_stage=1"], r"steps_per_stage is 1 .* set it to 2 or more"),
@@ -101,11 +101,12 @@ def test_a_mistake_is_said_with_the_recipe_or_the_variable_that_it_comes_from(
 ) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text('[rl]\nlr = 0.1\n[[envs]]\nid = "textcraft"\nweight = "much"\n')
-    second.write_text('[rl]\nlr = "fast"\nlrr = 1\n')
+    second.write_text('[rl]\nlr = "fast"\nsteps = true\nlrr = 1\n')
     with pytest.raises(ConfigError) as raised:
         RunConfig.load([first, second])
     places = [line.removeprefix(f"{tmp_path}/").split(": ")[:2] for line in str(raised.value).splitlines()]
-    assert places == [["first.toml", "envs.0.weight"], ["second.toml", "rl.lr"], ["second.toml", "rl.lrr"]]
+    of_second = [["second.toml", f"rl.{key}"] for key in ("steps", "lr", "lrr")]
+    assert places == [["first.toml", "envs.0.weight"], *of_second]
     with pytest.raises(ConfigError, match=r"(?m)^rl\.lr: "):
         RunConfig.load([second], ["--rl.lr=slow"])
     monkeypatch.setenv("HORIZONRL_RL__LR", "slow")
