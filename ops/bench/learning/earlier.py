@@ -35,8 +35,8 @@ def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun])
     """Read the runs of some `results.json` that are also planned: those with a planned run's config and seed.
 
     Raises ConfigError if a file cannot be read, if a run of the same study had another config than the planned one, if
-    a run could be several of the planned ones, or if two files hold the same run. As with a study's directory, a
-    setting that only one of two releases knows is ignored.
+    a run could be several of the planned ones, if another study has none of them, or if two files hold the same run. As
+    with a study's directory, a setting that only one of two releases knows is ignored.
     """
     earlier = [each for path in paths for each in _read(path, study, planned)]
     counts = Counter(f"{each.outcome.variant} of seed {each.outcome.seed}" for each in earlier)
@@ -56,7 +56,7 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
             f"--with {path}: not the results.json of a study, or of a release that did not record the configs of its "
             f"runs ({error!r})"
         ) from None
-    ours = results.get("study") == study
+    ours, taken = results.get("study") == study, 0
     for run in runs:
         name = run["variant"]
         # Another study may have another name for the same run, and the same name for another run.
@@ -71,7 +71,10 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
                 "release did not know the settings that tell them apart"
             )
         for each in same:
+            taken += 1
             yield ReportedRun(replace(_outcome(run), variant=each.variant.name), run["commit"], run["machine"])
+    if not ours and not taken:
+        raise ConfigError(f"--with {path}: of another study, and none of its runs has the config and seed of one here")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

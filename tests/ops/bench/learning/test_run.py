@@ -182,6 +182,8 @@ def test_a_run_of_another_study_is_the_same_if_its_config_is(place: Path) -> Non
     results = json.loads((place / "out" / "results.json").read_text())
     found = {run["variant"]: run["curve"]["successes"][-1] for run in results["runs"]}
     assert found == {"low": pytest.approx(1.6), "high": pytest.approx(16)}
+    with pytest.raises(ConfigError, match="of another study, and none of its runs has the config and seed of one here"):
+        carry_out(place, earlier=[others], overrides=["--rl.steps=12"])
 
     # Without what tells the two apart, it could be either.
     older = json.loads(others.read_text())
