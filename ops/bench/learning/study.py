@@ -25,6 +25,9 @@ STUDIES = RECIPES / "studies"
 OWN_KEYS = ("run.name", "run.root", "run.seed")
 """Keys that the study sets itself in every run."""
 
+KEPT_OF_LEARNER = {"checkpoint_every", "keep_checkpoints"}
+"""Settings of what a run leaves behind, which its training does not depend on."""
+
 Overrides = dict[str, Any]
 SMALL = "small"
 """The phase that every study has: the machinery alone in seconds, on two variants and with no model in training."""
@@ -296,8 +299,8 @@ def _config(study: Study, variant: Variant, seed: int, directory: Path, override
 
 
 def trained(config: RunConfig) -> dict[str, Any]:
-    """Return what a run trains with: its config without its name, its place and its seed, as JSON has it."""
-    return config.model_dump(mode="json", exclude={"run"})
+    """Return what a run trains with, as JSON has it: its config without its name, place, seed and checkpoints."""
+    return config.model_dump(mode="json", exclude={"run": True, "learner": KEPT_OF_LEARNER})
 
 
 def _explain(problem: Any) -> str:

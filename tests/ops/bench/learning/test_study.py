@@ -104,6 +104,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "horizons": 5,
         "context": 6,
         "make-train": 2,
+        "table": 1,
     }
 
 
