@@ -23,3 +23,9 @@ def test_the_small_phase_of_a_study_ends_with_its_results(name: str, tmp_path: P
     assert [(each["variant"], each["seed"]) for each in results["runs"]] == [(variant, study.seeds[0])]
     assert len(results["runs"][0]["curve"]["steps"]) == 3, "evaluated before RL and after each of its two steps"
     assert (tmp_path / "success-steps.svg").is_file()
+    if study.table is not None:
+        tables = results["runs"][0]["tables"]
+        for when in ("before", "after"):
+            tasks = {row["task"] for row in tables[when]["blocks"][0]["rows"]} - {"all"}
+            assert len(tasks) == 26, "with web navigation as a whole, the paper's 27"
+        assert "| Science | Lifespan | 1 |" in (tmp_path / "report.md").read_text()

@@ -129,8 +129,14 @@ def to_json(comparison: Comparison, reported: Sequence[ReportedRun]) -> dict[str
     }
 
 
-def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], failures: Mapping[str, str]) -> str:
-    """Return the report: what was run, the tables, the plots, and the last lines of failed runs."""
+def to_markdown(
+    study: Study,
+    comparison: Comparison,
+    facts: Mapping[str, str],
+    failures: Mapping[str, str],
+    sections: Sequence[str] = (),
+) -> str:
+    """Return the report: what was run, the tables, sections of their own, the plots, and how failed runs ended."""
     parts = [f"# {study.name}", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
     parts += [_method(comparison), _table(*_successes(comparison)), _table(*_costs(comparison))]
     parts += [f"## At equal cost\n\n{_table(*_equal_cost(comparison))}"]
@@ -139,6 +145,7 @@ def to_markdown(study: Study, comparison: Comparison, facts: Mapping[str, str], 
     if any(row.played for row in comparison.rows):
         parts += [f"## Training episodes by horizon\n\n{PLAYED}\n\n{_table(*_played(comparison))}"]
     parts += [
+        *sections,
         "## Curves",
         *(f"![success against {AXES[axis]}]({plot_name(axis)})" for axis in ("steps", *comparison.budgets)),
     ]

@@ -6,7 +6,7 @@ else from the episodes consumed in training. The cost covers training only, not 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.types import Phase
 from horizonrl.ops.bench.learning.played import Played, read_played
 from horizonrl.ops.bench.learning.statistics import Array
+from horizonrl.ops.bench.learning.tables import read_tables
 from horizonrl.ops.run.lines import read_lines
 
 START_SHARE, FINAL_SHARE, WINDOW_SHARE = 0.1, 0.2, 0.1
@@ -84,6 +85,8 @@ class RunOutcome:
     wall_s: float
     played: tuple[Played, ...] = ()
     """Training episodes by horizon; empty for a run of a release that did not report them."""
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    """The paper's 27 tasks `before` and `after` RL, if the study has them played: as `horizonrl eval` wrote them."""
 
 
 def read_outcome(
@@ -128,6 +131,7 @@ def read_outcome(
         generated_tokens=int(costs["generated_tokens"][-1]),
         wall_s=wall_s,
         played=read_played(run_dir),
+        tables=read_tables(run_dir),
     )
 
 

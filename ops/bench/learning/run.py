@@ -28,7 +28,14 @@ from horizonrl.learner.controller.curriculum import eval_tasks
 from horizonrl.ops.bench.learning.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
 from horizonrl.ops.bench.learning.earlier import ReportedRun, changes, read_earlier
 from horizonrl.ops.bench.learning.outcome import AXES, RunOutcome, read_outcome
-from horizonrl.ops.bench.learning.study import Study, StudyRun, plan, read_study, select, trained
+from horizonrl.ops.bench.learning.study import Study, StudyRun, TableFile, plan, read_study, select, trained
+from horizonrl.ops.bench.learning.tables import (
+    TABLES,
+    require_kept_checkpoint,
+    table_commands,
+    tables_missing,
+    tables_to_markdown,
+)
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.run.directory import to_toml
 from horizonrl.ops.run.logfiles import last_lines
@@ -36,7 +43,7 @@ from horizonrl.ops.run.logfiles import last_lines
 RECIPE = "recipe.toml"
 ENDING = "ending.json"
 LOG = Path("logs") / "train.log"
-KEPT_FOLDERS = ("logs", "episodes")
+KEPT_FOLDERS = ("logs", "episodes", TABLES)
 """Kept of a finished run. Checkpoints, weights, the broker's files and the exported model are most of its size."""
 INTERRUPTED = 130
 
@@ -125,14 +132,17 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
         )
     # All of the phase, not only what was selected: an invalid config is found before hours of training.
     planned = plan(replace(study, variants=in_phase), request.directory, overrides)
+    if study.table is not None:
+        for each in planned:
+            require_kept_checkpoint(each)
     selected = [each for each in planned if each.seed in seeds and each.variant in variants]
-    earlier = read_earlier(request.earlier, study.name, selected)
+    earlier = _as_reported(study, read_earlier(request.earlier, study.name, selected))
     known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
     runs = [each for each in selected if (each.variant.name, each.seed) not in known]
     if not request.report_only:
         for each in runs:
             _write_recipe(each)
-        if not _carry_out(runs, command):
+        if not _carry_out(runs, command, study.table):
             print("stopped; the same command goes on from here, and --report-only shows what there is")
             return INTERRUPTED
     endings = _endings(runs)
@@ -140,17 +150,37 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     return 0 if reported and not any(ending.failed for _, ending in endings) else 1
 
 
-def _carry_out(runs: Sequence[StudyRun], command: Command) -> bool:
-    """Train the runs that are not finished and print one line per run. Return False if interrupted."""
-    # SIGTERM becomes Ctrl-C, so that `_train` ends its child in order in both cases.
+def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Return earlier runs as this study reports them: without tables if it plays none.
+
+    Raises ConfigError if it does and a run comes without them.
+    """
+    if study.table is None:
+        return [replace(each, outcome=replace(each.outcome, tables={})) for each in earlier]
+    outcomes = [each.outcome for each in earlier]
+    if lacking := [f"{each.variant} of seed {each.seed}" for each in outcomes if not each.tables]:
+        raise ConfigError(
+            f"--with: {', '.join(lacking)} comes without the tables that study {study.name} plays: leave that file out"
+        )
+    return list(earlier)
+
+
+def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | None) -> bool:
+    """Train the runs that are not finished, play their tables, and print one line per run.
+
+    Returns False if interrupted.
+    """
+    # SIGTERM becomes Ctrl-C, so that `_child` ends its child in order in both cases.
     terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number, each in enumerate(runs, 1):
             ending = _ending(each)
             again = ending is None or not (ending.finished or ending.gave_up)
-            if again:
+            if ending is None or again:
                 ending = _train(each, ending, command)
-            if ending is None or ending.code == INTERRUPTED:
+            if ending.finished and table is not None and tables_missing(each.directory):
+                ending = _play_tables(each, ending, table)
+            if ending.code == INTERRUPTED:
                 return False
             line = f"[{number}/{len(runs)}] {each.name}: {_finish_run(each, ending, again)}; {_left(runs, number)}"
             print(line, flush=True)
@@ -162,13 +192,27 @@ def _carry_out(runs: Sequence[StudyRun], command: Command) -> bool:
 
 
 def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
-    """Run `train` to its end. If this process is interrupted, send it SIGTERM and wait for it."""
-    log_file = each.directory / LOG
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    """Run `train` to its end, as `_child` does, and write down how it ended."""
     started = time.monotonic()
+    code = _child(command(each.directory / RECIPE), each.directory / LOG)
+    wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
+    return _write_ending(each, code, wall_s)
+
+
+def _play_tables(each: StudyRun, trained: Ending, table: TableFile) -> Ending:
+    """Play a run's tables, and write down the ending of one that fails: then the run counts as failed."""
+    for words in table_commands(each.directory, each.config, table):
+        if code := _child(words, each.directory / LOG):
+            return _write_ending(each, code, trained.wall_s)
+    return trained
+
+
+def _child(words: Sequence[str], log_file: Path) -> int:
+    """Run a command to its end. If this process is interrupted, send it SIGTERM and wait for it."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as sink:
         process = subprocess.Popen(
-            command(each.directory / RECIPE),
+            words,
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -176,14 +220,17 @@ def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
             preexec_fn=bound(),
         )
     try:
-        code = process.wait()
+        return process.wait()
     except KeyboardInterrupt:
         # Not SIGINT: a study started with `nohup ... &` ignores it, and so do its children until they handle it.
         process.send_signal(signal.SIGTERM)
         process.wait()
-        code = INTERRUPTED
-    wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
-    ending = Ending(code, wall_s, commit_of_program(), "" if code in (0, INTERRUPTED) else last_lines(log_file))
+        return INTERRUPTED
+
+
+def _write_ending(each: StudyRun, code: int, wall_s: float) -> Ending:
+    said = "" if code in (0, INTERRUPTED) else last_lines(each.directory / LOG)
+    ending = Ending(code, wall_s, commit_of_program(), said)
     (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n")
     return ending
 
@@ -277,7 +324,8 @@ def _report(
     results["configs"] = {name: trained(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
     (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures))
+    tables = [tables_to_markdown(f"{each.variant}, seed {each.seed}", each.tables) for each in outcomes if each.tables]
+    (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures, tables))
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
     return True

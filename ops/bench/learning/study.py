@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.common.types import Name
+from horizonrl.common.types import MAX_GROUP_SIZE, Name
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 STUDIES = RECIPES / "studies"
@@ -59,6 +59,20 @@ class PhaseFile(BaseModel):
     """Overrides of all its variants, which win over the study's and the variants' own."""
 
 
+class TableFile(BaseModel):
+    """The paper's 27 tasks, played by each run with its weights before and after RL."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tasks: Annotated[int, Field(ge=1)]
+    """Of each category."""
+    samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)]
+    """Episodes of each task."""
+
+
+SMALL_TABLE = TableFile(tasks=1, samples=1)
+
+
 class StudyFile(BaseModel):
     """The TOML file."""
 
@@ -82,6 +96,8 @@ class StudyFile(BaseModel):
     """The overrides of each variant."""
     grid: dict[Name, dict[Name, Overrides]] = {}
     """Axes. Each is a table from the name of a value to its overrides."""
+    table: TableFile | None = None
+    """Played at the end of each run; None plays no table."""
     phases: dict[Name, PhaseFile] = {}
     """Parts of the study that `--phase` selects. Every study has the phase `small` besides."""
 
@@ -117,6 +133,7 @@ class Study:
     """The axes of the grid; empty without a grid."""
     phases: Mapping[str, PhaseFile] = field(default_factory=dict)
     primary_axis: str | None = None
+    table: TableFile | None = None
 
     def phase(self, name: str) -> tuple["Study", Sequence[str], Sequence[str]]:
         """Return the study with a phase's seeds, the patterns of its variants, and its overrides.
@@ -128,7 +145,8 @@ class Study:
             raise ConfigError(f"study {self.name} has no phase {name!r}; its phases: {known}")
         phase = self.phases[name]
         overrides = [f"--{key}={json.dumps(value)}" for key, value in flattened(phase.overrides)]
-        return replace(self, seeds=phase.seeds), phase.only, overrides
+        table = SMALL_TABLE if name == SMALL and self.table is not None else self.table
+        return replace(self, seeds=phase.seeds, table=table), phase.only, overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +189,7 @@ def read_study(path_or_name: Path) -> Study:
         raise ConfigError(f"{path}: {', '.join(twice)} would name two variants: rename a value on an axis of [grid]")
     pairs = _pairs(file, variants, path)
     phases = {SMALL: _small(file, pairs, names), **file.phases}
-    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases, file.primary_axis)
+    return Study(file.name, file.seeds, variants, pairs, list(file.grid), phases, file.primary_axis, file.table)
 
 
 def plan(study: Study, directory: Path, overrides: Sequence[str] = ()) -> list[StudyRun]:
