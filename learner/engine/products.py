@@ -1,0 +1,39 @@
+"""Matrix products on a CPU that has no instructions for bfloat16: in float32, then rounded to bfloat16.
+
+That is what the instructions do, so nothing else changes: parameters, activations and logits stay bfloat16. It replaces
+torch's own kernels in this process, and so reaches the backward pass, adapters, attention and every backend alike.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAMES = ("mm", "addmm", "bmm", "baddbmm")
+
+
+@cache
+def widen_products() -> object:
+    """Have torch multiply matrices of bfloat16 in float32 on the CPU, in this process and from now on."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
+        for name in NAMES:
+            product = _wide(torch.library.get_kernel(f"aten::{name}", "CPU"))
+            library.impl(name, product, "CPU", with_keyset=True, allow_override=True)
+    return library  # torch's own kernels are back when it is collected: the cache keeps it
+
+
+def _wide(kernel: Any) -> Callable[..., Tensor]:
+    def product(keys: Any, *given: Any, **named: Any) -> Tensor:
+        if not any(isinstance(each, Tensor) and each.dtype is torch.bfloat16 for each in given):
+            same: Tensor = kernel.call_boxed(keys, *given, **named)
+            return same
+        widened = (each.float() if isinstance(each, Tensor) else each for each in given)
+        wide: Tensor = kernel.call_boxed(keys, *widened, **named)
+        return wide.to(torch.bfloat16)
+
+    return product
