@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from horizonrl.common.bfloat16 import multiplies_bfloat16
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs.miniwob.pages import BROWSERS
@@ -145,6 +146,11 @@ def _model() -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     yield Finding("cores", str(os.cpu_count()))
+    if _version("torch"):
+        import torch
+
+        has = multiplies_bfloat16(torch.cpu.get_capabilities())
+        yield Finding("bfloat16 on the CPU", "yes" if has else "no: products in float32, which take longer")
     disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9
     yield Finding(
         "free disk", f"{disk_gb:.0f} GB", None if disk_gb > 10 else "free 10 GB: checkpoints take 1.9 GB each"
