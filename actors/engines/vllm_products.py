@@ -1,6 +1,6 @@
-"""vLLM's matrix products on a CPU that has no instructions for bfloat16: in float32, then rounded to bfloat16.
+"""vLLM's matrix products on a CPU for which torch has no fast kernel in bfloat16: in float32, then rounded to bfloat16.
 
-That is what the instructions do, so nothing else changes: weights on the wire, activations, cache and logits stay
+That is what the kernel does elsewhere, so nothing else changes: weights on the wire, activations, cache and logits stay
 bfloat16. The packed weights take twice the memory.
 """
 

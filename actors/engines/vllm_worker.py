@@ -12,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from horizonrl.common.bfloat16 import multiplies_bfloat16
-
 PROBED_COLUMNS = 16
 """Columns of every matrix that a probe compares. One small optimizer step changes 0.3 % of the elements, so a stale
 matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-12."""
@@ -21,7 +19,8 @@ matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-1
 # vLLM's attention computes with Intel's matrix tiles (AMX) where the CPU has them, and does not ask Linux for them:
 # without the permission the engine dies of SIGILL in its first request. False on every other CPU.
 torch.cpu._init_amx()
-if not multiplies_bfloat16(torch.cpu.get_capabilities()):
+# Where torch has only its slow kernel for bfloat16, vLLM does not pack the weights either.
+if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
     from horizonrl.actors.engines.vllm_products import widen_products
 
     widen_products()

@@ -1,7 +1,7 @@
-"""Matrix products on a CPU that has no instructions for bfloat16: in float32, then rounded to bfloat16.
+"""Matrix products on a CPU for which torch has no fast kernel in bfloat16: in float32, then rounded to bfloat16.
 
-That is what the instructions do, so nothing else changes: parameters, activations and logits stay bfloat16. It replaces
-torch's own kernels in this process, and so reaches the backward pass, adapters, attention and every backend alike.
+That is what the kernel does elsewhere, so nothing else changes: parameters, activations and logits stay bfloat16. It
+replaces torch's own kernels in this process, and so reaches the backward pass, adapters, attention and both backends.
 """
 
 import warnings
@@ -13,6 +13,11 @@ import torch
 from torch import Tensor
 
 NAMES = ("mm", "addmm", "bmm", "baddbmm")
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether torch has a fast product of bfloat16 on this CPU: oneDNN's, which wants AVX-512 or ARM's bf16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache

@@ -26,7 +26,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.bfloat16 import multiplies_bfloat16
 from horizonrl.common.errors import CheckpointMismatch, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.learner.algorithm.advantage import Scores
@@ -46,7 +45,7 @@ from horizonrl.learner.engine.frozen import FrozenModel, frozen_scorer
 from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
-from horizonrl.learner.engine.products import widen_products
+from horizonrl.learner.engine.products import multiplies_bfloat16, widen_products
 from horizonrl.learner.engine.shards import (
     ENGINE_FILE,
     check_same_model,
@@ -335,7 +334,7 @@ def prepare_process(settings: EngineSettings) -> torch.device:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         return torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(settings.threads)
-    if not multiplies_bfloat16(torch.cpu.get_capabilities()):
+    if not multiplies_bfloat16():
         widen_products()
     return torch.device("cpu")
 

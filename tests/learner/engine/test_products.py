@@ -3,10 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
-from horizonrl.common.bfloat16 import multiplies_bfloat16
-
 PROGRAM = """
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
@@ -46,17 +42,3 @@ print("same")
 def test_a_product_is_that_of_float32_rounded_once_forward_and_backward() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "multiplies"),
-    [
-        ({"avx2": True, "avx512_bf16": False}, False),
-        ({"avx512_f": True, "avx512_bf16": True}, True),
-        ({"amx_bf16": True}, True),
-        ({"neon": True, "bf16": True}, True),
-        ({"neon": True, "bf16": False, "num_sockets": 1}, False),
-    ],
-)
-def test_instructions_for_bfloat16_are_known_by_their_names(capabilities: dict[str, bool], multiplies: bool) -> None:
-    assert multiplies_bfloat16(capabilities) is multiplies
