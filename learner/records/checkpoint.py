@@ -44,6 +44,11 @@ class Checkpoint:
         return str(self.state.get("mark", ""))
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of a step's checkpoint, a directory in `checkpoints/`."""
+    return f"step-{step:06d}"
+
+
 class CheckpointStore:
     """The checkpoints of one run. The newest `keep` are kept."""
 
@@ -103,7 +108,7 @@ class CheckpointStore:
             ) from error
 
     def _places(self, step: int) -> tuple[Path, Path]:
-        visible = self._root / f"step-{step:06d}"
+        visible = self._root / checkpoint_name(step)
         return visible, self._root / f"{_INCOMING}{visible.name}"
 
     def newest(self) -> Checkpoint | None:

@@ -107,12 +107,17 @@ def cells(row: Mapping[str, Any], samples: Sequence[int]) -> list[str]:
         row["scenario"],
         row["task"],
         str(row["episodes"]),
-        interval(dict(row)) if row["episodes"] else "-",
+        success(row),
         *(percent(row["pass_at"][str(k)]) for k in _shown(samples)),
         number(row["turns_mean"], 1),
         number(row["tokens_mean"], 0),
         percent(row["broken_share"]),
     ]
+
+
+def success(row: Mapping[str, Any]) -> str:
+    """Return a row's success and its interval, or a dash if no episode was valid."""
+    return interval(row) if row["episodes"] else "-"
 
 
 def _shown(samples: Sequence[int]) -> Sequence[int]:
@@ -121,6 +126,11 @@ def _shown(samples: Sequence[int]) -> Sequence[int]:
 
 
 def _markdown(block: Mapping[str, Any], samples: Sequence[int]) -> str:
-    rows = [header(samples), ["---", "---", *["---:"] * (len(header(samples)) - 2)]]
-    rows += [cells(row, samples) for row in block["rows"]]
-    return f"{title(block)}:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows = [cells(row, samples) for row in block["rows"]]
+    return f"{title(block)}:\n\n{markdown_table(header(samples), rows)}"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first two columns are words, the scenario and the task, and whose others are numbers."""
+    rule = ["---", "---", *["---:"] * (len(head) - 2)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))

@@ -12,9 +12,10 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG
+from horizonrl.learner.records.checkpoint import checkpoint_name
 from horizonrl.ops.bench.learning.study import StudyRun, TableFile
-from horizonrl.ops.evaluation.report import RESULTS, read_results
-from horizonrl.ops.observe.figures import interval, number
+from horizonrl.ops.evaluation.report import RESULTS, markdown_table, read_results, success
+from horizonrl.ops.observe.figures import number
 
 TABLES = "tables"
 """Folder in a run's directory."""
@@ -28,8 +29,8 @@ def table_commands(run_dir: Path, config: RunConfig, table: TableFile) -> list[l
     imitation, checkpoints = config.imitation.steps, run_dir / CHECKPOINTS
     came = [config.model.name, "--recipe", str(run_dir / CONFIG)]
     subjects = {
-        BEFORE: [str(_checkpoint(checkpoints, imitation))] if imitation else came,
-        AFTER: [str(_checkpoint(checkpoints, imitation + config.rl.steps))],
+        BEFORE: [str(checkpoints / checkpoint_name(imitation))] if imitation else came,
+        AFTER: [str(checkpoints / checkpoint_name(imitation + config.rl.steps))],
     }
     choice = ["--table", "--tasks", str(table.tasks), "--samples", str(table.samples)]
     program = [sys.executable, "-m", "horizonrl.ops.cli.main", "eval"]
@@ -70,9 +71,8 @@ HEAD = ("scenario", "task", "n", "before RL", "after RL", "turns before", "turns
 def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
     """Return a run's tables side by side, as a section of the report."""
     before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
-    rows = [HEAD, ["---", "---", *["---:"] * (len(HEAD) - 2)]]
-    rows += [_cells(one, other) for one, other in zip(before, after, strict=True)]
-    return f"## The 27 tasks: {name}\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    rows = [_cells(one, other) for one, other in zip(before, after, strict=True)]
+    return f"## The 27 tasks: {name}\n\n{markdown_table(HEAD, rows)}"
 
 
 def _cells(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:
@@ -81,10 +81,6 @@ def _cells(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]
         before["scenario"],
         before["task"],
         str(before["episodes"]),
-        *(interval(row) if row["episodes"] else "-" for row in both),
+        *map(success, both),
         *(number(row["turns_mean"], 1) for row in both),
     ]
-
-
-def _checkpoint(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f"step-{step:06d}"

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import torch
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 torch.manual_seed(0)
 x, w, b = torch.randn(3, 7, 24), torch.randn(16, 24), torch.randn(16)
