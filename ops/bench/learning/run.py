@@ -140,6 +140,9 @@ def run(request: StudyRequest, command: Command = train_command) -> int:
     known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
     runs = [each for each in selected if (each.variant.name, each.seed) not in known]
     if not request.report_only:
+        if known:
+            names = ", ".join(each.name for each in runs) or "nothing"
+            print(f"--with: {len(known)} of {len(selected)} runs have finished; to train: {names}", flush=True)
         for each in runs:
             _write_recipe(each)
         if not _carry_out(runs, command, study.table):

@@ -130,10 +130,13 @@ def test_a_study_is_run_once_and_reported(place: Path, capsys: pytest.CaptureFix
     assert "had finished" in capsys.readouterr().out
 
 
-def test_the_runs_of_another_machine_are_reported_beside_its_own(place: Path) -> None:
+def test_the_runs_of_another_machine_are_reported_beside_its_own(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert carry_out(place, seeds=[0]) == 0
     elsewhere = (place / "out").rename(place / "elsewhere") / "results.json"
     assert carry_out(place, earlier=[elsewhere]) == 0
+    assert "--with: 2 of 4 runs have finished; to train: low-seed1, high-seed1" in capsys.readouterr().out
     assert started(place) == ["low-seed1", "high-seed1"]
     parts = json.loads((place / "out" / "results.json").read_text())
     assert parts["runs"] and [(run["variant"], run["seed"]) for run in parts["runs"]] == [
