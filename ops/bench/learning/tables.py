@@ -5,21 +5,27 @@ are removed → `results.json`, `report.md`. Both stay in the run's directory, a
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import CHECKPOINTS, CONFIG
 from horizonrl.learner.records.checkpoint import checkpoint_name
+from horizonrl.ops.bench.learning.significance import holm, paired_test
 from horizonrl.ops.bench.learning.study import StudyRun, TableFile
+from horizonrl.ops.evaluation.journal import read_journal
 from horizonrl.ops.evaluation.report import RESULTS, markdown_table, read_results, success
 from horizonrl.ops.observe.figures import number
 
 TABLES = "tables"
 """Folder in a run's directory."""
-BEFORE, AFTER = "before", "after"
+BEFORE, AFTER, PAIRED = "before", "after", "paired"
 KEPT_FACTS = ("settings", "samples", "blocks")
 """Of an evaluation's `results.json`; the rest names places on this machine."""
 
@@ -47,7 +53,37 @@ def read_tables(run_dir: Path) -> dict[str, Any]:
     if tables_missing(run_dir):
         return {}
     read = {when: read_results(run_dir / TABLES / when) for when in (BEFORE, AFTER)}
-    return {when: {name: results[name] for name in KEPT_FACTS} for when, results in read.items()}
+    kept = {when: {name: results[name] for name in KEPT_FACTS} for when, results in read.items()}
+    return {**kept, PAIRED: _paired(run_dir, read[AFTER]["blocks"][0])}
+
+
+def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what RL adds to the success in each scenario, tested over its tasks, with Holm's correction.
+
+    A task's rate counts once, because its episodes resemble each other. What another seed would give, it does not say.
+    """
+    before, after = (_task_rates(run_dir / TABLES / when, block["turns"]) for when in (BEFORE, AFTER))
+    rows: list[dict[str, Any]] = []
+    for env_id, scenario in {row["env"]: row["scenario"] for row in block["rows"]}.items():
+        tasks = sorted(task for task in before.keys() & after.keys() if task[0] == env_id)
+        before_T, after_T = (np.array([rates[task] for task in tasks]) for rates in (before, after))
+        difference = float(np.mean(after_T - before_T)) if tasks else None
+        test = paired_test(after_T, before_T)
+        tested = asdict(test) if test is not None else None
+        rows.append({"scenario": scenario, "tasks": len(tasks), "difference": difference, "tested": tested, "p": None})
+    known = [row for row in rows if row["tested"] is not None]
+    for row, corrected in zip(known, holm([row["tested"]["p"] for row in known]), strict=True):
+        row["p"] = corrected
+    return rows
+
+
+def _task_rates(directory: Path, turns: Mapping[str, int]) -> dict[tuple[str, str], float]:
+    """Return the success of each task, by environment and task, over its episodes that did not break."""
+    successes: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for (env_id, task, _), line in read_journal(directory)[1].items():
+        if (played := line.within(turns[env_id])) is not None:
+            successes[env_id, task].append(played.success)
+    return {key: float(np.mean(each)) for key, each in successes.items()}
 
 
 def require_kept_checkpoint(run: StudyRun) -> None:
@@ -66,13 +102,24 @@ def require_kept_checkpoint(run: StudyRun) -> None:
 
 
 HEAD = ("scenario", "task", "n", "before RL", "after RL", "turns before", "turns after")
+PAIRED_HEAD = ("scenario", "tasks", "RL adds, in points", "p after Holm")
 
 
 def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
-    """Return a run's tables side by side, as a section of the report."""
+    """Return a run's tables side by side, and what RL adds by scenario, as a section of the report."""
     before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
-    rows = [_cells(one, other) for one, other in zip(before, after, strict=True)]
-    return f"## The 27 tasks: {name}\n\n{markdown_table(HEAD, rows)}"
+    parts = [markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])]
+    if paired := tables.get(PAIRED):  # a run of an earlier release has none
+        parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired)))
+    return "\n\n".join([f"## The 27 tasks: {name}", *parts])
+
+
+def _paired_cells(row: Mapping[str, Any]) -> Sequence[str]:
+    difference, tested = row["difference"], row["tested"]
+    added = "-" if difference is None else f"{100 * difference:+.1f}"
+    if tested is not None:
+        added += " ({low:+.1f} to {high:+.1f})".format(**{end: 100 * at for end, at in tested["interval"].items()})
+    return row["scenario"], str(row["tasks"]), added, number(row["p"])
 
 
 def _cells(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.types import StopReason
 from horizonrl.ops.bench.learning import run as runs
 from horizonrl.ops.bench.learning.study import TableFile, plan
 from horizonrl.ops.bench.learning.tables import table_commands
+from horizonrl.ops.evaluation.journal import Line, TurnRecord
 from tests.ops.bench.learning.studies import BASE, STUDY, study_of
 from tests.ops.bench.learning.test_run import CHILD
 from tests.ops.bench.learning.test_run import carry_out as carry_out_study
@@ -20,7 +22,14 @@ TABLE = STUDY.replace(
     '"rl.groups_per_step" = 2',
     '"rl.groups_per_step" = 2\nimitation = { steps = 3 }\nlearner = { checkpoint_every = 100 }',
 ) + ("\n[table]\ntasks = 2\nsamples = 4\n")
-ROW: dict[str, Any] = {"scenario": "Games", "task": "Depth 1", "episodes": 8, "low": 0.1, "high": 0.6}
+ROW: dict[str, Any] = {
+    "scenario": "Games",
+    "task": "Depth 1",
+    "env": "textcraft",
+    "episodes": 8,
+    "low": 0.1,
+    "high": 0.6,
+}
 EVALUATION = """
 import json, os, sys
 from pathlib import Path
@@ -34,9 +43,34 @@ if os.environ.get("BREAK") == out.name:
 out.mkdir(parents=True, exist_ok=True)
 rate = 0.25 if out.name == "before" else 0.5
 row = json.loads(os.environ["ROW"]) | {"success_rate": rate, "turns_mean": 3.0}
-results = {"model": "a path", "split": "test", "settings": {}, "samples": [4], "blocks": [{"rows": [row]}]}
+block = {"turns": {"textcraft": 2}, "rows": [row]}
+results = {"model": "a path", "split": "test", "settings": {}, "samples": [4], "blocks": [block]}
 (out / "results.json").write_text(json.dumps(results))
+(out / "episodes.jsonl").write_text(os.environ[f"PLAYED_{out.name.upper()}"])
 """
+
+
+def journal(*successes: str, turns: int = 1) -> str:
+    """Return the file of an evaluation with a task for each text, which has a letter an episode: won, lost, broken."""
+    turn = {"text": "", "observation": "", "reward": 0.0, "tokens": 1}
+    ends = {"w": StopReason.TERMINATED, "l": StopReason.TERMINATED, "b": StopReason.ENV_ERROR}
+    lines = [
+        Line(
+            env="textcraft",
+            task=f"textcraft/{task}",
+            category="depth1",
+            sample=sample,
+            stop=ends[end],
+            success=end == "w",
+            generate_s=0.0,
+            environment_s=0.0,
+            prompt="",
+            turns=tuple(TurnRecord.model_validate(turn) for _ in range(turns)),
+        ).model_dump_json()
+        for task, ends_of_task in enumerate(successes)
+        for sample, end in enumerate(ends_of_task)
+    ]
+    return "\n".join([json.dumps({"settings": {}}), *lines, ""])
 
 
 @pytest.fixture
@@ -45,6 +79,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in (("base.toml", BASE), ("study.toml", TABLE), ("child.py", CHILD), ("eval.py", EVALUATION)):
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("ROW", json.dumps(ROW))
+    monkeypatch.setenv("PLAYED_BEFORE", journal("llll", "wlll", "wwll"))
+    monkeypatch.setenv("PLAYED_AFTER", journal("llll", "wwll", "wwww"))
 
     def commands(*asked: Any) -> list[list[str]]:
         return [[sys.executable, str(tmp_path / "eval.py"), *words[4:]] for words in table_commands(*asked)]
@@ -66,14 +102,38 @@ def test_a_run_plays_its_tables_once_before_its_checkpoints_go(place: Path) -> N
     assert tables["after"] == {
         "settings": {},
         "samples": [4],
-        "blocks": [{"rows": [ROW | {"success_rate": 0.5, "turns_mean": 3.0}]}],
+        "blocks": [{"turns": {"textcraft": 2}, "rows": [ROW | {"success_rate": 0.5, "turns_mean": 3.0}]}],
     }
     report = (place / "out" / "report.md").read_text()
     assert "## The 27 tasks: low, seed 0" in report
     assert "| Games | Depth 1 | 8 | 25 % (10-60 %) | 50 % (10-60 %) | 3.0 | 3.0 |" in report
+    # Differences of 0, 25 and 50 points: t = √3 with two degrees of freedom.
+    assert "| Games | 3 | +25.0 (-37.1 to +87.1) | 0.23 |" in report
 
     assert carry_out(place) == 0
     assert (place / "out" / "played").read_text().splitlines() == played
+
+
+def test_what_rl_adds_is_tested_over_tasks_and_a_broken_episode_is_none(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAYED_BEFORE", journal("lbbb", "lllb", "bbbb"))
+    monkeypatch.setenv("PLAYED_AFTER", journal("wwww", "wwww", "wwww"))
+    assert carry_out(place) == 0
+    results = json.loads((place / "out" / "results.json").read_text())
+    assert results["runs"][0]["tables"]["paired"] == [
+        {"scenario": "Games", "tasks": 2, "difference": 1.0, "tested": None, "p": None}
+    ], "equal differences have no spread to test, and a task without a valid episode has no rate"
+    assert "| Games | 2 | +100.0 | - |" in (place / "out" / "report.md").read_text()
+
+
+def test_episodes_of_too_many_turns_are_lost_in_the_pairs_as_in_the_table(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAYED_AFTER", journal("wwww", "wwww", "wwww", turns=3))
+    assert carry_out(place) == 0
+    paired = json.loads((place / "out" / "results.json").read_text())["runs"][0]["tables"]["paired"]
+    assert paired[0]["difference"] == pytest.approx(-0.25)
 
 
 def test_a_table_that_fails_keeps_the_checkpoints_and_is_played_again(
