@@ -103,7 +103,7 @@ def test_the_committed_studies_can_be_read(place: Path) -> None:
         "staleness": 20,
         "horizons": 5,
         "context": 6,
-        "make-train": 2,
+        "make-train": 3,
         "table": 1,
     }
 
