@@ -130,7 +130,7 @@ def _markdown(block: Mapping[str, Any], samples: Sequence[int]) -> str:
     return f"{title(block)}:\n\n{markdown_table(header(samples), rows)}"
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose first two columns are words, the scenario and the task, and whose others are numbers."""
-    rule = ["---", "---", *["---:"] * (len(head) - 2)]
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 2) -> str:
+    """Return a table whose first `words` columns are words, as scenario and task, and whose others are numbers."""
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))

@@ -6,6 +6,7 @@ Place in the flow: outcomes of finished runs → **comparison** → `results.jso
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ from horizonrl.ops.bench.learning.statistics import (
     success_interval,
 )
 from horizonrl.ops.bench.learning.study import Study
+from horizonrl.ops.evaluation.report import markdown_table
+from horizonrl.ops.observe.figures import number
+
+_table = partial(markdown_table, words=1)
 
 POINTS = 60
 """Number of points of a drawn curve."""
@@ -230,10 +235,10 @@ def _contrasts(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
                 str(len(each.seeds)),
                 _points(each.difference),
                 within,
-                _number(each.p, 3),
+                number(each.p, 3),
                 "-" if each.cost is None else _ratio(each.cost),
                 "-" if each.end_cost is None else _end_cost(each.end_cost),
-                _number(each.collapse_p, 3),
+                number(each.collapse_p, 3),
             ]
         )
     return head, rows
@@ -245,10 +250,10 @@ def _costs(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             row.variant,
-            _number(row.ess_mean),
-            _number(row.ess_min),
-            _number(row.staleness_mean),
-            _number(row.staleness_max, 0),
+            number(row.ess_mean),
+            number(row.ess_min),
+            number(row.staleness_mean),
+            number(row.staleness_max, 0),
             "-" if row.truncated_share is None else f"{row.truncated_share:.0%}",
             "-" if row.collapsed is None else f"{row.collapsed} of {len(row.seeds)}",
             f"{row.gave_up} of {len(row.seeds)}",
@@ -282,8 +287,8 @@ def _played(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
                     _percent(shares["solved_share"]),
                     _percent(shares["truncated_share"]),
                     _percent(shares["context_share"]),
-                    _number(shares["turns_per_solved"], 1),
-                    _number(shares["turns_per_unsolved"], 1),
+                    number(shares["turns_per_solved"], 1),
+                    number(shares["turns_per_unsolved"], 1),
                     _percent(shares["repeated_share"]),
                 ]
             )
@@ -294,11 +299,6 @@ def _equal_cost(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     head = [f"success at {budget:,.0f} {AXES[axis]}" for axis, budget in comparison.budgets.items()]
     rows = [[row.variant, *map(_share, row.at_equal_cost.values())] for row in comparison.rows]
     return ["variant", *head], rows
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
 
 
 def _percent(share: float | None) -> str:
@@ -326,7 +326,3 @@ def _ratio(cost: CostRatio) -> str:
 def _end_cost(cost: EndCost) -> str:
     ratio, low, high = ("-" if value is None else f"{value:.2f}" for value in (cost.ratio, cost.low, cost.high))
     return f"{cost.spent:,.0f} against {cost.against_spent:,.0f}: {ratio} [{low}, {high}]"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -54,7 +54,7 @@ def student_interval(values_S: Array) -> Interval | None:
 
 
 def paired_test(after_S: Array, before_S: Array) -> PairedTest | None:
-    """Test the mean of `after - before` over the same seeds; None if their differences show no spread."""
+    """Test the mean of `after - before` over the same seeds, or tasks; None if their differences show no spread."""
     differences_S = np.asarray(after_S) - np.asarray(before_S)
     interval = student_interval(differences_S)
     if interval is None:

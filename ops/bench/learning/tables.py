@@ -110,7 +110,7 @@ def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
     before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
     parts = [markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])]
     if paired := tables.get(PAIRED):  # a run of an earlier release has none
-        parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired)))
+        parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired), words=1))
     return "\n\n".join([f"## The 27 tasks: {name}", *parts])
 
 
