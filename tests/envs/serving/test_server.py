@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import ClientSession
 
@@ -223,10 +224,9 @@ def test_a_worker_that_dies_breaks_its_episodes_alone_and_is_replaced() -> None:
 
 
 def workers_of(parent: int) -> list[int]:
-    shown = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(parent)], capture_output=True, text=True, check=False
-    )
-    return [int(line.split()[0]) for line in shown.stdout.splitlines() if "serving.worker" in line]
+    """Return the workers among a process's children, by their whole command lines: `ps` cuts them at 80 columns."""
+    children = psutil.Process(parent).children()
+    return [child.pid for child in children if any("serving.worker" in part for part in child.cmdline())]
 
 
 def test_openenvs_websocket_plays_an_episode() -> None:
