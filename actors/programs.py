@@ -10,9 +10,9 @@ import time
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session
 from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout
-from horizonrl.common.types import Episode, Kind, StopReason, Ticket
+from horizonrl.common.texts import printable
+from horizonrl.common.types import MAX_SHORT_TEXT, Episode, Kind, StopReason, Ticket
 from horizonrl.envs.api import Endpoint, Outcome, Program
-from horizonrl.envs.bounds import printable
 
 GRACE_S = 10.0
 """Time that a program has to end by itself once no call is left and the last one has been sampled."""
@@ -48,7 +48,7 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
     return session.graph.episode(
         index,
         stop,
-        error=error and printable(error),
+        error=error and printable(error, MAX_SHORT_TEXT),
         reward=float(outcome.reward),
         success=outcome.success,
         generate_s=session.generate_s,

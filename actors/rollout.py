@@ -23,8 +23,10 @@ from horizonrl.common.errors import ContextFull, EngineDead, EnvironmentTimeout,
 from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger
 from horizonrl.common.state import ContextRule
+from horizonrl.common.texts import printable
 from horizonrl.common.types import (
     MAX_BRANCHES,
+    MAX_SHORT_TEXT,
     Branch,
     Episode,
     Kind,
@@ -35,7 +37,7 @@ from horizonrl.common.types import (
     VersionSpan,
 )
 from horizonrl.envs.api import Environment, Expert, Program, Step, expert_of, state_digest
-from horizonrl.envs.bounds import printable, readable
+from horizonrl.envs.bounds import readable
 from horizonrl.envs.in_thread import in_own_thread
 
 log = get_logger()
@@ -151,7 +153,7 @@ class Recording:
             stop=stop,
             success=self.success,
             prompt=self.prompt,
-            error=error and printable(error),
+            error=error and printable(error, MAX_SHORT_TEXT),
             generate_s=self.generate_s,
             environment_s=self.environment_s,
         )
@@ -358,7 +360,9 @@ async def play(make: Callable[[], Environment | Program], rollout: Rollout, tick
 
 def broken(index: int, error: str) -> Episode:
     """Return an episode that broke before its first turn."""
-    return Episode(index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=printable(error))
+    return Episode(
+        index=index, prompt_ids=(), turns=(), stop=StopReason.ENV_ERROR, error=printable(error, MAX_SHORT_TEXT)
+    )
 
 
 async def _close(environment: Environment | Program, env_id: str) -> None:

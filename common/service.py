@@ -31,6 +31,7 @@ from aiohttp import web
 from horizonrl.common.errors import DISK_FULL, ConfigError, HorizonError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import BrokerLink, Metrics
+from horizonrl.common.texts import printable
 
 log = get_logger()
 
@@ -279,7 +280,7 @@ async def _run_and_report(role: Callable[[], Awaitable[None]], run_dir: Path | N
         for leaf, message in messages:
             log.error("role_failed", error=type(leaf).__name__, reason=message or str(leaf))
             if message is not None:
-                print(f"error: {message}", file=sys.stderr)
+                print(f"error: {printable(message)}", file=sys.stderr)
         if any(message is None for _, message in messages):
             traceback.print_exception(error)
         # The highest code wins: 2 tells the supervisor not to start this role again.

@@ -32,11 +32,6 @@ def whole(text: str, task_id: str, chars: int) -> str:
     return text
 
 
-def printable(error: str) -> str:
-    """Return an error's text as a record takes it: short, and with a `?` for each half of a character."""
-    return error.encode("utf-8", "replace").decode()[:1024]
-
-
 def clip(text: str, chars: int = 60) -> str:
     """Return a text cut to `chars`. The default is for an agent's own words when an answer quotes them."""
     return text if len(text) <= chars else text[: chars - 3] + "..."

@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -44,23 +45,25 @@ ROOM_BYTES = 64 << 20
 
 STANDALONE = "horizonrl"
 """The name of a server that belongs to no cluster. Those of a cluster begin with it: `connect` knows ours by it."""
+LOG_FILE = "nats-server.log"
 WRITE_ERROR = "write error"
 
-# Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, so it is
-# open on loopback only.
+# Port -1 takes a free one, which the server writes to `ports_file_dir`. The monitoring port has no password, and its
+# answers allow every origin: a page in a browser on this machine could read them, if it knew the path.
 CONFIG = """\
 listen: "{host}:{port}"
 http: "127.0.0.1:-1"
+http_base_path: "{monitoring_path}"
 server_name: {name}
 max_payload: 8MB
 max_pending: 256MB
 write_deadline: "30s"
-log_file: "{directory}/nats-server.log"
+log_file: {log_file}
 logfile_size_limit: 64MB
 logfile_max_num: 2
-ports_file_dir: "{directory}"
+ports_file_dir: {directory}
 jetstream {{
-  store_dir: "{directory}"
+  store_dir: {directory}
   {sync}
 }}
 {extra}
@@ -90,6 +93,7 @@ class EmbeddedServer:
         self.name = name
         self._process: asyncio.subprocess.Process | None = None
         self._lock: IO[str] | None = None
+        self._monitoring_path = f"/{secrets.token_hex(16)}"
         self.monitoring = ""
         """The url of the server's monitoring on this machine."""
 
@@ -124,7 +128,9 @@ class EmbeddedServer:
                 name=self.name,
                 host=self.host,
                 port=self.port or -1,
-                directory=self.directory,
+                directory=_quoted(self.directory),
+                log_file=_quoted(self.directory / LOG_FILE),
+                monitoring_path=self._monitoring_path,
                 sync="sync_interval: always" if self.durability == "power" else "",
                 extra=self.extra,
             )
@@ -193,10 +199,10 @@ class EmbeddedServer:
                 log.info("broker_restoring", server=self.name, stored_mib=stored_bytes >> 20, for_s=round(now - began))
             await asyncio.sleep(POLL_S)
         listening: dict[str, list[str]] = json.loads(ports.read_text())
-        return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0]
+        return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0] + self._monitoring_path
 
     def _failure(self, what: str) -> str:
-        log_file = self.directory / "nats-server.log"
+        log_file = self.directory / LOG_FILE
         tail = log_file.read_text(errors="replace").splitlines()[-5:] if log_file.exists() else []
         return "\n".join([f"nats-server {what}; the end of {log_file}:", *tail])
 
@@ -297,6 +303,11 @@ class EmbeddedServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as a string of nats-server's configuration."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _stored_bytes(directory: Path) -> int:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from horizonrl.common.errors import DISK_FULL, HorizonError, MissingDependency
+from horizonrl.common.texts import printable
 from horizonrl.ops.cli.parser import parse
 
 
@@ -20,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.execute(arguments, overrides)
         return code
     except HorizonError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         # A light install lacks packages by design: name the one to install instead of a traceback.

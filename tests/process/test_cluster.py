@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ def leader_of(stream: str, place: Path) -> int:
     """Return the number of the server that leads a stream, according to the servers themselves."""
     for ports in place.glob("server-*/nats-server_*.ports"):
         (monitoring,) = json.loads(ports.read_text())["monitoring"]
+        settings = ports.with_name("nats-server.conf").read_text()
+        monitoring += re.search(r'http_base_path: "(.+)"', settings)[1]  # type: ignore[index]
         with urllib.request.urlopen(f"{monitoring}/jsz?accounts=true&streams=true", timeout=10) as answer:
             accounts = json.load(answer)["account_details"]
         for found in (found for account in accounts for found in account.get("stream_detail", ())):

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from horizonrl.broker.api import Role, Stream
@@ -253,6 +254,31 @@ def test_a_server_that_restores_a_large_store_is_waited_for(tmp_path: Path, monk
             async with EmbeddedServer(tmp_path / "nats") as started:
                 assert started.port == 4222
         assert [line["stored_mib"] for line in logs if line["event"] == "broker_restoring"][:1] == [190]
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_may_have_quotes_and_backslashes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        directory = tmp_path / 'a "quoted" \\ näme {x} $HOME'
+        async with EmbeddedServer(directory) as server:
+            assert await server.complaint() is None
+        assert (directory / "jetstream").is_dir()
+
+    asyncio.run(scenario())
+
+
+def test_the_monitoring_port_answers_under_a_secret_path_alone(tmp_path: Path) -> None:
+    """The server lets pages of every origin read its answers, so a page must not know where they are."""
+
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path) as server, ClientSession() as http:
+            assert (await server.figures())["server_name"] == "horizonrl"
+            port = server.monitoring.split("/")[2]
+            for path in ("varz", "connz", "jsz", "healthz"):
+                async with http.get(f"http://{port}/{path}") as answer:
+                    assert answer.status == 404
+        assert (tmp_path / "nats-server.conf").stat().st_mode & 0o077 == 0
 
     asyncio.run(scenario())
 
