@@ -24,7 +24,7 @@ from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.run.directory import check_broker_named, read_config
 from horizonrl.ops.run.lines import read_lines
 from horizonrl.ops.run.models import model_identity, resolve_model
 
@@ -49,6 +49,7 @@ def replay_run(request: ReplayRequest) -> int:
     from horizonrl.learner.spawn import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
+    check_broker_named(config, request.run_dir, request.overrides)
     require_backend(config.learner)
     start = _start(request.run_dir, request.first, config.learner)
     ledger = _ledger(request)

@@ -31,7 +31,7 @@ from horizonrl.ops.observe.figures import percent
 from horizonrl.ops.observe.snapshot import Rows, Snapshot
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect
 from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import in_training, read_address, read_config
+from horizonrl.ops.run.directory import SECRETS, check_broker_named, in_training, read_address, read_config
 
 REFRESH_S = 2.0
 PATIENCE_S = 2.0
@@ -129,8 +129,11 @@ class StatusSource:
 def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """Return a run directory's config with its broker's address."""
     config = read_config(run_dir, overrides)
+    check_broker_named(config, run_dir, overrides)
     if config.broker.url is None:
-        broker = config.broker.model_copy(update={"url": read_address(run_dir)})
+        # The broker of a `train` on this machine asks for no secret, and its address is the directory's too.
+        nats = config.broker.nats.model_copy(update=dict.fromkeys(SECRETS))
+        broker = config.broker.model_copy(update={"url": read_address(run_dir), "nats": nats})
         return config.model_copy(update={"broker": broker})
     return config
 

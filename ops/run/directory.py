@@ -23,6 +23,9 @@ _ADDRESS = re.compile(r"""([A-Za-z][\w+.-]*)://[^\s/"',;?#]+([^\s"',;?#]*)[^\s"'
 """Scheme, what is hidden, path, and what is left out: a query may hold a key."""
 _FOLDER = re.compile(r"""(?<![^\s=:"'(])(~[\w.-]*|file://)?/(?:[^\s/:"',;]+/)+""")
 """The folder of a path within a text, such as a word of a shell's command."""
+SECRETS = ("password", "credentials", "nkey_seed")
+"""The keys of `[broker.nats]` that prove who an operator is."""
+URL_OPTION, URL_VARIABLE = "--broker.url", "HORIZONRL_BROKER__URL"
 TRIES = 10
 """How often the lock is tried, 10 ms apart: whoever only looks whether it is held (`in_training`) holds it briefly."""
 
@@ -91,6 +94,20 @@ def read_address(run_dir: Path) -> str | None:
     """Return the url of the run's latest embedded broker, or None where it never had one."""
     file = run_dir / ADDRESS
     return file.read_text().strip() if file.exists() else None
+
+
+def check_broker_named(config: RunConfig, run_dir: Path, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if secrets would go to a broker that a run directory names and the operator does not.
+
+    Whoever made the directory chose that address: a password, or a signature of what is sent there, would be theirs.
+    """
+    secrets = [name for name in SECRETS if getattr(config.broker.nats, name) is not None]
+    is_named = URL_VARIABLE in os.environ or any(word.partition("=")[0] == URL_OPTION for word in overrides)
+    if config.broker.url is not None and secrets and not is_named:
+        raise ConfigError(
+            f"{run_dir / CONFIG} names the broker {config.broker.url}, which would be shown your broker.nats."
+            f"{' and broker.nats.'.join(secrets)}: if it is your broker, add {URL_OPTION}={config.broker.url}"
+        )
 
 
 @contextmanager

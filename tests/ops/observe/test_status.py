@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import BrokerSection, RunConfig
+from horizonrl.common.run_dir import ADDRESS
 from horizonrl.common.state import HorizonGrowth, HorizonState, Outcomes, Progress, WeightsManifest
 from horizonrl.common.types import DropReason, Kind, Phase, PolicyVersion
 from horizonrl.learner.intake.accounts import TicketAccounts
@@ -55,6 +57,42 @@ def test_an_option_that_was_turned_off_stays_off_when_the_run_resumes(tmp_path: 
     config = RunConfig.load([], [f"--run.root={tmp_path}", "--loss.dual_clip=none"])
     write_config(config)
     assert read_config(config.run_dir).loss.dual_clip is None
+
+
+@pytest.mark.parametrize("command", [["status"], ["replay", "--from", "0"]])
+def test_no_secret_goes_to_a_broker_that_the_operator_has_not_named(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(0)
+        url = f"nats://127.0.0.1:{stranger.getsockname()[1]}"
+        config = RunConfig.load([], [f"--run.root={tmp_path}", f"--broker.url={url}", "--broker.nats.user=me"])
+        write_config(config)
+        monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
+        assert main([*command, str(config.run_dir)]) == 2
+        assert f"add --broker.url={url}" in capsys.readouterr().err
+        with pytest.raises(BlockingIOError):  # nobody has called
+            stranger.accept()
+
+
+def test_the_address_of_an_embedded_broker_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}"])
+    write_config(config)
+    (config.run_dir / ADDRESS).write_text("nats://stranger:4222")
+    monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
+    source = StatusSource.find(StatusRequest((config.run_dir,)))
+    assert source.config.broker.url == "nats://stranger:4222"
+    assert source.config.broker.nats.password is None
+
+
+def test_an_operator_names_his_broker_and_his_secret_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--broker.url=nats://mine:1", "--broker.nats.user=me"])
+    write_config(config)
+    monkeypatch.setenv("HORIZONRL_BROKER__NATS__PASSWORD", "hunter2")
+    source = StatusSource.find(StatusRequest((config.run_dir,), overrides=["--broker.url=nats://mine:1"]))
+    assert source.config.broker.nats.password is not None
+    monkeypatch.setenv("HORIZONRL_BROKER__URL", "nats://mine:1")
+    assert StatusSource.find(StatusRequest((config.run_dir,))).config.broker.nats.password is not None
 
 
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
