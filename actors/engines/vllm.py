@@ -1,12 +1,11 @@
 """The policy on vLLM: one engine in a child process, ids in and out, weights renewed between two tokens."""
 
 import asyncio
-import json
 import math
 import os
 import signal
 import warnings
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import fields
 from importlib import import_module
@@ -19,11 +18,10 @@ from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.imports import left_out, uncollected
+from horizonrl.common.model_dir import HEAD, is_tied, model_config, tensor_shapes, weight_files
 from horizonrl.common.scratch import scratch
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
-MAX_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, as in its own reader."""
 QUEUED_S = 900.0
 """Longest wait of a request before its first token."""
 TOKEN_S = 1.0
@@ -50,7 +48,13 @@ class VllmPolicy:
         self.engine = description
         self._engine = engine
         # Read once from the model itself, so that a frame of another model is rejected before the engine sees it.
-        self._shapes = frame_shapes(*settings.model_dir.glob("*.safetensors"))
+        shapes = tensor_shapes(*weight_files(settings.model_dir))
+        self._frames = [shapes]
+        """The tensors that a frame of this model may have."""
+        if is_tied(model_config(settings.model_dir)):
+            # The file of a tied model may hold its head too (Qwen3-0.6B). A learner that ties the two sends one of
+            # them; one that finds them different sends both, as vLLM decides. The probe looks at the head either way.
+            self._frames.append({name: shape for name, shape in shapes.items() if name != HEAD})
         self._version = PolicyVersion()
         self._numbers = count()
         self._deadlines: set[asyncio.Timeout] = set()
@@ -143,11 +147,15 @@ class VllmPolicy:
         """
         try:
             # Before the engine sees the file: a load that fails half-way leaves no weights to return to.
-            shapes = await asyncio.to_thread(frame_shapes, weights)
+            shapes = await asyncio.to_thread(tensor_shapes, weights)
         except (OSError, ValueError) as error:
             raise WeightsRejected(f"{weights} is no weights file ({error}): {version} is not applied") from error
-        if shapes != self._shapes:
-            raise WeightsRejected(f"{weights} does not hold the tensors of this model: {version} is not applied")
+        if shapes not in self._frames:
+            odd = sorted(shapes.items() ^ self._frames[-1].items())[0]
+            raise WeightsRejected(
+                f"{weights.name} does not hold the tensors of this model, such as {odd[0]} of {odd[1]}: {version} is "
+                "not applied"
+            )
         try:
             # The lock also tells `_watch` that silence is expected now.
             async with self._applying, self._alive(APPLY_TIMEOUT_S):
@@ -268,24 +276,6 @@ def generation_of(output: Any) -> Generation:
         logprobs=tuple(min(0.0, logprob) for logprob in logprobs),
         spans=tuple(_span(span) for span in output.weight_versions),
     )
-
-
-def frame_shapes(*files: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in safetensors files, read from their headers. Raises ValueError."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            # The length stands in the file itself. Unchecked, a damaged one would have us read any number of bytes into
-            # memory.
-            if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
-                raise ValueError(f"{path} has no safetensors header: it would have {header_bytes} bytes")
-            header = json.loads(file.read(header_bytes))
-        try:
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} has no safetensors header: {error!r}") from error
-    return shapes
 
 
 def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:

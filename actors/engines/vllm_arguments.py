@@ -31,7 +31,8 @@ REFUSED = {
     **dict.fromkeys(("hf_overrides", "model_class_overrides", "model_impl", "diffusion_config"), _SAME_TOKENS),
     **dict.fromkeys(("watermark_config", "kv_sharing_fast_prefill"), _SAME_TOKENS),
     **dict.fromkeys(("logprobs_mode", "max_logprobs", "dtype"), _SAME_LOGPROBS),
-    **dict.fromkeys(("quantization", "quantization_config", "load_format", "model_weights"), _SAME_WEIGHTS),
+    **dict.fromkeys(("quantization", "quantization_config", "model_weights"), _SAME_WEIGHTS),
+    **dict.fromkeys(("config_format", "load_format"), _SAME_WEIGHTS),
     **dict.fromkeys(("enable_lora", "worker_cls", "worker_extension_cls", "weight_transfer_config"), _SAME_WEIGHTS),
     **dict.fromkeys(("enable_sleep_mode", "cpu_offload_gb", "offload_backend"), _SAME_WEIGHTS),
     **dict.fromkeys(("data_parallel_size", "pipeline_parallel_size", "nnodes", "device_ids"), _OWN_ENGINES),
@@ -58,6 +59,9 @@ def engine_options(settings: InferenceSettings, on_cpu: bool) -> dict[str, Any]:
     """Return the arguments that HorizonRL sets."""
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
+        # Not "auto", which takes Mistral's own files where they lie beside those of Hugging Face.
+        "config_format": "hf",
+        "load_format": "hf",
         "dtype": "bfloat16",
         # Ids in, ids out: the engine never sees text (token exactness).
         "skip_tokenizer_init": True,

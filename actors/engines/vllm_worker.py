@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from horizonrl.common.model_dir import HEAD
+
 PROBED_COLUMNS = 16
 """Columns of every matrix that a probe compares. One small optimizer step changes 0.3 % of the elements, so a stale
 matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-12."""
@@ -40,10 +42,10 @@ class WeightsExtension:
 
     def load_frame(self, path: str) -> None:
         """Load a safetensors file of Hugging Face names. The engine is paused; on an error parameters may be lost."""
-        model = self.model_runner.get_model()
-        self.reload_weights(weights_iterator=iter(load_file(path).items()))
+        model, tensors = self.model_runner.get_model(), load_file(path)
+        self.reload_weights(weights_iterator=iter(tensors.items()))
         head = getattr(model, "lm_head", None)  # Cohere's embedding is its head
-        if head is not None and getattr(model.config, "tie_word_embeddings", False):
+        if head is not None and HEAD not in tensors:
             # vLLM packs lm_head for the CPU's matrix product when the model is built; a reload renews the embedding
             # and leaves the pack of a tied head behind: 2.8 nats off after a change of 5 %, and no warning.
             head.quant_method.process_weights_after_loading(head)

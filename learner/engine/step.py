@@ -28,6 +28,7 @@ from torch import Tensor
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointMismatch, RunFailed
 from horizonrl.common.logs import get_logger
+from horizonrl.common.model_dir import weight_files
 from horizonrl.learner.algorithm.advantage import Scores
 from horizonrl.learner.algorithm.objective import (
     LossStats,
@@ -75,7 +76,7 @@ class PolicyGradientEngine:
         self._base: dict[str, str] = {}
         """Digests of the frozen model's files. Adapters mean nothing on top of another model."""
         if settings.lora_rank:
-            self._base = {file.name: digest_file(file) for file in sorted(settings.model_dir.glob("*.safetensors"))}
+            self._base = {file.name: digest_file(file) for file in weight_files(settings.model_dir)}
         self._earlier: TokenScorer | None = None
         self._reference_version: int | None = None
         """The version whose weights `_reference` has; None when it has none that count."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError
 from horizonrl.common.logs import get_logger
+from horizonrl.common.model_dir import tensor_shapes, weight_files
 from horizonrl.common.run_dir import BEST, CHECKPOINTS, WEIGHTS
 
 log = get_logger()
@@ -98,16 +99,11 @@ def require_disk(config: RunConfig, model_dir: Path) -> None:
 def count_parameters(model_dir: Path, lora_rank: int) -> tuple[int, int]:
     """Return the parameters in the safetensors files of a model's directory, and how many of them a run trains.
 
-    With LoRA, those are the adapters of each linear layer. A directory without such files has (0, 0).
+    With LoRA, those are the adapters of each linear layer.
     """
-    from safetensors import safe_open  # numpy with it, which a launcher of ranks needs for nothing else
-
-    parameters = adapters = 0
-    for file in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(file, framework="np") as tensors:
-            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - no mapping
-        parameters += sum(math.prod(shape) for shape in shapes.values())
-        adapters += sum(lora_rank * sum(shape) for name, shape in shapes.items() if name.endswith("_proj.weight"))
+    shapes = tensor_shapes(*weight_files(model_dir))
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    adapters = sum(lora_rank * sum(shape) for name, shape in shapes.items() if name.endswith("_proj.weight"))
     return parameters, adapters if lora_rank else parameters
 
 

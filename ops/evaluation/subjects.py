@@ -16,6 +16,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.model_dir import weight_files
 from horizonrl.common.run_dir import BEST, CONFIG
 from horizonrl.common.scratch import scratch
 from horizonrl.envs import registry
@@ -131,7 +132,7 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
         **model_identity(model_dir),
         # By content: a directory of the same name may hold other weights tomorrow, whose episodes must not mix with
         # these.
-        "weights": {file.name: digest_file(file) for file in sorted(model_dir.glob("*.safetensors"))},
+        "weights": {file.name: digest_file(file) for file in weight_files(model_dir)},
         "max_context_tokens": config.model.max_context_tokens,
         "engine": config.actor.engine,
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError, did_you_mean
+from horizonrl.common.model_dir import refuse_untrainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,7 @@ def shape_of_directory(model_dir: Path) -> ModelShape:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{model_dir}/config.json does not say the model's shape ({error!r})") from None
-    if any("experts" in key for key in config):
-        raise ConfigError(f"{model_dir} is a mixture of experts, which the formulas do not cover: give --model-size")
+    refuse_untrainable(model_dir)
     if set(config.get("layer_types") or ()) - ATTENTION or any("mamba" in key for key in config):
         raise ConfigError(f"{model_dir} is a hybrid model, which the formulas do not cover: give --model-size")
     return shape

@@ -36,7 +36,7 @@ from horizonrl.ops.run.directory import only_train, write_config
 from horizonrl.ops.run.finished import ended_at, how_to_go_on, newest_checkpoint
 from horizonrl.ops.run.gpus import Division, divide, visible_gpus
 from horizonrl.ops.run.logfiles import keep_short
-from horizonrl.ops.run.models import resolve_model
+from horizonrl.ops.run.models import trainable_model
 from horizonrl.ops.run.roles import stop_within_s
 from horizonrl.ops.run.supervision import Restarts, RunProgress, SupervisedProcess
 from horizonrl.ops.run.variables import recipe_environment
@@ -106,7 +106,7 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         with console.waiting("preparing the model") as tell:
             # Once, before any part starts: otherwise learner and actors would each wait for the same model, out of
             # sight.
-            model_dir = resolve_model(config.model.name, tell=tell)
+            model_dir = trainable_model(config.model.name, tell=tell)
         # The parts get a directory, so none of them has to look the name up again.
         config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(model_dir)})})
         finished = uvloop.run(_train(config, console))

@@ -23,6 +23,7 @@ import xxhash
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
+from horizonrl.common.model_dir import refuse_untrainable, weight_files
 
 SMOLLM2 = "smollm2-135m-instruct"
 POCKET = "pocket"
@@ -54,16 +55,22 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tel
     if path is None:
         raise ConfigError(f"model.name is {str(name_or_path)!r}: {_how_to_get(str(name_or_path))}")
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
-    if not any(path.glob("*.safetensors")):
-        missing.append("*.safetensors")
     if missing:
         raise ConfigError(f"model.name is {str(path)!r}, which has no {', no '.join(missing)}: not a model's directory")
+    weight_files(path)
     if not _has_chat_template(path):
         raise ConfigError(
             f"model.name is {str(path)!r}, which has no chat template, neither as chat_template.jinja nor in "
             "tokenizer_config.json: agents are chats, so use an instruction-tuned model"
         )
     return path.resolve()
+
+
+def trainable_model(name_or_path: str | Path, tell: Tell = to_stderr) -> Path:
+    """Return the directory of a model for a run. Raises ConfigError for one that can be played but not trained."""
+    model_dir = resolve_model(name_or_path, tell=tell)
+    refuse_untrainable(model_dir)
+    return model_dir
 
 
 def known_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE) -> Path | None:

@@ -100,13 +100,13 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     from horizonrl.learner.records.disk import require_disk
     from horizonrl.learner.spawn import spawn_ranks
     from horizonrl.ops.observe.trackers import require
-    from horizonrl.ops.run.models import model_identity, resolve_model
+    from horizonrl.ops.run.models import model_identity, trainable_model
 
     require_backend(config.learner)
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
         require(config.tracker.kind)
-    model_dir = resolve_model(config.model.name)
+    model_dir = trainable_model(config.model.name)
     if leads and LAUNCHER not in os.environ and config.learner.backend != "hash":
         require_disk(config, model_dir)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
@@ -128,9 +128,9 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
 
 def _actor(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]:
     from horizonrl.actors.main import run_actor
-    from horizonrl.ops.run.models import model_identity, resolve_model
+    from horizonrl.ops.run.models import model_identity, trainable_model
 
-    model_dir = resolve_model(config.model.name)
+    model_dir = trainable_model(config.model.name)
 
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     shadow = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(str(config.broker.url).encode())}"

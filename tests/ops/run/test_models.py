@@ -14,7 +14,15 @@ from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.ops.publish.card import base_model
 from horizonrl.ops.run import models
 from horizonrl.ops.run.directory import public_config
-from horizonrl.ops.run.models import POCKET, SMOLLM2, hub_id, known_model, model_identity, resolve_model
+from horizonrl.ops.run.models import (
+    POCKET,
+    SMOLLM2,
+    hub_id,
+    known_model,
+    model_identity,
+    resolve_model,
+    trainable_model,
+)
 
 
 def test_a_model_directory_is_returned_as_it_is(tiny_models: tuple[Path, Path]) -> None:
@@ -43,6 +51,16 @@ def test_a_model_without_a_chat_template_is_refused_before_anything_starts(
     (model / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json is not JSON"):
         resolve_model(model)
+
+
+def test_a_mixture_of_experts_can_be_played_but_not_trained(tiny_models: tuple[Path, Path], tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_models[0], tmp_path / "experts")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_local_experts": 8}))
+    assert resolve_model(model) == model
+    with pytest.raises(ConfigError, match="8 experts per layer"):
+        trainable_model(model)
+    assert trainable_model(tiny_models[0]) == tiny_models[0]
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:

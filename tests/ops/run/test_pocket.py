@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.engines.vllm import frame_shapes
+from horizonrl.common.model_dir import tensor_shapes
 from horizonrl.common.types import Episode
 from horizonrl.envs import registry
 from horizonrl.ops.run import pocket
@@ -117,7 +117,7 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(
     first, again, other = (files_digest(path, "model.safetensors") for path in made)
     assert first == again
     assert first != other
-    assert 500_000 < sum(map(math.prod, frame_shapes(made[0] / "model.safetensors").values())) < 2_000_000
+    assert 500_000 < sum(map(math.prod, tensor_shapes(made[0] / "model.safetensors").values())) < 2_000_000
     # transformers replaces the tokenizer of some kinds of model by its own when it loads it
     prompt = asyncio.run(pocket.expert_episodes(ChatTemplate.load(made[0]), "train", "depth1"))[0].prompt
     assert ChatTemplate.load(made[0]).open(None, prompt) == chat.open(None, prompt)

@@ -1,0 +1,99 @@
+"""Directories as the hub has them, in a real engine on CPU: their frames are accepted, and every tensor is probed."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from horizonrl.common.model_dir import INDEX
+from horizonrl.learner.engine.lora import write_policy
+from horizonrl.learner.engine.model import load_language_model
+from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
+
+pytestmark = pytest.mark.process
+
+PLAYED = """
+import asyncio, json, sys
+from pathlib import Path
+from horizonrl.actors.engines.vllm import VllmPolicy
+from horizonrl.actors.policy import InferenceSettings
+from horizonrl.common.errors import HorizonError
+from horizonrl.common.types import PolicyVersion
+
+async def main(model, frames):
+    policy = await VllmPolicy.start(InferenceSettings(Path(model), 256, 4, kv_cache_mib=16))
+    sampled = []
+    for version, frame in enumerate([None, *frames]):
+        if frame is not None:
+            await policy.apply(Path(frame), PolicyVersion(version=version))
+        seen = await policy.generate([11, 12, 13], max_tokens=16, temperature=1.0, stop_ids=(), seed=5)
+        sampled.append([seen.ids, seen.logprobs])
+    await policy.close()
+    print(json.dumps(sampled), flush=True)
+
+asyncio.run(main(sys.argv[1], sys.argv[2:]))
+"""
+
+
+def play(model: Path, *frames: Path) -> Any:
+    """Return what an engine samples with a model's own weights and then with each frame."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
+        done = subprocess.run(
+            [sys.executable, "-c", PLAYED, str(model), *map(str, frames)],
+            env=os.environ | {"TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def tied_with_head(path: Path, seed: int) -> Path:
+    """A tied Qwen2 whose file holds its head too, as Qwen3-0.6B's and many fine-tuned models' do."""
+    model = make_tiny_qwen(path, seed)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def as_frame(model: Path, path: Path) -> Path:
+    """Write what a learner sends of a model."""
+    write_policy(load_language_model(model), list, path)
+    return path
+
+
+def beside_a_second_copy(model: Path) -> Path:
+    """Make one shard and an index of a model's file, beside Mistral's second copy under other names."""
+    tensors = load_file(model / "model.safetensors")
+    save_file({f"layers.{name}": tensor for name, tensor in tensors.items()}, model / "consolidated.safetensors")
+    (model / "params.json").write_text("{}")
+    shard = model / "model-00001-of-00001.safetensors"
+    (model / "model.safetensors").rename(shard)
+    (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(tensors, shard.name)}))
+    return model
+
+
+def test_a_tied_model_whose_file_holds_its_head_takes_the_learners_frames(tmp_path: Path) -> None:
+    first, second = (tied_with_head(tmp_path / name, seed) for seed, name in enumerate(("first", "second")))
+    frames = [as_frame(model, tmp_path / f"{model.name}.safetensors") for model in (second, first)]
+    assert "lm_head.weight" not in load_file(frames[0])
+    began, changed, back = play(first, *frames)
+    assert began == back
+    assert began[1] != changed[1]
+
+
+def test_the_indexs_files_are_the_model_beside_a_second_copy(tmp_path: Path) -> None:
+    model = beside_a_second_copy(make_tiny_qwen(tmp_path / "model", 0))
+    began, again = play(model, as_frame(model, tmp_path / "frame.safetensors"))
+    assert began == again
