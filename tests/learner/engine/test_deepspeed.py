@@ -12,6 +12,8 @@ import torch
 from structlog.testing import capture_logs
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from horizonrl.learner.engine import backends
+from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.model import load_language_model
 from horizonrl.learner.intake.batch import Batch
 from tests.learner.engine.test_ranks import KL
@@ -67,6 +69,36 @@ def test_at_stage_0_too_updates_that_are_too_small_for_bfloat16_add_up(start: St
     # Above 2e-3 bfloat16 numbers are 1.5e-5 apart: one step of 1e-6 is lost in rounding, thirty are not.
     assert float((moved[0] & (before.abs() > 2e-3)).float().mean()) > 1e-3
     assert float((moved[1] != moved[0]).float().mean()) < 1e-4
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_gradients_are_freed_as_they_come_and_the_weights_are_those_of_gradients_that_wait(
+    start: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero_stage: int
+) -> None:
+    configured = backends.deepspeed._deepspeed_config
+    digests, waiting = [], []
+    for precision in ({"enabled": True}, configured(EngineSettings(tmp_path))["bf16"]):
+        monkeypatch.setattr(
+            backends.deepspeed,
+            "_deepspeed_config",
+            lambda settings, precision=precision: configured(settings) | {"bf16": precision},
+        )
+        engine: Any = start(zero_stage=zero_stage, micro_batch_tokens=128)
+        backward = engine._backend.backward
+
+        def count(loss: torch.Tensor, engine: Any = engine, backward: Any = backward) -> None:
+            backward(loss)
+            waiting.append(any(p.grad is not None for p in engine._backend.scorer.parameters()))
+
+        engine._backend.backward = count
+        for seed in range(3):
+            engine.train_step(make_batch(seed, traces=7), 1e-3)
+        digests.append(engine.write_weights(tmp_path / "weights"))
+    assert digests[0] == digests[1]
+    assert len(waiting) >= 2 * 3 * 2
+    if zero_stage == 1:
+        half = len(waiting) // 2
+        assert all(waiting[:half]) and not any(waiting[half:])
 
 
 def test_the_step_does_not_depend_on_how_the_batch_was_cut(start: StartEngine, tmp_path: Path) -> None:
