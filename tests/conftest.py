@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts its background jobs so, and the commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Tests compute on the CPU, whatever the machine has: a GPU would be shared by many of them, and rounds otherwise.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 LONGEST = ("tests/process/", "tests/examples/", "tests/learner/engine/")
 

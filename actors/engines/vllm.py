@@ -16,7 +16,8 @@ from typing import Any
 from horizonrl.actors.engines.vllm_arguments import checked, engine_options
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
-from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
+from horizonrl.common.gpus import has_gpu
 from horizonrl.common.imports import left_out, uncollected
 from horizonrl.common.model_dir import HEAD, is_tied, model_config, tensor_shapes, weight_files
 from horizonrl.common.scratch import scratch
@@ -313,6 +314,11 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
 
+        if current_platform.is_cpu() != on_cpu:
+            raise ConfigError(
+                f"torch has {'no' if on_cpu else 'a'} GPU here, but vLLM {vllm.__version__} is built for "
+                f"{current_platform.device_type or 'GPUs'}: install requirements/{'cpu' if on_cpu else 'gpu'}.txt"
+            )
         if on_cpu and _has_one_thread():
             import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
@@ -333,12 +339,15 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
 
 
 def sees_gpu() -> bool:
-    """Return whether torch has a GPU here, without starting CUDA: a process that is forked after that cannot use it."""
+    """Return whether torch has a GPU here, without starting CUDA: a process that is forked after that cannot use it.
+
+    Raises ConfigError if torch cannot use the GPUs that this process was given.
+    """
     # Asks NVML. vLLM sets it too, but only once it is imported, and what it reads then depends on the answer.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
 
-    return torch.cuda.is_available()
+    return has_gpu(torch)
 
 
 @contextmanager

@@ -171,7 +171,8 @@ class LearnerSection(Section):
     join_timeout_s: Seconds = 600.0
     """Seconds that the machines wait for each other at the start."""
     threads: Positive = 1
-    """CPU threads per rank. More threads than free cores slow down every thread (spinning barriers)."""
+    """CPU threads per rank. More threads than free cores slow down every thread (spinning barriers). A rank on a GPU
+    has at least an equal share of the machine's cores, for its work on the host."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage. Every stage keeps float32 master weights. Stage 0 adds up the gradients of micro-batches in
     bfloat16, the others in float32."""

@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.errors import CheckpointMismatch, RunFailed
+from horizonrl.common.errors import CheckpointMismatch, ConfigError, RunFailed
+from horizonrl.common.gpus import has_gpu
 from horizonrl.common.logs import get_logger
 from horizonrl.common.model_dir import weight_files
 from horizonrl.learner.algorithm.advantage import Scores
@@ -331,13 +332,26 @@ def prepare_process(settings: EngineSettings) -> torch.device:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     # Before the model is made: the critic's first layer is drawn at random.
     torch.manual_seed(settings.seed)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        return torch.device("cuda", torch.cuda.current_device())
+    if has_gpu(torch):
+        return _take_gpu(settings.threads)
     torch.set_num_threads(settings.threads)
     if not multiplies_bfloat16():
         widen_products()
     return torch.device("cpu")
+
+
+def _take_gpu(threads: int) -> torch.device:
+    """Take this rank's GPU, and at least its share of the cores for what is done on the host."""
+    local, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"learner.ranks is {ranks}, but this process sees {count} GPUs, and each rank needs one: lower "
+            "learner.ranks, or give it more GPUs (CUDA_VISIBLE_DEVICES)"
+        )
+    torch.cuda.set_device(local)
+    # Ranks start with OMP_NUM_THREADS=1 (`spawn.py`), which is right where they compute on the CPU.
+    torch.set_num_threads(max(threads, len(os.sched_getaffinity(0)) // ranks))
+    return torch.device("cuda", local)
 
 
 def build_scorer(settings: EngineSettings) -> TokenScorer:

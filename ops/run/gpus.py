@@ -1,18 +1,13 @@
 """How `train` divides a machine's GPUs between the learner's ranks and the actors: a pure function of their number."""
 
-import os
-import re
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 
 LARGEST_SHARE = 0.5
 """Of a GPU's memory for an engine on a GPU that a rank of the learner has too."""
-_GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +61,3 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
         )
     actors = tuple(tuple(ring[number * each : (number + 1) * each]) for number in range(count))
     return Division(tuple(gpus[:taken]), actors, shared)
-
-
-def visible_gpus(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
-    given = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        # As CUDA reads it: the first name that is none (-1, NoDevFiles, an empty one) ends the list.
-        return tuple(takewhile(_GPU.fullmatch, (name.strip() for name in given.split(","))))
-    try:
-        # Not torch: the console starts without it, and CUDA in this process would take memory on every GPU.
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return _listed(listed)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """Return the GPUs of `nvidia-smi -L`: by number, or by id where a GPU is divided into slices (MIG)."""
-    if "MIG-" not in text:
-        return tuple(str(number) for number in range(len(re.findall(r"^GPU ", text, re.MULTILINE))))
-    gpus: list[str] = []
-    for card in re.split(r"^(?=GPU )", text, flags=re.MULTILINE)[1:]:
-        # A process can use the slices of a divided GPU, and no longer the GPU itself.
-        gpus += re.findall(r"UUID: (MIG-[^)\s]+)", card) or re.findall(r"UUID: (GPU-[^)\s]+)", card)
-    return tuple(gpus)

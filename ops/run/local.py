@@ -19,6 +19,7 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError
+from horizonrl.common.gpus import visible_gpus
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
 from horizonrl.envs import registry
@@ -34,7 +35,7 @@ from horizonrl.ops.report.page import save_page
 from horizonrl.ops.run.broker import earlier_port, end_when_curable, restart_broker
 from horizonrl.ops.run.directory import only_train, write_config
 from horizonrl.ops.run.finished import ended_at, how_to_go_on, newest_checkpoint
-from horizonrl.ops.run.gpus import Division, divide, visible_gpus
+from horizonrl.ops.run.gpus import Division, divide
 from horizonrl.ops.run.logfiles import keep_short
 from horizonrl.ops.run.models import trainable_model
 from horizonrl.ops.run.roles import stop_within_s

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 from horizonrl.actors.engines import vllm as engine
 from horizonrl.actors.policy import InferenceSettings
+from horizonrl.common.errors import ConfigError
 
 SETTINGS = InferenceSettings(Path("/gone"), max_context_tokens=128)
 READ = ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING")
@@ -60,16 +61,34 @@ def test_on_a_gpu_the_engine_is_spawned_and_samples_without_a_compiler(
             seen.append(tuple(os.environ.get(name) for name in READ))
             raise InterruptedError
 
+    put_vllm(monkeypatch, Arguments, on_cpu=False)
+    monkeypatch.setattr(engine, "fields", lambda of: ())
+    with pytest.raises(InterruptedError):
+        engine._start_engine(SETTINGS)
+    assert seen == [read]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("given", [True, False])
+def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not given:
+        monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 0)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    put_vllm(monkeypatch, None, on_cpu=given)
+    message = "a GPU here, .* for cpu: .*/gpu.txt" if given else "no GPU here, .* for cuda: .*/cpu.txt"
+    with pytest.raises(ConfigError, match=message):
+        engine._start_engine(SETTINGS)
+
+
+def put_vllm(monkeypatch: pytest.MonkeyPatch, arguments: Any, on_cpu: bool) -> None:
+    """Put a vLLM in the place of the installed one that gets as far as its arguments."""
+    platform = SimpleNamespace(is_cpu=lambda: on_cpu, device_type="cpu" if on_cpu else "cuda")
     for name, held in {
-        "vllm": {"AsyncEngineArgs": Arguments},
-        "vllm.platforms": {"current_platform": None},
+        "vllm": {"AsyncEngineArgs": arguments, "__version__": "0.32.0"},
+        "vllm.platforms": {"current_platform": platform},
         "vllm.v1.engine.async_llm": {"AsyncLLM": None},
         "vllm.v1.executor": {"Executor": None},
     }.items():
         module = ModuleType(name)
         module.__dict__.update(held)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(engine, "fields", lambda of: ())
-    with pytest.raises(InterruptedError):
-        engine._start_engine(SETTINGS)
-    assert seen == [read]
