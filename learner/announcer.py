@@ -4,6 +4,8 @@ Place in the flow: **Version** → everyone. Everything goes through the fence: 
 Fenced here, before it changes anything.
 """
 
+import asyncio
+
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.fence import Fence
@@ -17,9 +19,22 @@ class Announcer:
         self._fence = fence
         self._weights = weights
         self._metrics = metrics
+        self._step: int | None = None
+        """The step that this learner announced last."""
+        # A version may be on its way while a key frame is asked for: both extend one chain of changes.
+        self._sending = asyncio.Lock()
+
+    async def announce_consumed(self) -> None:
+        """Set the key `progress` again, unless its step has changed: that is told with the step's version.
+
+        Otherwise the controller would issue tickets of a version whose weights are still on their way.
+        """
+        if self._step == self._state.step:
+            await self.announce_progress()
 
     async def announce_progress(self) -> None:
         """Set the key `progress`."""
+        self._step = self._state.step
         await self._fence.announce(self._state.progress())
 
     async def announce_end(self) -> None:
@@ -40,13 +55,15 @@ class Announcer:
 
     async def announce_weights(self, digest: str) -> None:
         """Publish the present version's weights, which are in their file already, and set the key `policy`."""
-        self._keep_awaited()
-        await self._weights.publish(self._state.policy, digest)
+        async with self._sending:
+            self._keep_awaited()
+            await self._weights.publish(self._state.policy, digest)
         self._metrics.set("learner_policy_version", self._state.step)
 
     async def repair_weights(self, damaged: PolicyVersion) -> None:
         """Give actors a key frame if one of them cannot make the version `damaged` from what the broker holds."""
-        await self._weights.repair(damaged)
+        async with self._sending:
+            await self._weights.repair(damaged)
 
     def _keep_awaited(self) -> None:
         # Publishing and tidying remove old files, but an evaluation may end many steps after its version was made.

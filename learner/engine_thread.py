@@ -46,16 +46,22 @@ class EngineThread:
     async def write_weights(self, path: Path) -> str:
         return await self._call(self._engine.write_weights, path)
 
+    async def begin_write_weights(self, path: Path) -> Awaitable[str]:
+        """Begin what `write_weights` does; await the result for the digest."""
+        begun = await self._call(self._engine.begin_write_weights, path)
+        return self._in_time("write_weights", asyncio.wrap_future(begun))
+
     async def save(self, directory: Path, state: dict[str, Any]) -> None:
         await self._call(self._engine.save, directory, state)
 
     async def begin_save(self, directory: Path, state: dict[str, Any]) -> Awaitable[None]:
         """Begin what `save` does, ahead of every later call; await the result for the end of it."""
         if isinstance(self._engine, SavesAside):
-            return self._in_time(asyncio.wrap_future(await self._call(self._engine.begin_save, directory, state)))
+            begun = await self._call(self._engine.begin_save, directory, state)
+            return self._in_time("save", asyncio.wrap_future(begun))
         loop = asyncio.get_running_loop()
         # Submitted now and not when it is awaited: the next training step has to come after it.
-        return self._in_time(loop.run_in_executor(self._thread, self._engine.save, directory, state))
+        return self._in_time("save", loop.run_in_executor(self._thread, self._engine.save, directory, state))
 
     async def load(self, directory: Path) -> dict[str, Any]:
         return await self._call(self._engine.load, directory)
@@ -63,9 +69,9 @@ class EngineThread:
     async def close(self) -> None:
         await self._call(self._engine.close)
 
-    async def _in_time(self, saving: asyncio.Future[None]) -> None:
-        async with self._deadline("save"):
-            await saving
+    async def _in_time(self, call: str, running: asyncio.Future[T]) -> T:
+        async with self._deadline(call):
+            return await running
 
     async def _call(self, call: Callable[..., T], *arguments: Any) -> T:
         loop, begun, asked = asyncio.get_running_loop(), asyncio.Event(), time.monotonic()

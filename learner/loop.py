@@ -28,11 +28,12 @@ from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.intake.log_intake import LogIntake
 from horizonrl.learner.intake.log_space import LogSpace
+from horizonrl.learner.publication import Publication
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.recorder import Recorder
-from horizonrl.learner.records.report import StepTimes
+from horizonrl.learner.records.report import TakenStep
 from horizonrl.learner.recovery import Recovery, run_identity
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
@@ -66,6 +67,9 @@ class LearnerLoop:
         )
         self._announcer = Announcer(self._state, fence, self._weights, metrics)
         self._recorder = Recorder(self._state, journal, Best(config.run_dir / "best"), self._weights, metrics)
+        self._publication = Publication(
+            self._state, self.engine, self._weights, self._announcer, self._recorder, self.stopping
+        )
         self._intake = LogIntake(
             state=self._state,
             tickets=TicketQueue(transport, signer),
@@ -85,6 +89,7 @@ class LearnerLoop:
             checkpoints=checkpoints,
             journal=journal,
             recorder=self._recorder,
+            publication=self._publication,
             log_space=self._log_space,
             metrics=metrics,
             stopping=self.stopping,
@@ -99,7 +104,8 @@ class LearnerLoop:
         """
         state = self._state
         self.metrics.set("run_finished", 0)
-        # A checkpoint becomes durable in this group while the next step trains. If that fails, the run ends.
+        # A version is published and a checkpoint becomes durable in this group while the next step trains. If that
+        # fails, the run ends.
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._recovery.resume(), self.stopping)
             # Only after `resume`: it moves the cursor if the broker has lost the end of the log.
@@ -119,6 +125,7 @@ class LearnerLoop:
             # Also when the run is stopped early: every step since the last checkpoint would have to be trained again.
             await self._recovery.save(background)
             await self._recovery.saved()
+            await self._publication.ended()
             await self._recorder.written()
             if state.complete:  # the last round judges the last version, so it has only just begun
                 await until_stopped(self._intake.await_evaluations(reader), self.stopping)
@@ -136,7 +143,7 @@ class LearnerLoop:
         await until_stopped(self._log_space.free(short=True), self.stopping)
 
     async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
-        """Train on the pending batch, commit the step, record it, announce its version, and save it when due."""
+        """Train on the pending batch, commit the step, and begin to publish its version, and to save it when due."""
         started = time.monotonic()
         # Read before the commit, which may move the run into its next phase.
         state, phase = self._state, self._state.phase
@@ -144,23 +151,27 @@ class LearnerLoop:
         batch = await asyncio.to_thread(state.batch)
         stats = await self._train(batch, phase)
         self._recovery.count_stall()
+        await self._publication.ended()  # one version at a time
         # Nothing is committed before the engine has returned: a step that raises leaves its groups to the log.
         pending = state.commit()
-        # Also for a version that actors never get: the ledger holds its digest, and a checkpoint links its file.
-        digest = await self.engine.write_weights(self._weights.path_for(state.policy))
-        # Recorded before it is announced: a step that is known to anyone has a line in the ledger.
-        await self._recorder.record_commit(background, pending, batch, digest)
-        announcing = time.monotonic()
-        await until_stopped(self._announcer.announce_version(digest), self.stopping)
-        publish_s = time.monotonic() - announcing
+        issued = self._intake.tickets_issued
+        settled = sum(outcomes.settled for outcomes in state.collector.accounts.outcomes().values())
+        step = TakenStep(
+            phase=phase,
+            policy=state.policy,
+            cursor=state.last_commit.cursor,
+            pending=pending,
+            batch=batch,
+            stats=stats,
+            tickets_issued=issued,
+            tickets_outstanding=issued - settled,
+            wait_s=wait_s,
+        )
+        step_s = await self._publication.begin(background, step)
         phase_ended = state.complete or state.phase is not phase
         if phase_ended or state.step % self.config.learner.checkpoint_every == 0:
-            # After the announcement: actors need not wait until the training state is on disk.
             await self._recovery.save(background)
-        # 0 for a version that actors never get.
-        weights_bytes = self._weights.published_bytes if self.config.publishes(state.step) else 0
-        times = StepTimes(wait_s, time.monotonic() - started, publish_s, weights_bytes)
-        await self._recorder.record_step(phase, pending, stats, times, self._intake.tickets_issued)
+        step_s.set_result(time.monotonic() - started)
 
     async def _train(self, batch: Batch, phase: Phase) -> StepStats:
         # Nothing sampled a demonstration, and its recorded logprobs are 0: imitation has nothing to compare.
@@ -178,7 +189,8 @@ class LearnerLoop:
         newest = pending.newest_policy()
         if newest is None or newest == self._state.policy:
             return None
-        weights, trace = self._weights.find(newest), pending.trace_index(newest)
-        if weights is None or trace is None:
-            return math.nan
-        return await self.engine.logprob_gap_at(batch.traces[trace], newest.version, weights)
+        trace = pending.trace_index(newest)
+        with self._weights.reading(newest) as weights:
+            if weights is None or trace is None:
+                return math.nan
+            return await self.engine.logprob_gap_at(batch.traces[trace], newest.version, weights)

@@ -27,6 +27,7 @@ from horizonrl.learner.engine.weights_file import WEIGHTS_FILE
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.log_space import LogSpace
+from horizonrl.learner.publication import Publication
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.records.evaluation import plan_digest
 from horizonrl.learner.records.journal import Journal
@@ -50,6 +51,7 @@ class Recovery:
     checkpoints: CheckpointStore
     journal: Journal
     recorder: Recorder
+    publication: Publication
     log_space: LogSpace
     metrics: Metrics
     stopping: asyncio.Event
@@ -189,14 +191,15 @@ class Recovery:
 
     async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
         """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
-        started = time.monotonic()
+        started, weights = time.monotonic(), self.weights.path_for(self.state.policy)
         with self.checkpoints.filling(step) as directory:
-            # The weights are on disk already: a hard link costs neither time nor space.
-            os.link(self.weights.path_for(self.state.policy), directory / WEIGHTS_FILE)
             written = await self.engine.begin_save(directory, state)
             begin_s = time.monotonic() - started
             begun.set_result(None)
             await written
+            await self.publication.ended()
+            # The weights are on disk by now: a hard link costs neither time nor space.
+            os.link(weights, directory / WEIGHTS_FILE)
         write_s = time.monotonic() - started
         # A step that is never trained again is never written again.
         await self.recorder.written()

@@ -9,7 +9,8 @@ import asyncio
 import mmap
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class WeightsPublisher:
             unfinished.unlink()  # left by a learner that was killed: there is only one at a time (`only_learner`)
         # The file that the key names and the one before it, which an actor may still be reading.
         self._published: deque[Path] = deque(maxlen=2)
+        self._being_read: list[Path] = []
         self._key_frames: deque[WeightsManifest] = deque(maxlen=2)
         """The newest key frame of this learner, and the one before it."""
         self._base: SentFile | None = None
@@ -86,6 +88,16 @@ class WeightsPublisher:
         """Return the file of a version if it is still kept. The same number in another lineage is another version."""
         file = self.path_for(policy)
         return file if file.is_file() else None
+
+    @contextmanager
+    def reading(self, policy: PolicyVersion) -> Iterator[Path | None]:
+        """Give the file of a version, or None if it is not kept; no publication removes it while the body reads it."""
+        file = self.path_for(policy)
+        self._being_read.append(file)
+        try:
+            yield self.find(policy)
+        finally:
+            self._being_read.remove(file)
 
     async def publish(self, policy: PolicyVersion, digest: str) -> None:
         """Publish the file at `path_for(policy)`. Raises Fenced if another learner speaks for the run."""
@@ -235,7 +247,7 @@ class WeightsPublisher:
         held = tuple(f"frame-{version:06d}-" for version in self.held)
         frames = sorted(self.directory.glob("frame-*.safetensors"), key=_written)
         for file in frames[:-FILES_KEPT]:
-            if file not in self._published and not file.name.startswith(held):
+            if file not in (*self._published, *self._being_read) and not file.name.startswith(held):
                 file.unlink()
                 file.with_suffix(ADAPTERS).unlink(missing_ok=True)
 

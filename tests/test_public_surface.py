@@ -92,7 +92,15 @@ def test_the_broker_seam() -> None:
 
 
 def test_the_engine_seam() -> None:
-    assert sorted(signatures(Engine)) == ["close", "load", "logprob_gap_at", "save", "train_step", "write_weights"]
+    assert sorted(signatures(Engine)) == [
+        "begin_write_weights",
+        "close",
+        "load",
+        "logprob_gap_at",
+        "save",
+        "train_step",
+        "write_weights",
+    ]
     assert "logprob_gap_fresh" in inspect.signature(StepStats).parameters
 
 

@@ -102,6 +102,12 @@ class Engine(Protocol):
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors (bfloat16, Hugging Face names); return their xxh3_128 digest."""
 
+    def begin_write_weights(self, path: Path) -> Future[str]:
+        """Begin `write_weights` of the policy as it is now; its result comes with the file.
+
+        The next batch may be in training by then: as much of it as leaves the policy as it is.
+        """
+
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state and `state` (JSON-able) into `directory`: everything an exact resume needs.
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from horizonrl.learner.engine.backends.api import Backend
-from horizonrl.learner.engine.lora import write_policy
+from horizonrl.learner.engine.lora import copy_policy
 from horizonrl.learner.engine.model import TokenScorer, load_language_model
 
 
@@ -27,7 +27,13 @@ class FrozenModel:
 
     def write(self, path: Path | None) -> None:
         """Write the weights as safetensors; only rank 0 names a `path`."""
-        write_policy(self._lm, self._backend.gather, path)
+        policy = copy_policy(self._lm, self._backend.gather, None if path is None else _copy)
+        if path is not None:
+            policy.write(path)
+
+
+def _copy(_: str, tensor: Tensor) -> Tensor:
+    return tensor.cpu()
 
 
 def frozen_scorer(model_dir: Path, head_dtype: str | None) -> TokenScorer:

@@ -6,6 +6,7 @@ Knows no backend. W is (out, in) and frozen; A is (rank, in), B is (out, rank) a
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,21 +91,36 @@ def _merged_by_torch(W: Tensor, A: Tensor, B: Tensor) -> Tensor:
     return out
 
 
-def write_policy(lm: nn.Module, gather: Callable[[Sequence[Tensor]], list[Tensor]], path: Path | None) -> str:
-    """Write the merged weights as safetensors, and the adapters next to them (`ADAPTERS`); return the weights' digest.
+@dataclass(frozen=True, slots=True)
+class PolicyCopy:
+    """A policy in host memory, ready to be written."""
 
-    Every rank calls it, since every rank takes part in `gather`; only rank 0 names a `path`.
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    adapters: dict[str, Tensor] = field(default_factory=dict)
+
+    def write(self, path: Path) -> str:
+        """Write the weights as safetensors, and the adapters next to them (`ADAPTERS`); return the weights' digest."""
+        if self.adapters:  # first, so that a weights file is never without them
+            write_weights_file(self.adapters, path.with_suffix(ADAPTERS))
+        return write_weights_file(self.weights, path)
+
+
+def copy_policy(
+    lm: nn.Module,
+    gather: Callable[[Sequence[Tensor]], list[Tensor]],
+    copy: Callable[[str, Tensor], Tensor] | None,
+) -> PolicyCopy:
+    """Return the merged weights and the adapters, as `copy(name, tensor)` returns them from host memory.
+
+    Every rank calls it, since every rank takes part in `gather`; one without `copy` keeps nothing.
     """
-    tensors: dict[str, Tensor] = {}
-    adapters: dict[str, Tensor] = {}
+    policy = PolicyCopy()
     for name, parts in policy_weights(lm):
         whole = gather(parts)
-        if path is not None:
-            tensors[name] = merged(*whole).detach().cpu()
-            # No side is there for a weight without an adapter.
-            adapters |= {f"{name}{side}": own.detach().cpu() for side, own in zip(SIDES, whole[1:], strict=False)}
-    if path is None:
-        return ""
-    if adapters:  # first, so that a weights file is never without them
-        write_weights_file(adapters, path.with_suffix(ADAPTERS))
-    return write_weights_file(tensors, path)
+        if copy is None:
+            continue
+        policy.weights[name] = copy(name, merged(*whole).detach())
+        # No side is there for a weight without an adapter.
+        for side, factor in zip(SIDES, whole[1:], strict=False):
+            policy.adapters[f"{name}{side}"] = copy(f"{name}{side}", factor.detach())
+    return policy

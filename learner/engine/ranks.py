@@ -5,6 +5,7 @@ engine. `follow` is the loop of every other rank. Nothing is pickled. Commands t
 own, on the CPU: an idle learner waits long for its next batch, while a collective inside a step has a short deadline.
 """
 
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,11 @@ class Leader:
         return self._engine.logprob_gap_at(trace, version, weights)  # a model of rank 0 alone: no other rank takes part
 
     def write_weights(self, path: Path) -> str:
+        return self.begin_write_weights(path).result()
+
+    def begin_write_weights(self, path: Path) -> Future[str]:
         self._order("write_weights", path=str(path))
-        return self._engine.write_weights(path)
+        return self._engine.begin_write_weights(path)
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         self._order("save", directory=str(directory))

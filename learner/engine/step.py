@@ -44,7 +44,8 @@ from horizonrl.learner.algorithm.objective import (
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.backends.api import Backend
 from horizonrl.learner.engine.frozen import FrozenModel, frozen_scorer
-from horizonrl.learner.engine.lora import add_adapters, merged, policy_weights, write_policy
+from horizonrl.learner.engine.host_memory import HostMemory
+from horizonrl.learner.engine.lora import add_adapters, copy_policy, merged, policy_weights
 from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from horizonrl.learner.engine.products import multiplies_bfloat16, widen_products
@@ -81,10 +82,14 @@ class PolicyGradientEngine:
         self._earlier: TokenScorer | None = None
         self._reference_version: int | None = None
         """The version whose weights `_reference` has; None when it has none that count."""
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._host = HostMemory()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._saving: Future[None] = Future()
         """The checkpoint that is being written; done when there is none."""
         self._saving.set_result(None)
+        self._writing: Future[str] = Future()
+        """The weights file that is being written; done when there is none."""
+        self._writing.set_result("")
         self.stalled_s = 0.0
         if not backend.scorer.packs and self.rank == 0:
             log.warning(
@@ -138,7 +143,20 @@ class PolicyGradientEngine:
 
     def write_weights(self, path: Path) -> str:
         """Write the policy's weights as safetensors; return their digest, which only rank 0 knows."""
-        return write_policy(self._backend.scorer.lm, self._backend.gather, path if self.rank == 0 else None)
+        return self.begin_write_weights(path).result()
+
+    def begin_write_weights(self, path: Path) -> Future[str]:
+        """Begin `write_weights`, and return once the weights are in host memory: gathered from all ranks, and copied.
+
+        On a CPU they are there already, and what is written is the model itself: so `_unsaved` waits for the file.
+        """
+        wait([self._writing])  # its copy is about to be overwritten
+        leads = self.rank == 0
+        policy = copy_policy(self._backend.scorer.lm, self._backend.gather, self._host.copy if leads else None)
+        self._host.wait()
+        if leads:
+            self._writing = self._writer.submit(policy.write, path)
+        return self._writing
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         """Write the training state, whole and by parameter name, and `engine.json` into `directory`."""
@@ -177,7 +195,8 @@ class PolicyGradientEngine:
         (directory / ENGINE_FILE).write_text(json.dumps(facts, indent=2, sort_keys=True), encoding="utf-8")
 
     def _unsaved(self) -> None:
-        """Wait until a checkpoint that is being written has what it needs: whatever it holds may change then."""
+        """Wait until the files that are being written have what they need: whatever they hold may change then."""
+        wait([self._writing])
         started = time.perf_counter()
         wait([self._saving])  # its error, if there is one, belongs to who began it
         self.stalled_s += time.perf_counter() - started

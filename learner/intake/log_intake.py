@@ -131,7 +131,7 @@ class LogIntake:
     async def _announce(self) -> None:
         # Before the put, so that a slow broker does not make the next one wait for longer.
         self._announced_at, self._unannounced = time.monotonic(), False
-        await self._announcer.announce_progress()
+        await self._announcer.announce_consumed()
 
     async def _evaluations_due(self) -> int:
         """Return how many eval tickets the run has in all: whole rounds, of which one judges the last version."""

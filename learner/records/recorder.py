@@ -12,13 +12,11 @@ from typing import Any
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Phase, PolicyVersion
-from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import EvalEnd, PendingBatch
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.evaluation import count_end, evaluation_line, mirror_evaluation
 from horizonrl.learner.records.journal import Journal
-from horizonrl.learner.records.report import StepTimes, drawn_from, ledger_line, metrics_line, mirror_metrics
+from horizonrl.learner.records.report import StepTimes, TakenStep, drawn_from, ledger_line, metrics_line, mirror_metrics
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
 
@@ -42,30 +40,23 @@ class Recorder:
         self._metrics = metrics
         self._writing: asyncio.Task[None] | None = None
         """The episodes of the last step that are being written."""
-        self._measured = asyncio.Event()
-        """Set unless a step is committed whose line of `metrics.jsonl` is still to come."""
-        self._measured.set()
         self._context_is_short: set[str] = set()
         """Environments of which the log has said so."""
         self._expert_turns: defaultdict[str, Counter[int]] = defaultdict(Counter)
         """How many demonstrations of an environment have how many turns, until RL begins there."""
 
-    async def record_commit(
-        self, background: asyncio.TaskGroup, pending: PendingBatch, batch: Batch, weights_digest: str
-    ) -> None:
+    async def record_commit(self, background: asyncio.TaskGroup, step: TakenStep, weights_digest: str) -> None:
         """Write a committed step's ledger line, before anyone is told of the step; begin to write its episodes."""
-        state = self._state
-        line = ledger_line(state.policy, state.last_commit.cursor, pending, batch.digest(), weights_digest)
         # In threads, here and below: an fsync may take a second, and the episodes of a large step take minutes.
+        data_digest = await asyncio.to_thread(step.batch.digest)
+        line = ledger_line(step.policy, step.cursor, step.pending, data_digest, weights_digest)
         await asyncio.to_thread(self._journal.write_ledger, line)
         # One step at a time, so that what waits to be written is bounded.
         await self.written()
-        self._measured.clear()
-        self._writing = background.create_task(self._write_episodes(state.step, pending))
+        self._writing = background.create_task(self._write_episodes(step.policy.version, step.pending))
 
     async def written(self) -> None:
-        """Wait until the episodes and the metrics of every committed step are in their files."""
-        await self._measured.wait()
+        """Wait until the episodes of every step in the ledger are in their files."""
         if self._writing is not None:
             # Shielded: whoever stops waiting does not stop the writing.
             await asyncio.shield(self._writing)
@@ -74,21 +65,17 @@ class Recorder:
         await asyncio.to_thread(self._journal.write_episodes, step, pending.consumed)
         await asyncio.to_thread(self._journal.free_episodes, self._state.config.learner.keep_episodes_bytes)
 
-    async def record_step(
-        self, phase: Phase, pending: PendingBatch, stats: StepStats, times: StepTimes, tickets_issued: int
-    ) -> None:
-        """Write the line of `metrics.jsonl` of a committed step, and mirror it."""
-        state = self._state
-        settled = sum(outcomes.settled for outcomes in state.collector.accounts.outcomes().values())
+    async def record_step(self, step: TakenStep, times: StepTimes) -> None:
+        """Write the line of `metrics.jsonl` of the last committed step, and mirror it."""
+        state, phase, pending = self._state, step.phase, step.pending
         rl_step = state.step - state.config.imitation.steps
         # The state keeps each environment's last growth, which may be many steps old.
         grown = [growth for growth in state.horizons.growths() if growth.phase_step == rl_step]
         drawn = drawn_from(state.curriculum.explained(state.yields.all(), state.yields.repeats()))
-        line = await asyncio.to_thread(metrics_line, phase, state.policy, pending, stats, times)
-        line |= {"tickets_issued": tickets_issued, "tickets_outstanding": tickets_issued - settled}
+        line = await asyncio.to_thread(metrics_line, phase, step.policy, pending, step.stats, times)
+        line |= {"tickets_issued": step.tickets_issued, "tickets_outstanding": step.tickets_outstanding}
         line |= {"growths": [growth.model_dump() for growth in grown], "curriculum": drawn}
         await asyncio.to_thread(self._journal.write_metrics, line)
-        self._measured.set()
         mirror_metrics(self._metrics, line, pending)
         self._warn_of_context(phase, line["environments"])
         self._warn_of_horizon(phase, pending, line["horizons"])
@@ -131,5 +118,6 @@ class Recorder:
         await asyncio.to_thread(self._journal.write_evaluation, line)
         mirror_evaluation(self._metrics, line)
         judged = PolicyVersion(version=line["version"], lineage=line["lineage"])
-        best = await asyncio.to_thread(self._best.offer, line, self._weights.find(judged))
+        with self._weights.reading(judged) as weights:
+            best = await asyncio.to_thread(self._best.offer, line, weights)
         log.info("evaluated", best=best, **{key: line[key] for key in ("version", "success_rate", "low", "high")})

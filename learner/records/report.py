@@ -18,15 +18,33 @@ from horizonrl.common.statistics import mean
 from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion, StopReason
 from horizonrl.learner.controller.curriculum import DrawShare
 from horizonrl.learner.engine.api import StepStats
+from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import PendingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """A committed step, as it was when it was committed: the next one is under way when its records are written."""
+
+    phase: Phase
+    policy: PolicyVersion
+    """The version that it made."""
+    cursor: int
+    pending: PendingBatch
+    batch: Batch
+    stats: StepStats
+    tickets_issued: int
+    tickets_outstanding: int
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     wait_s: float
     step_s: float
-    """From the full batch to the announced version, checkpoint included."""
+    """From the full batch until the learner turned to the next one: training, and the beginning of a checkpoint."""
     publish_s: float
+    """From the end of that training to the announced version, beside the next step."""
     weights_bytes: int
 
 

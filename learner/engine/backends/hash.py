@@ -6,6 +6,7 @@ run in milliseconds per step, without torch.
 
 import json
 import math
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class HashEngine:
         incoming.write_text(self.weights)
         incoming.rename(path)
         return digest_file(path)
+
+    def begin_write_weights(self, path: Path) -> Future[str]:
+        written: Future[str] = Future()
+        written.set_result(self.write_weights(path))
+        return written
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
