@@ -1,8 +1,9 @@
 """What holds for every learner engine: the same batches in the same order make the same weights, and only they do."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError
+from horizonrl.learner.engine import weights_file
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
 from horizonrl.learner.engine.registry import BACKENDS, make_engine
 from horizonrl.learner.intake.batch import Batch
@@ -92,6 +94,25 @@ def test_the_digest_is_that_of_the_one_file_that_is_written(start: Start, tmp_pa
     assert digest == digest_file(tmp_path / "weights")
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
     assert engine.write_weights(tmp_path / "again") == digest
+
+
+def test_a_version_is_written_as_it_was_while_the_next_batch_trains(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = digests(start(), [make_batch(0), make_batch(1)], tmp_path / "weights")
+    engine, released, write = start(), Event(), weights_file.write_weights_file
+
+    def write_slowly(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
+        released.wait(5.0)
+        return write(tensors, path)
+
+    monkeypatch.setattr("horizonrl.learner.engine.lora.write_weights_file", write_slowly)
+    engine.train_step(make_batch(0), 1e-3)
+    writing = engine.begin_write_weights(tmp_path / "first")
+    Timer(0.3, released.set).start()
+    engine.train_step(make_batch(1), 1e-3)
+    assert engine.begin_write_weights(tmp_path / "second").result() == second
+    assert writing.result() == first == digest_file(tmp_path / "first")
 
 
 @pytest.mark.parametrize("backend", MODELS, indirect=True)

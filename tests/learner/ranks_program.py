@@ -114,9 +114,10 @@ def train(leader: Any, directory: Path) -> dict[str, Any]:
     stats = [leader.train_step(batch, 1e-3) for batch in batches]
     leader.save(directory / "checkpoint", {"cursor": 3})
     stats += [leader.train_step(make_batch(2), 1e-3)]
-    digest = leader.write_weights(directory / "weights.safetensors")
+    writing = leader.begin_write_weights(directory / "weights.safetensors")
     state = leader.load(directory / "checkpoint")
     leader.train_step(make_batch(2), 1e-3)
+    digest = writing.result()
     again = leader.write_weights(directory / "again.safetensors")
     leader.close()
     figures = {name: [getattr(s, name) for s in stats] for name in FIGURES}

@@ -1,11 +1,16 @@
 """The copies of a GPU's weights in host memory, on a machine without one: its branch copies from the CPU."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from horizonrl.learner.engine import host_memory
 from horizonrl.learner.engine.host_memory import CHUNK_BYTES, HostMemory
+from tests.learner.engines import StartEngine
+from tests.learner.traces import make_batch
 
 
 class Gpu:
@@ -61,8 +66,22 @@ def test_a_tensor_that_is_larger_than_a_chunk_leaves_the_rest_of_its_own_to_othe
     copies = {name: host.copy(name, torch.full(shape, 0.5)) for name, shape in shapes.items()}
     assert gpu.pinned == [1 << 12, 1 << 11]  # pinned memory comes in powers of two in any case
     starts = sorted((copy.data_ptr(), copy.nbytes) for copy in copies.values())
-    assert all(start + size <= after for (start, size), (after, _) in zip(starts, starts[1:], strict=False))
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(starts))
     assert all(torch.equal(copies[name], torch.full(shape, 0.5).bfloat16()) for name, shape in shapes.items())
+
+
+def test_an_engine_writes_the_same_file_from_its_copies(gpu: Gpu, start: StartEngine, tmp_path: Path) -> None:
+    engine, on_a_cpu = start(backend="torch"), start(backend="torch")
+    for seed in range(2):
+        digests = set()
+        for place, trainer in enumerate((engine, on_a_cpu)):
+            trainer.train_step(make_batch(seed), 1e-2)
+            with pytest.MonkeyPatch.context() as patched:
+                if trainer is on_a_cpu:
+                    patched.setattr(host_memory, "_is_there", lambda _: True)
+                digests.add(trainer.write_weights(tmp_path / f"{seed}-{place}"))
+        assert len(digests) == 1
+    assert (len(gpu.pinned), gpu.waits) == (1, 2)
 
 
 def test_a_model_on_a_cpu_is_not_copied() -> None:

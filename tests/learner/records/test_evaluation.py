@@ -244,6 +244,9 @@ def test_weights_stay_until_their_evaluation_is_in_and_half_written_ones_go(tmp_
     for version in range(8):
         os.utime(frame(tmp_path, version), (8 - version, 8 - version))  # a clock that goes back must not matter
     assert not unfinished.exists()
+    with publisher.reading(PolicyVersion(version=0)) as file, publisher.reading(PolicyVersion(version=9)) as gone:
+        publisher.tidy()
+        assert file is not None and file.is_file() and gone is None
     publisher.tidy()
     assert [publisher.find(PolicyVersion(version=version)) is not None for version in range(8)] == [
         False,
