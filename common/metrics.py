@@ -174,7 +174,7 @@ LEARNER = (
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
     Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
-    Metric("gauge", "last_step_seconds", "Time of the last step, from its full batch to its announced version."),
+    Metric("gauge", "last_step_seconds", "Time of the last step, from its full batch until the next wait."),
     Metric("gauge", "last_wait_seconds", "Time that the last step waited for its batch."),
     Metric(
         "gauge",
@@ -188,7 +188,7 @@ LEARNER = (
     ),
     Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
     Metric("gauge", "learner_lineage", "Times the learner has resumed."),
-    Metric("histogram", "step_seconds", "Time from the full batch to the announced version.", buckets=STEP_S),
+    Metric("histogram", "step_seconds", "Time from the full batch until the next wait.", buckets=STEP_S),
     Metric("histogram", "wait_seconds", "Time that a step waited for its batch.", buckets=STEP_S),
     Metric(
         "histogram",
@@ -204,7 +204,12 @@ LEARNER = (
         labels=("form",),
     ),
     Metric("gauge", "weights_chain_versions", "Versions published as changes since the last key frame."),
-    Metric("histogram", "weights_publish_seconds", "Time to publish a version.", buckets=CALL_S),
+    Metric(
+        "histogram",
+        "weights_publish_seconds",
+        "Time to write, digest and publish a version, beside the next step.",
+        buckets=CALL_S,
+    ),
     Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
 )
 SERVER = (

@@ -218,7 +218,7 @@ SPEED = (
     Quantity(
         name="step_s",
         unit="seconds",
-        meaning="Time from the full batch to the announced version.",
+        meaning="Time from the full batch until the learner turned to the next one.",
         metric="histogram",
         curve="Time per step",
         column="step s",
@@ -252,7 +252,10 @@ SPEED = (
         curve="Weights published",
     ),
     Quantity(
-        name="weights_publish_s", unit="seconds", meaning="Time to publish the step's version.", metric="histogram"
+        name="weights_publish_s",
+        unit="seconds",
+        meaning="Time to write, digest and publish the step's version, beside the next step.",
+        metric="histogram",
     ),
 )
 

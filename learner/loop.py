@@ -144,7 +144,7 @@ class LearnerLoop:
 
     async def _step(self, background: asyncio.TaskGroup, wait_s: float) -> None:
         """Train on the pending batch, commit the step, and begin to publish its version, and to save it when due."""
-        started = time.monotonic()
+        started, began_at = time.monotonic(), time.time()
         # Read before the commit, which may move the run into its next phase.
         state, phase = self._state, self._state.phase
         # In a thread: the arrays of 88 M tokens take two minutes to fill.
@@ -165,6 +165,7 @@ class LearnerLoop:
             stats=stats,
             tickets_issued=issued,
             tickets_outstanding=issued - settled,
+            began_at=began_at,
             wait_s=wait_s,
         )
         step_s = await self._publication.begin(background, step)

@@ -66,4 +66,6 @@ class Publication:
         publish_s = time.monotonic() - began
         # 0 for a version that actors never get.
         weights_bytes = self.weights.published_bytes if self.state.config.publishes(step.policy.version) else 0
-        await self.recorder.record_step(step, StepTimes(step.wait_s, await step_s, publish_s, weights_bytes))
+        took_s = await step_s
+        times = StepTimes(step.wait_s, took_s, publish_s, weights_bytes, ended_at=step.began_at + took_s)
+        await self.recorder.record_step(step, times)

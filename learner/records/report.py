@@ -5,7 +5,6 @@ the groups that have no variance, success would look closer to one half than it 
 tokens of broken episodes. The lines of steps that were rolled back are cut, so a run's cost is the sum over its file.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +34,8 @@ class TakenStep:
     stats: StepStats
     tickets_issued: int
     tickets_outstanding: int
+    began_at: float
+    """When its batch was full, in seconds since 1970."""
     wait_s: float
 
 
@@ -46,6 +47,8 @@ class StepTimes:
     publish_s: float
     """From the end of that training to the announced version, beside the next step."""
     weights_bytes: int
+    ended_at: float
+    """When `step_s` ended, in seconds since 1970."""
 
 
 def ledger_line(
@@ -87,7 +90,7 @@ def metrics_line(
         "step": policy.version,
         "version": policy.version,
         "lineage": policy.lineage,
-        "time": time.time(),
+        "time": times.ended_at,
         "horizon": max(horizons.values(), default=0),
         "horizons": horizons,
         **_outcome(consumed),

@@ -30,7 +30,7 @@ STATS = StepStats(
     trained_tokens=100,
     compute_s=2.0,
 )
-TIMES = StepTimes(wait_s=1.0, step_s=4.0, publish_s=0.1, weights_bytes=10)
+TIMES = StepTimes(wait_s=1.0, step_s=4.0, publish_s=0.1, weights_bytes=10, ended_at=1e9)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -104,7 +104,7 @@ def write_run(config: RunConfig, scale: Scale = Scale(), seed: int = 0) -> Path:
             }
         )
         journal.write_episodes(step, groups)
-        line = metrics_line(phase, PolicyVersion(version=step), draft, STATS, StepTimes(1.0, 2.0, 0.1, 2_000_000))
+        line = metrics_line(phase, PolicyVersion(version=step), draft, STATS, StepTimes(1.0, 2.0, 0.1, 2_000_000, 1e9))
         line |= {"tickets_issued": settled + 3, "tickets_outstanding": 3, "growths": [], "time": 1e9 + 60 * step}
         journal.write_metrics(line)
     for version, successes in ((0, 10), (3, 20), (scale.steps, 30)):
