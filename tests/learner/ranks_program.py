@@ -61,7 +61,9 @@ def _start(
     mode: str, model_dir: Path, directory: Path, where: tuple[Machine, dict[str, str]]
 ) -> "subprocess.Popen[str]":
     machine, variables = where
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    # With that of the tests, which may say where this tree is installed.
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
     command = [*machine.prefix, sys.executable, __file__, mode, str(model_dir), str(directory)]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
