@@ -66,9 +66,9 @@ generated: setup
 		kubectl kustomize ops/deploy/kubernetes/overlays/$$overlay > ops/deploy/helm/files/$$overlay.yaml || exit 1; \
 	done
 
-# ops/bench/gpu.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
+# tests/gpu/run.py with what it imports, for a CUDA machine without network: build/gpu.tar.xz.
 gpu-bundle: setup
-	ops/bench/gpu_bundle.sh $(VENV)
+	tests/gpu/bundle.sh $(VENV)/bin/uv $(PYTHON) build
 
 # Resolve the pins anew: cpu and gpu are what runs in the images, dev is what tests and pages need besides. The result names
 # no index, and has the hash of every file but torch's CPU build. Three are added apart, since they ask for what we do not
