@@ -71,8 +71,10 @@ class InferenceSettings:
     """CPU threads. Two on a busy machine are slower than one: they wait for each other, spinning."""
     kv_cache_mib: int = 512
     """Memory for the key-value cache on CPU, in MiB; on a GPU the cache takes what its share of memory leaves."""
-    gpu_memory_share: float = 0.45
+    gpu_memory_share: float = 0.9
     """Share of a GPU's memory for weights and cache."""
+    shares_gpu: bool = False
+    """Whether others take and give back memory of the same GPU while the engine starts."""
     tensor_parallel: int = 1
     """GPUs, or processes on CPU, over which one engine spreads its model."""
     vllm: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schema import LARGEST_SHARED, RunConfig
 from horizonrl.common.errors import ConfigError, MissingDependency, did_you_mean
 
 # Names and not classes: importing an engine takes seconds, and needs packages that the others do without.
@@ -28,6 +28,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
     that does not start.
     """
     start = factory(config.actor.engine)
+    share = config.actor.memory_share(shared=False)  # where it is shared, `train` names the share
     policy = await start(
         InferenceSettings(
             model_dir=model_dir,
@@ -35,7 +36,8 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
             slots=config.actor.slots,
             threads=config.actor.threads,
             kv_cache_mib=config.actor.kv_cache_mib,
-            gpu_memory_share=config.actor.gpu_memory_share,
+            gpu_memory_share=share,
+            shares_gpu=share <= LARGEST_SHARED,
             tensor_parallel=config.actor.tensor_parallel,
             vllm=config.actor.vllm,
             seed=config.run.seed,

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.actors.engines.vllm_arguments import checked, engine_options
+from horizonrl.actors.engines.vllm_memory import EngineSize, shared_cache_bytes
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.gpus import has_gpu
 from horizonrl.common.imports import left_out, uncollected
+from horizonrl.common.logs import get_logger
 from horizonrl.common.model_dir import HEAD, is_tied, model_config, tensor_shapes, weight_files
 from horizonrl.common.scratch import scratch
 from horizonrl.common.types import PolicyVersion, VersionSpan
@@ -32,6 +34,8 @@ ENGINE_TIMEOUT_S = 120.0
 """An engine that answers nothing for this long is dead: it answers between two steps, which take seconds at most."""
 WATCH_TICKS = 20
 """Checks of the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
+
+log = get_logger()
 
 
 async def start(settings: InferenceSettings) -> Policy:
@@ -81,6 +85,7 @@ class VllmPolicy:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vLLM's own, about torch
                 engine, description = _start_engine(settings)
+            tell_cache(engine.vllm_config, settings)
             policy = cls(engine, settings, description)
             policy._held = held.pop_all()
         await engine.collective_rpc("leave_group")
@@ -311,6 +316,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         import vllm
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
 
@@ -323,7 +329,16 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
             import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
-    config = vllm.AsyncEngineArgs(**engine_options(settings, on_cpu) | further).create_engine_config()
+    try:
+        # As for vLLM's own class for many prompts: its defaults for this card, which are those of a server otherwise,
+        # or 2,048 tokens per step without any context.
+        arguments = vllm.AsyncEngineArgs(**engine_options(settings, on_cpu) | further)
+        config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    except ValueError as error:  # pydantic's, such as a context longer than the model's
+        raise ConfigError(f"vLLM does not take {settings.model_dir} with these settings: {error}") from error
+    if not on_cpu and settings.shares_gpu:
+        size = engine_size(config, settings, current_platform.get_device_total_memory())
+        config.cache_config.kv_cache_memory_bytes = shared_cache_bytes(size)
     # With a single thread only: a lock that another thread holds would stay locked in the child for ever. A forked
     # engine starts in 3 to 4 s instead of 8 to 10 s, because it imports nothing again.
     if on_cpu and _has_one_thread():
@@ -336,6 +351,43 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else current_platform.get_device_name()}"
+
+
+def engine_size(config: Any, settings: InferenceSettings, gpu_bytes: int) -> EngineSize:
+    """Return what an engine of vLLM's config holds on GPUs of `gpu_bytes`."""
+    model, parallel = config.model_config, config.parallel_config
+    sizes = [2 * math.prod(shape) for shape in tensor_shapes(*weight_files(settings.model_dir)).values()]
+    hidden = model.get_hidden_size()
+    # Keys and values in bfloat16.
+    token_bytes = 2 * 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    return EngineSize(
+        gpu_bytes=gpu_bytes,
+        share=settings.gpu_memory_share,
+        workers=settings.tensor_parallel,
+        weights_bytes=sum(sizes),
+        largest_bytes=max(sizes),
+        step_tokens=config.scheduler_config.max_num_batched_tokens,
+        requests=settings.slots,
+        hidden=hidden,
+        feed_forward=getattr(model.hf_text_config, "intermediate_size", 4 * hidden),
+        vocabulary=model.get_vocab_size(),
+        context_bytes=token_bytes * settings.max_context_tokens,
+    )
+
+
+def tell_cache(config: Any, settings: InferenceSettings) -> None:
+    """Log what the cache holds, and warn if requests will often wait for room in it."""
+    cache = config.cache_config
+    tokens, wanted = cache.num_gpu_blocks * cache.block_size, settings.slots * settings.max_context_tokens
+    log.info("engine_started", cache_blocks=cache.num_gpu_blocks, cache_tokens=tokens)
+    # An episode grows from its prompt to its context, so contexts are half full on average.
+    if tokens < wanted / 2:
+        log.warning(
+            "cache_small",
+            reason=f"the engine's cache holds {tokens} tokens, less than half of actor.slots x "
+            f"model.max_context_tokens = {wanted}: requests wait, and are computed again. Raise actor.gpu_memory_share "
+            "(on a CPU actor.kv_cache_mib), or lower actor.slots",
+        )
 
 
 def sees_gpu() -> bool:

@@ -42,6 +42,11 @@ from horizonrl.common.config.training import (
 from horizonrl.common.state import ContextRule, EnvironmentSettings, RunSettings
 from horizonrl.common.types import Kind, Name, Phase
 
+ALONE_SHARE, SHARED_SHARE = 0.9, 0.45
+"""Default shares of a GPU's memory for an engine that has the GPU to itself, and for one beside a learner."""
+LARGEST_SHARED = 0.5
+"""Largest share of an engine on a GPU that a rank of the learner has too."""
+
 
 class RunSection(Section):
     name: Name = "textcraft"
@@ -124,9 +129,10 @@ class ActorSection(Section):
     """Number of CPU threads of the inference engine."""
     kv_cache_mib: Positive = 512
     """Memory for the engine's key-value cache on CPU, in MiB."""
-    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] = 0.45
-    """Share of a GPU's memory for the engine's weights and cache. The default leaves the rest to a learner; use 0.9 for
-    an actor that has a GPU to itself."""
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of a GPU's memory for the engine's weights and cache. None is 0.9, and 0.45 where `train` has an engine and
+    a rank of the learner share a GPU. Up to 0.5, the engine expects that others take and give back memory of the GPU
+    at any time."""
     tensor_parallel: Positive = 1
     """GPUs over which an engine spreads its model (vLLM's tensor parallelism). On CPU, processes."""
     vllm: dict[str, Any] = Field(default_factory=dict)
@@ -141,6 +147,12 @@ class ActorSection(Section):
     drain_s: Seconds = 20.0
     """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back, which
     takes up to 20 s. On a spot node, both have to fit into the notice that a pod gets."""
+
+    def memory_share(self, *, shared: bool) -> float:
+        """Return the share of a GPU's memory for an engine, by whether it has the GPU together with a learner."""
+        if self.gpu_memory_share is not None:
+            return self.gpu_memory_share
+        return SHARED_SHARE if shared else ALONE_SHARE
 
 
 class MetricsSection(Section):

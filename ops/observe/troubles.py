@@ -28,6 +28,7 @@ TROUBLES = {
     "broker_left": "left a server of the cluster that no longer answers",
     "broker_moved": "another program has the run's port: restart the actors that you started by hand",
     "broker_stalled": "waits for the broker, which leaves a request undone",
+    "cache_small": "has an engine whose cache is small for its episodes: they wait for each other",
     "changes_not_followed": "could not follow the changes of the weights: it fetches the whole frame",
     "close_overdue": "did not end by itself",
     "conservation_violated": "more tickets ended than were issued: a defect",

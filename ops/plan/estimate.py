@@ -176,7 +176,7 @@ def engine_memory(config: RunConfig, shape: ModelShape, actors: Fleet, load: Wor
     if cpu:
         cache = float(config.actor.kv_cache_mib << 20)
     else:
-        cache = actors.accelerator.memory_bytes * config.actor.gpu_memory_share - weights - workspace
+        cache = actors.accelerator.memory_bytes * config.actor.memory_share(shared=False) - weights - workspace
     # A key-value head cannot be cut: with more GPUs than heads each keeps a copy. Heads have at least 64 dimensions.
     per_episode = load.episode_tokens * shape.kv_bytes_per_token / split
     fitting = max(0, int(cache / per_episode))
@@ -279,7 +279,8 @@ def _troubles(
     if engine.episodes == 0:
         troubles.append(
             f"an engine has no room for one episode ({engine.cache_per_episode / 1e9:.2f} GB of cache) after its "
-            f"weights: raise actor.gpu_memory_share (now {config.actor.gpu_memory_share:g}) or actor.tensor_parallel"
+            f"weights: raise actor.gpu_memory_share (now {config.actor.memory_share(shared=False):g}) or "
+            "actor.tensor_parallel"
         )
     elif engine.episodes < config.rollout.group_size:
         troubles.append(

@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schema import LARGEST_SHARED, RunConfig
 from horizonrl.common.errors import ConfigError
-
-LARGEST_SHARE = 0.5
-"""Of a GPU's memory for an engine on a GPU that a rank of the learner has too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +15,19 @@ class Division:
     actors: tuple[tuple[str, ...], ...]
     shared: bool
     """Whether an actor has a GPU that the learner has too."""
+    memory_share: float | None = None
+    """Share of a shared GPU's memory for an engine."""
 
     def environment(self, role: str, number: int = 0) -> dict[str, str]:
         """Return what to add to the environment of the learner, of the controller, or of actor `number`."""
         if not self.learner:
             return {}
         own = {"learner": self.learner, "actor": self.actors[number] if role == "actor" else ()}.get(role, ())
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        if role == "actor" and self.memory_share is not None:
+            # An actor cannot see that it shares, so it cannot take the default itself.
+            visible["HORIZONRL_ACTOR__GPU_MEMORY_SHARE"] = f"{self.memory_share:g}"
+        return visible
 
     def __str__(self) -> str:
         actors = ", ".join(f"actor-{number} {'+'.join(own)}" for number, own in enumerate(self.actors))
@@ -53,11 +56,12 @@ def divide(config: RunConfig, gpus: Sequence[str]) -> Division:
     ring = gpus[taken:] if not shared else tuple(reversed(gpus))
     if shared and wanted > len(gpus):
         raise ConfigError(f"{needed}, and this machine has {len(gpus)}: lower actor.count or actor.tensor_parallel")
-    if shared and config.actor.gpu_memory_share > LARGEST_SHARE:
+    share = config.actor.memory_share(shared=True) if shared else None
+    if share is not None and share > LARGEST_SHARED:
         raise ConfigError(
             f"{needed}, and this machine has {len(gpus)}, so that an engine and a rank share a GPU, but "
-            f"actor.gpu_memory_share is {config.actor.gpu_memory_share:g}: set it to {LARGEST_SHARE:g} or less, or "
+            f"actor.gpu_memory_share is {share:g}: set it to {LARGEST_SHARED:g} or less, or "
             "lower learner.ranks or actor.count"
         )
     actors = tuple(tuple(ring[number * each : (number + 1) * each]) for number in range(count))
-    return Division(tuple(gpus[:taken]), actors, shared)
+    return Division(tuple(gpus[:taken]), actors, shared, share)

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from horizonrl.actors.engines import vllm as engine
+from horizonrl.actors.engines.vllm_memory import RUNTIME_BYTES
 from horizonrl.actors.policy import InferenceSettings
+from horizonrl.common.config.schema import LARGEST_SHARED
 from horizonrl.common.errors import ConfigError
 
+CARD = 80 * 10**9
 SETTINGS = InferenceSettings(Path("/gone"), max_context_tokens=128)
 READ = ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
@@ -80,14 +83,53 @@ def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.
         engine._start_engine(SETTINGS)
 
 
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("share", "cache"), [(0.9, None), (0.45, 0.45 * CARD)])
+def test_on_a_shared_gpu_vllm_is_told_the_size_of_its_cache(
+    share: float, cache: float | None, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {f"get_{name}": lambda *_: 2 for name in ("hidden_size", "num_layers", "num_kv_heads", "head_size")}
+    model = SimpleNamespace(**counts, get_vocab_size=lambda: 512, hf_text_config=SimpleNamespace())
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=None,
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
+    )
+
+    class Arguments:
+        def __init__(self, **options: Any) -> None:
+            assert options["gpu_memory_utilization"] == share
+
+        def create_engine_config(self, context: str) -> Any:
+            assert context == "LLM_CLASS"
+            return config
+
+    put_vllm(monkeypatch, Arguments, on_cpu=False)
+    monkeypatch.setattr(engine, "fields", lambda of: ())
+    settings = InferenceSettings(tiny_models[0], 128, gpu_memory_share=share, shares_gpu=share <= LARGEST_SHARED)
+    with pytest.raises(InterruptedError):
+        engine._start_engine(settings)
+    told = config.cache_config.kv_cache_memory_bytes
+    # Weights and workspace of the tiny model are small beside the runtime of CUDA.
+    assert told == (None if cache is None else pytest.approx(cache - RUNTIME_BYTES, rel=0.001))
+
+
 def put_vllm(monkeypatch: pytest.MonkeyPatch, arguments: Any, on_cpu: bool) -> None:
-    """Put a vLLM in the place of the installed one that gets as far as its arguments."""
-    platform = SimpleNamespace(is_cpu=lambda: on_cpu, device_type="cpu" if on_cpu else "cuda")
+    """Put a vLLM in the place of the installed one that gets as far as its engine, and starts none."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise InterruptedError
+
+    platform = SimpleNamespace(
+        is_cpu=lambda: on_cpu, device_type="cpu" if on_cpu else "cuda", get_device_total_memory=lambda: CARD
+    )
     for name, held in {
         "vllm": {"AsyncEngineArgs": arguments, "__version__": "0.32.0"},
         "vllm.platforms": {"current_platform": platform},
-        "vllm.v1.engine.async_llm": {"AsyncLLM": None},
-        "vllm.v1.executor": {"Executor": None},
+        "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="LLM_CLASS")},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": interrupt},
+        "vllm.v1.executor": {"Executor": SimpleNamespace(get_class=lambda config: None)},
     }.items():
         module = ModuleType(name)
         module.__dict__.update(held)

@@ -33,6 +33,11 @@ def test_too_few_gpus_are_shared_from_the_end() -> None:
     assert division.shared
     assert division.learner == EIGHT
     assert sorted(division.actors) == [(gpu,) for gpu in EIGHT]
+    share = {"HORIZONRL_ACTOR__GPU_MEMORY_SHARE": "0.45"}
+    assert division.environment("actor", 7) == {"CUDA_VISIBLE_DEVICES": "0", **share}
+    assert division.environment("learner") == {"CUDA_VISIBLE_DEVICES": ",".join(EIGHT)}
+    given = divide(config("--learner.ranks=8", "--actor.gpu_memory_share=0.3"), EIGHT)
+    assert given.environment("actor")["HORIZONRL_ACTOR__GPU_MEMORY_SHARE"] == "0.3"
     one = divide(config("--learner.ranks=7", "--actor.count=2"), EIGHT)
     assert one.actors == (("7",), ("6",))
 
