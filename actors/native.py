@@ -11,7 +11,7 @@ from horizonrl.actors.chat import Chat, ChatTemplate
 from horizonrl.actors.messages import ChatMessage
 from horizonrl.actors.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs import registry
+from horizonrl.envs import contract, registry
 from horizonrl.envs.api import CallsTools, Environment, Expert, OffersTools, Reply, Step, ToolCall, tool_user
 from horizonrl.envs.bounds import readable
 
@@ -50,7 +50,7 @@ class Words:
         return self.chat.open(system, observation)
 
     async def step(self, output_ids: Sequence[int], text: str) -> Step:
-        return await self.environment.step(readable(text))
+        return await contract.step(self.environment, readable(text))
 
     def delta(self, output_ids: Sequence[int], observation: str) -> tuple[int, ...]:
         return self.chat.delta(output_ids, observation)
@@ -83,10 +83,12 @@ class Calls:
         reply = self.parser.parse(readable(written), self.user.tools())
         self.results = []
         if not reply.calls:
-            return await self.environment.step(readable(reply.content))  # without thoughts: they are no answer
+            return await contract.step(
+                self.environment, readable(reply.content)
+            )  # without thoughts: they are no answer
         steps: list[Step] = []
         for call in reply.calls[:MAX_CALLS]:
-            steps.append(await self.user.call(ToolCall(call.name, readable(call.arguments))))
+            steps.append(await contract.call(self.user, ToolCall(call.name, readable(call.arguments))))
             if steps[-1].terminated or steps[-1].truncated:
                 break
         self.results = [step.observation for step in steps] + [UNMADE] * (len(reply.calls) - len(steps))

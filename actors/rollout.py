@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from horizonrl.actors.chat import Chat
 from horizonrl.actors.context import SUMMARY_REQUEST, Exchange, Opening, summary, window
+from horizonrl.actors.faults import Faults
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.native import Speech, speech_of
 from horizonrl.actors.policy import Generation, Policy
@@ -36,6 +37,7 @@ from horizonrl.common.types import (
     Turn,
     VersionSpan,
 )
+from horizonrl.envs import contract
 from horizonrl.envs.api import Environment, Expert, Program, Step, expert_of, state_digest
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.in_thread import in_own_thread
@@ -111,6 +113,8 @@ class Recording:
     """The turns that a window may keep: all of them, whichever branch they were played in."""
     branches: list[Branch] = field(default_factory=list)
     success: bool = False
+    unanswered: str = ""
+    """The reply that the environment is about to answer."""
     generate_s: float = 0.0
     environment_s: float = 0.0
 
@@ -173,6 +177,7 @@ class Rollout:
     """Serves the policy to programs."""
     states: bool = False
     """Whether each turn records the state that it was taken in, for an advantage that compares turns within them."""
+    faults: Faults = field(default_factory=Faults)
 
     async def episode(self, environment: Environment, ticket: Ticket, index: int) -> Episode:
         """Play one episode to its stop reason. A failure that is not the agent's is a broken episode, not an error.
@@ -187,7 +192,7 @@ class Rollout:
             raise
         # Broken is not zero: a failure ends the episode with its reason, and never with a reward.
         except EnvironmentTimeout as error:
-            return recording.finish(index, StopReason.ENV_TIMEOUT, f"{type(error).__name__}: {error}")
+            return self._broken(error, StopReason.ENV_TIMEOUT, environment, ticket, index, recording)
         except EpisodeUnfit as error:
             return recording.finish(index, StopReason.UNFIT, str(error))
         except ContextFull as error:
@@ -197,12 +202,25 @@ class Rollout:
         except PolicyFailure as error:
             return recording.finish(index, StopReason.POLICY_ERROR, f"{type(error).__name__}: {error}")
         except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
-            return recording.finish(index, StopReason.ENV_ERROR, f"{type(error).__name__}: {error}")
+            return self._broken(error, StopReason.ENV_ERROR, environment, ticket, index, recording)
+
+    def _broken(
+        self,
+        error: Exception,
+        stop: StopReason,
+        environment: Environment,
+        ticket: Ticket,
+        index: int,
+        recording: Recording,
+    ) -> Episode:
+        """End an episode that its environment broke; the log and the record say where."""
+        told = self.faults.tell(error, environment, ticket, recording.prompt, recording.turns, recording.unanswered)
+        return recording.finish(index, stop, told)
 
     async def _play(self, environment: Environment, ticket: Ticket, index: int, recording: Recording) -> StopReason:
         # 1. Reset, and render the first prompt.
         await turn()  # the episodes of a group begin together
-        first = await self._timed(environment.reset(ticket.task.task_id), recording)
+        first = await self._timed(contract.reset(environment, ticket.task.task_id), recording)
         observation = recording.task = first.text
         recording.prompt = announced(first.text, ticket, turns_taken=0)
         recording.speech = speech = speech_of(environment, self.chat, self.parser)
@@ -221,7 +239,7 @@ class Rollout:
             generation = await self._generate(agent, observation, ticket, index, recording)
             # 4. Let the environment answer, and record the turn.
             # The environment reads text; the episode keeps the sampled ids, which decoding might not give back.
-            text = self.chat.decode(generation.ids)
+            text = recording.unanswered = self.chat.decode(generation.ids)
             await turn()  # replies come in bursts, since the engine answers its whole batch at once
             step = await self._timed(speech.step(generation.ids, text), recording)
             turns_taken = len(recording.turns) + 1
@@ -233,6 +251,7 @@ class Rollout:
             recording.record(
                 generation, text, observation_ids=answer_ids, reward=step.reward, observation=read, state=state
             )
+            recording.unanswered = ""
             recording.exchanges.append(Exchange(generation.ids, answer_ids, text, read))
             # Of the last step alone: an environment decides about success when it ends the episode.
             recording.success = step.success
@@ -335,8 +354,8 @@ async def within(timeout_s: float, call: Awaitable[T]) -> T:
         # A TimeoutError that the environment itself raises ends here as well: either way there was no answer.
         async with asyncio.timeout(timeout_s):
             return await call
-    except TimeoutError:
-        raise EnvironmentTimeout(f"no answer within {timeout_s} s") from None
+    except TimeoutError as error:
+        raise EnvironmentTimeout(f"no answer within {timeout_s:g} s") from error
 
 
 async def play(make: Callable[[], Environment | Program], rollout: Rollout, ticket: Ticket, index: int) -> Episode:
@@ -344,15 +363,15 @@ async def play(make: Callable[[], Environment | Program], rollout: Rollout, tick
     try:
         environment = make()
     except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
-        return broken(index, f"{type(error).__name__}: {error}")
+        return broken(index, rollout.faults.tell(error, make, ticket, "", (), ""))
     try:
         if isinstance(environment, Program):
             return await play_program(environment, rollout.gateway, ticket, index)
         return await rollout.episode(environment, ticket, index)
     except EngineDead:
         raise
-    except Exception as error:  # noqa: BLE001 - what the environment gave makes no episode: too long, or not text
-        return broken(index, f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - what the environment gave makes no episode
+        return broken(index, rollout.faults.tell(error, environment, ticket, "", (), ""))
     finally:
         # Here and not in `episode`, so that an environment is closed however its episode ended.
         await _close(environment, ticket.task.env_id)

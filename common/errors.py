@@ -17,7 +17,8 @@ HorizonError
 │   ├── StateConflict                   a key was set by somebody else since it was last set here
 │   └── LogGap                          the group log no longer holds what the cursor points at
 ├── EnvironmentFailure (RuntimeError)   the environment broke: the episode is void, never a zero reward
-│   └── EnvironmentTimeout (TimeoutError)
+│   ├── EnvironmentTimeout (TimeoutError)
+│   └── ContractBroken (TypeError)      it answered something other than an Observation or a Step
 ├── EpisodeUnfit (ValueError)           a first prompt or a demonstration is too long: no retry makes it fit
 ├── PolicyFailure (RuntimeError)        the inference engine failed this request
 │   ├── ContextFull                     the conversation leaves no room for another turn: a cut, not a failure
@@ -112,6 +113,9 @@ class EnvironmentFailure(HorizonError, RuntimeError): ...
 
 
 class EnvironmentTimeout(EnvironmentFailure, TimeoutError): ...
+
+
+class ContractBroken(EnvironmentFailure, TypeError): ...
 
 
 class EpisodeUnfit(HorizonError, ValueError): ...

@@ -4,15 +4,15 @@ import inspect
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.common.errors import ContractBroken, EnvironmentFailure
 from horizonrl.common.types import MAX_TURNS
-from horizonrl.envs import registry
+from horizonrl.envs import contract, registry
 from horizonrl.envs.api import CallsTools, Environment, Expert, Reply, Step, ToolCall, expert_of, tool_user
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
@@ -54,6 +54,8 @@ class Subject:
     """The call that returned the longest observation."""
     mistyped: str = ""
     """The first field of a step in any check that has another type than `api.Step` says, and the call."""
+    is_hung: bool = False
+    """Whether a check reached its time limit."""
     step_times_s: list[float] = field(default_factory=list)
     made: list[Environment] = field(default_factory=list)
 
@@ -74,18 +76,15 @@ class Subject:
 
     async def reset(self, environment: Environment, task_id: str) -> str:
         self.last_call = f"reset({task_id!r})"
-        text = (await environment.reset(task_id)).text
-        self._measure(text)
-        return text
+        with _judging("reset"):
+            first = await contract.reset(environment, task_id)
+        self._measure(first.text)
+        return first.text
 
     async def step(self, environment: Environment, text: str) -> Step:
         self.last_call = f"step({shown(text)})"
-        began = time.perf_counter()
         # Cut as rollouts and servers cut: nobody ever sends an environment more.
-        step = await environment.step(readable(text))
-        self.step_times_s.append(time.perf_counter() - began)
-        self._judge(step)
-        return step
+        return await self._answered(environment, "step", environment.step(readable(text)))
 
     async def answer(self, environment: Environment, reply: Reply) -> Step:
         """Send a reply: its one call if it has one, else its text."""
@@ -94,9 +93,14 @@ class Subject:
             return await self.step(environment, reply.text)
         name, arguments = reply.calls[0].name, readable(reply.calls[0].arguments)
         self.last_call = f"call({shown(name)}, {shown(arguments)})"
+        return await self._answered(environment, "call", user.call(ToolCall(name, arguments)))
+
+    async def _answered(self, environment: Environment, method: str, answer: Awaitable[Step]) -> Step:
         began = time.perf_counter()
-        step = await user.call(ToolCall(name, arguments))
-        self.step_times_s.append(time.perf_counter() - began)
+        with _judging(method):
+            step: Step = await contract.answered(environment, method, answer)
+            self.step_times_s.append(time.perf_counter() - began)
+            contract.checked(environment, method, step)
         self._judge(step)
         return step
 
@@ -165,9 +169,23 @@ class Subject:
         module = sys.modules[registry.load(self.env_id).__module__]
         file = str(module.__file__)
         own = str(Path(file).parent) if module.__package__ else file
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        frames = [
+            frame
+            for link in reversed([*contract.causes(error)])
+            for frame in traceback.extract_tb(link.__traceback__)
+            if frame.filename != __file__
+        ]
         found = ([frame for frame in frames if frame.filename.startswith(own)] or frames)[-1:]
         return "".join(f"{frame.filename}:{frame.lineno}, {frame.name}" for frame in found)
+
+
+@contextmanager
+def _judging(method: str) -> Iterator[None]:
+    """Report an answer of another form as what it is: a violation of the contract by `method`."""
+    try:
+        yield
+    except ContractBroken as error:
+        raise Violation(str(error), method) from None
 
 
 def shown(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from horizonrl.common.children import bound
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, MissingDependency
 from horizonrl.common.lag import turn
-from horizonrl.envs import registry
+from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
 
 CALL_S = 120.0
@@ -56,12 +56,12 @@ class LocalHost:
             self._environments[episode] = registry.make(self._env_id, self._options)
         await turn()
         async with _within_limit():
-            return _text((await self._environments[episode].reset(task_id)).text)
+            return (await contract.reset(self._environments[episode], task_id)).text
 
     async def step(self, episode: int, text: str) -> Step:
         await turn()
         async with _within_limit():
-            return _plain(await self._environments[episode].step(text))
+            return await contract.step(self._environments[episode], text)
 
     async def close(self, episode: int) -> None:
         environment = self._environments.pop(episode, None)
@@ -71,23 +71,6 @@ class LocalHost:
     async def stop(self) -> None:
         for episode in list(self._environments):
             await self.close(episode)
-
-
-def _plain(step: Step) -> Step:
-    """Return what is served of a step, in Python's own types: environments also answer numpy's, which JSON has not."""
-    return Step(
-        _text(step.observation),
-        reward=float(step.reward),
-        terminated=bool(step.terminated),
-        truncated=bool(step.truncated),
-        success=bool(step.success),
-    )
-
-
-def _text(observation: str) -> str:
-    if not isinstance(observation, str):
-        raise EnvironmentFailure(f"the observation is no text but a {type(observation).__name__}")
-    return observation
 
 
 @asynccontextmanager

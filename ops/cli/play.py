@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.envs import registry
+from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
 from horizonrl.envs.bounds import readable
 from horizonrl.ops.cli.environments import chosen
@@ -40,7 +40,7 @@ def play_environment(env_ids: Sequence[str], task_id: str | None, overrides: Seq
 async def _play(env_id: str, options: Mapping[str, Any], task_id: str, replies: Iterator[str], say: Say) -> int:
     environment = registry.make(env_id, options)
     try:
-        first = await environment.reset(task_id)  # before the banner: there may be no such task
+        first = await contract.reset(environment, task_id)  # before the banner: there may be no such task
         say(f"{env_id} {environment.version}, task {task_id}. Ctrl-D ends the episode.\n\n{first.text}")
         return await _episode(environment, replies, say)
     finally:
@@ -51,7 +51,7 @@ async def _episode(environment: Environment, replies: Iterator[str], say: Say) -
     total, turns = 0.0, 0
     # In a thread: connections to a server's environment must be served while a person thinks.
     while (reply := await asyncio.to_thread(next, replies, None)) is not None:
-        step = await environment.step(readable(reply))
+        step = await contract.step(environment, readable(reply))
         total, turns = total + step.reward, turns + 1
         say(f"{step.observation}\n[turn {turns}, reward {step.reward:g}, return {total:g}]")
         if step.terminated or step.truncated:

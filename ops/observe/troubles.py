@@ -37,6 +37,7 @@ TROUBLES = {
     "disk_short": "will run out of disk",
     "end_of_no_ticket": "skipped a group of a ticket that was never issued: no actor of this run made it",
     "end_published_again": "published a group again whose parts had been purged while it was joined",
+    "environment_failed": "an environment raised an error, or broke its contract: the log has the traceback",
     "environment_not_closed": "an environment could not be closed",
     "environment_not_prepared": "an environment could not prepare ahead of need",
     "environment_stuck": "was ended: a call of an environment never returned",

@@ -4,7 +4,9 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from horizonrl.actors import rollout as rollout_module
 from horizonrl.actors.rollout import Rollout
@@ -92,7 +94,7 @@ def test_an_attribute_of_the_same_name_is_the_environments_own_business() -> Non
     broken = play(Wrong(last=3), states=True)
     assert (broken.stop, broken.error) == (
         StopReason.ENV_ERROR,
-        "EnvironmentFailure: state() returned dict: return a text, such as its repr",
+        "EnvironmentFailure: state() returned dict: return a text, such as its repr (echo task 'say')",
     )
 
 
@@ -122,7 +124,11 @@ def test_a_hanging_environment_is_a_broken_episode_and_not_a_zero() -> None:
 def test_a_raising_environment_is_a_broken_episode_that_names_the_error() -> None:
     episode = play(Breaking())
     assert episode.stop is StopReason.ENV_ERROR
-    assert episode.error == "RuntimeError: the kitchen is on fire"
+    # The line, the task and the action: its author finds the mistake.
+    assert re.fullmatch(
+        r"RuntimeError: the kitchen is on fire at players.py:\d+ in step \(echo task 'say' after 'go on'\)",
+        episode.error,
+    )
 
 
 class Odd(Echo):
@@ -157,12 +163,68 @@ def test_whatever_an_environment_gives_the_episode_breaks_and_not_the_actor(envi
     assert episode.error
 
 
-def test_a_text_that_is_too_long_for_a_record_is_cut_and_the_episode_is_valid() -> None:
-    environment = Odd(first="x" * 300_000, step=Step("y" * 300_000, reward=1.0, terminated=True))
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            Odd(first="x" * 300_000),
+            "Odd.reset gave an observation of 300,000 characters; by contract it is at most 262,144",
+        ),
+        (Odd(step=Step("y" * 10**7, 1.0, True)), "gave an observation of 10,000,000 characters; by contract"),
+        (Odd(step=Step("", float("nan"), True)), "Odd.step gave the reward nan; by contract it is a finite number"),
+        (Odd(step=Step("", "1.0", True)), "Odd.step gave a Step whose reward is a str; by contract it is a float"),  # type: ignore[arg-type]
+        (Odd(step=Step({"state": 3}, 1.0, True)), "gave an observation that is a dict; by contract it is a str"),  # type: ignore[arg-type]
+        (
+            Odd(step=("", 1.0, True, False, {})),  # type: ignore[arg-type]
+            "Odd.step returned a tuple; by contract it is a Step(observation, reward, terminated)",
+        ),
+        (Odd(step=Step("", 1.0, "yes")), "gave a Step whose terminated is a str; by contract it is a bool"),  # type: ignore[arg-type]
+        (Odd(step=Step("", 1.0, True, info={"a": [1]})), "gave info['a'], which is a list; by contract"),  # type: ignore[dict-item]
+    ],
+)
+def test_an_answer_of_another_form_breaks_the_episode_and_is_named(environment: Odd, said: str) -> None:
     episode = play(environment, policy=SayingPolicy(CHAT, max_context_tokens=10**6))
-    assert (episode.stop, episode.episode_return) == (StopReason.TERMINATED, 1.0)
-    assert len(episode.prompt) == len(episode.turns[0].observation) == 262_144
-    assert episode.prompt.endswith("x [... 300000 characters]")
+    assert episode.stop is StopReason.ENV_ERROR
+    assert said in (episode.error or "")
+    assert "(echo task 'say'" in (episode.error or "")
+
+
+def test_a_method_that_is_no_coroutine_is_named() -> None:
+    class Sync(Echo):
+        def step(self, text: str) -> Step:  # type: ignore[override]
+            return Step("", 1.0, True)
+
+    assert "Sync.step is no `async def`: it returned a horizonrl.envs.api.Step" in (play(Sync()).error or "")
+
+
+def test_numpys_numbers_become_pythons_own() -> None:
+    episode = play(Odd(step=Step("done", np.float32(0.5), np.True_, success=np.True_)))  # type: ignore[arg-type]
+    assert (episode.stop, episode.episode_return, episode.success) == (StopReason.TERMINATED, 0.5, True)
+
+
+def test_a_deadline_names_the_line_that_waited() -> None:
+    class Waits(Echo):
+        async def step(self, text: str) -> Step:
+            await asyncio.sleep(60)
+            return Step("", 1.0, True)
+
+    episode = asyncio.run(Rollout(SayingPolicy(CHAT), CHAT, None, step_timeout_s=0.05).episode(Waits(), ticket(), 0))
+    assert episode.stop is StopReason.ENV_TIMEOUT
+    assert re.search(
+        r"no answer within 0.05 s at test_rollout.py:\d+ in step \(echo task 'say' after", episode.error or ""
+    )
+
+
+def test_each_failure_is_logged_whole_once() -> None:
+    rollout = Rollout(SayingPolicy(CHAT), CHAT, None, step_timeout_s=5.0)
+    with capture_logs() as logs:
+        for index in range(3):
+            asyncio.run(rollout.episode(Breaking(), ticket(), index))
+            asyncio.run(rollout.episode(Odd(first="x" * 300_000), ticket(), index))
+    told = [line for line in logs if line["event"] == "environment_failed"]
+    assert len(told) == 2
+    assert "the kitchen is on fire" in told[0]["traceback"] and "players.py" in told[0]["traceback"]
+    assert told[0]["reply"] == "go on" and told[0]["prompt"]
 
 
 def test_a_tickets_seed_makes_another_one_of_each_request() -> None:

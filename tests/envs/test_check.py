@@ -1,5 +1,8 @@
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.envs import check as check_module
 from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
 from horizonrl.envs.check import TASKS_TRIED, TRIALS, Check, check
@@ -88,7 +92,9 @@ def test_an_id_that_is_not_the_entry_points_is_named_with_its_class(install: Ins
 def test_a_reward_that_is_not_finite_is_called_so(name: str, reward: str, install: Install) -> None:
     found = failed(name, install)
     assert {*found} >= {"the expert solves the tasks", "a task is the same episode in every instance"}
-    assert {each.detail for each in found.values()} == {f"the reward of the step that answers 'Well said.' is {reward}"}
+    assert {each.detail for each in found.values()} == {
+        f"{name}.step gave the reward {reward}; by contract it is a finite number"
+    }
 
 
 def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) -> None:
@@ -97,6 +103,67 @@ def test_an_environment_that_exits_fails_checks_and_ends_none(install: Install) 
     for each in found.values():
         assert each.detail == "RuntimeError: SystemExit(3) would end the actor"
         assert each.place.endswith(", step")
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "method"),
+    [
+        (
+            "AnswersATuple",
+            "AnswersATuple.step returned a tuple; by contract it is a Step(observation, reward, terminated)",
+            "step",
+        ),
+        (
+            "StepsWithoutAsync",
+            "StepsWithoutAsync.step is no `async def`: it returned a horizonrl.envs.api.Step, which cannot be awaited",
+            "step",
+        ),
+        ("BeginsWithAText", "BeginsWithAText.reset returned a str; by contract it is an Observation(text)", "reset"),
+    ],
+)
+def test_a_beginners_mistake_is_named_once_with_its_line(name: str, said: str, method: str, install: Install) -> None:
+    found = failed(name, install)
+    assert {each.detail for each in found.values()} == {said}
+    assert all(each.place.endswith(f", {name}.{method}") for each in found.values())
+
+
+def test_an_environment_without_tasks_is_told_so_and_no_more(install: Install) -> None:
+    found = failed("HasNoTasks", install)
+    assert {name: each.detail for name, each in found.items()} == {
+        "tasks are listed in a stable order with unique ids": "0 tasks with 0 different ids; repeated: []",
+        "the other checks": "not tried: mend this first",
+    }
+
+
+def test_an_environment_that_hangs_is_waited_for_once_and_its_line_named(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_module, "CHECK_S", 0.2)
+    found = failed("Hangs", install)
+    assert [*found] == ["the expert solves the tasks", "the other checks"]
+    hung = found["the expert solves the tasks"]
+    assert hung.detail == "took longer than 0 s" and hung.place.endswith(", step")
+
+
+def test_an_environment_that_blocks_ends_the_check_with_its_line(install: Install, tmp_path: Path) -> None:
+    install("blocks", WORLDS, "Blocks")
+    source = (
+        "import asyncio\n"
+        "from horizonrl.envs import check\n"
+        "check.CHECK_S = check.BLOCKED_S = 0.5\n"
+        "asyncio.run(check.check('blocks'))\n"
+    )
+    paths = os.pathsep.join(map(str, filter(None, sys.path)))
+    ended = subprocess.run(
+        [sys.executable, "-c", source],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=False,
+    )
+    assert ended.returncode == os.EX_SOFTWARE
+    assert "blocks blocks the event loop" in ended.stderr
+    assert "in step\n    time.sleep(60)" in ended.stderr
 
 
 def test_an_expert_is_optional(install: Install) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -155,6 +156,40 @@ class AnswersNumpys(World):
     async def step(self, text: str) -> Step:
         step = await super().step(text)
         return Step(step.observation, np.float32(step.reward), step.terminated, success=step.success)  # type: ignore[arg-type]
+
+
+class AnswersATuple(World):
+    async def step(self, text: str) -> Step:
+        step = await super().step(text)
+        return step.observation, step.reward, step.terminated, False, {}  # type: ignore[return-value]
+
+
+class StepsWithoutAsync(World):
+    def step(self, text: str) -> Step:  # type: ignore[override]
+        return Step("Well said.", reward=1.0, terminated=True, success=True)
+
+
+class BeginsWithAText(World):
+    async def reset(self, task_id: str) -> Observation:
+        return (await super().reset(task_id)).text  # type: ignore[return-value]
+
+
+class HasNoTasks(World):
+    @classmethod
+    def tasks(cls) -> list[TaskSpec]:
+        return []
+
+
+class Hangs(World):
+    async def step(self, text: str) -> Step:
+        await super().step(text)
+        return await asyncio.sleep(60)  # type: ignore[return-value]
+
+
+class Blocks(World):
+    async def step(self, text: str) -> Step:
+        time.sleep(60)  # noqa: ASYNC251
+        return await super().step(text)
 
 
 class ParrotThatCalls(Parrot):
