@@ -23,12 +23,23 @@ class Generation:
     spans: tuple[VersionSpan, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedWords:
+    """The words of a version that differ from those of `base`, for an engine that can write them into its layers."""
+
+    base: PolicyVersion
+    file: Path
+    """A safetensors file, as `actors/words.py` writes it."""
+
+
 class Policy(Protocol):
     max_context_tokens: int
     engine: str
     """Name, version and precision of the engine, for provenance."""
     takes_weights: bool
     """False for an engine whose weights are its own: it can be evaluated, not trained, and rejects every `apply`."""
+    takes_words: bool
+    """True for an engine that can write changed words into its layers: it need not load the whole file."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -49,11 +60,11 @@ class Policy(Protocol):
         request.
         """
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Load a safetensors file of Hugging Face named tensors between two tokens of the running requests.
 
-        The file's digest has been verified. Raises WeightsRejected when the loaded weights fail the probe; the
-        caller then replaces the engine.
+        The file's digest has been verified. An engine that is at the base of `words` may take these alone. Raises
+        WeightsRejected when the loaded weights fail the probe; the caller then replaces the engine.
         """
 
     async def close(self) -> None: ...

@@ -9,6 +9,7 @@ image lies in shared memory, next to a marker that says which version it is:
 | `version.json` | its marker; absent while the image is in doubt | that of the image |
 | `patched.json` | the marker that the image had before the patch that is under way | that of the image |
 | `fetching` | empty | exclusive for the one actor that downloads |
+| `changed-*-A-B` | where the patch wrote that led from digest A to B; of the last four | that of the image |
 | `reading-*` | a name of the image for one engine, which no other actor moves | that of the image, while it is read |
 
 The kernel frees the locks of an actor that dies. If it died in the middle of a patch, the next one finds no marker: it
@@ -28,13 +29,16 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
+from horizonrl.actors.words import read_note, write_note
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.chain import Changes, read_changes
 from horizonrl.broker.weights.changes import decode_changes
 from horizonrl.broker.weights.frames import digest_file, fetch_frame
+from horizonrl.broker.weights.layout import Array, read_layout
 from horizonrl.common.errors import LogGap, WeightsDamaged, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -44,13 +48,16 @@ from horizonrl.common.types import Count, Digest, PolicyVersion, Record
 
 log = get_logger()
 
-IMAGE, MARKER, PATCHED, FETCHING, READING = (
+IMAGE, MARKER, PATCHED, FETCHING, READING, CHANGED = (
     "weights.safetensors",
     "version.json",
     "patched.json",
     "fetching",
     "reading-",
+    "changed-",
 )
+NOTES_KEPT = 4
+"""Patches of which it is kept where they wrote: an engine that is further behind loads the whole image."""
 STUCK_S = 120.0
 """A lock that is held for longer, without a sign of life, is held by an actor that is stopped. Work does not take the
 signs away, however long it is: a task of the holder touches the file (`beating`)."""
@@ -70,11 +77,15 @@ class Marker(Record):
 
 
 class Shadow:
-    def __init__(self, transport: Transport, place: Path, metrics: Metrics) -> None:
-        """`place` is a directory of this run that the actors of this host share."""
+    def __init__(self, transport: Transport, place: Path, metrics: Metrics, notes: bool = False) -> None:
+        """`place` is a directory of this run that the actors of this host share.
+
+        With `notes` it is kept where patches write, for engines that can write into their layers (`words.py`).
+        """
         self._transport = transport
         self._place = place
         self._metrics = metrics
+        self._notes = notes
         self._image = place / IMAGE
 
     @contextlib.asynccontextmanager
@@ -88,6 +99,21 @@ class Shadow:
                 await self._advance(manifest)
         async with self._reading(manifest) as file:
             yield file
+
+    def changed_since(self, base: str, digest: str) -> Array | None:
+        """Return where the image with `digest` differs from that with the digest `base`, by what its patches wrote.
+
+        Ascending, and perhaps too many: a word may have changed back. None if the notes do not lead back to `base`.
+        """
+        positions = [np.empty(0, np.int64)]
+        while digest != base:
+            note = next(self._place.glob(f"{CHANGED}*-{digest}"), None)
+            written = None if note is None or len(positions) > NOTES_KEPT else read_note(note)
+            if note is None or written is None:
+                return None
+            positions.append(written)
+            digest = note.name.split("-")[-2]
+        return np.unique(np.concatenate(positions))
 
     # ---- bringing the image up to date
 
@@ -147,7 +173,7 @@ class Shadow:
         """Fetch a key frame in place of the image."""
         log.info("key_frame_fetched", version=str(key.policy), weights_bytes=key.weights_bytes)
         # Before the fetch: this host has memory for one image. An engine that still loads the old one keeps its name.
-        for file in (self._marker_file, self._place / PATCHED, self._image):
+        for file in (self._marker_file, self._place / PATCHED, self._image, *self._place.glob(f"{CHANGED}*")):
             file.unlink(missing_ok=True)
         await fetch_frame(self._transport, key, self._image, partial(self._received, "frame"))
         self._mark(key.policy, key.digest, key.last_sequence)
@@ -192,10 +218,16 @@ class Shadow:
                 raise WeightsDamaged(f"{changes.policy}: {error}") from error
             # From here on the image is in doubt, until it has a marker again.
             os.replace(self._marker_file, self._place / PATCHED)
-            decoded.write(image)
+            written = decoded.write(image)
             if xxhash.xxh3_128_hexdigest(image) != changes.digest:
                 raise WeightsDamaged(f"{changes.policy}: the changes do not make the weights that were announced")
             self._mark(changes.policy, changes.digest, changes.last_sequence)
+            if self._notes:
+                # The sequence only orders the names.
+                note = f"{CHANGED}{changes.last_sequence:016}-{marker.digest}-{changes.digest}"
+                write_note(self._place / note, read_layout(image), written)
+                for old in sorted(self._place.glob(f"{CHANGED}*"))[:-NOTES_KEPT]:
+                    old.unlink()
         return True
 
     def _received(self, form: str, size: int) -> None:

@@ -9,11 +9,14 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from horizonrl.actors.merged import MergedImage
-from horizonrl.actors.policy import Policy
+from horizonrl.actors.policy import ChangedWords, Policy
 from horizonrl.actors.shadow import Shadow, age
+from horizonrl.actors.words import changed_words, compare
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import shared_frame
@@ -30,6 +33,16 @@ RETRY_S = 5.0
 announcement ends it early."""
 LONGEST_RETRY_S = 160.0
 """A key frame that many actors fetch in vain, again and again, would take the line from all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What the engine computes with: the base of the next version's changed words."""
+
+    policy: PolicyVersion
+    digest: str
+    file: BinaryIO | None
+    """The learner's own file, if it was loaded from there: nobody writes to it, and it is held open."""
 
 
 class WeightsFollower:
@@ -55,9 +68,10 @@ class WeightsFollower:
         self._policy = policy
         self._shared_dir = shared_dir
         self._metrics = metrics or Metrics()
-        self._shadow = Shadow(transport, shadow_dir, self._metrics)
+        self._shadow = Shadow(transport, shadow_dir, self._metrics, notes=policy.takes_words)
         self._merged = MergedImage(transport, shadow_dir, self._metrics)
         self._announced: WeightsManifest | None = None
+        self._base: _Applied | None = None
         self._news = asyncio.Event()
         self.finished = asyncio.Event()
         """Set when the learner reports that the run is over."""
@@ -75,9 +89,12 @@ class WeightsFollower:
         """
         self._metrics.set("actor_policy_version", self._policy.version.version)
         # Two tasks, so that announcements are noted while a frame is fetched: all but the newest are then skipped.
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen(total_steps))
-            group.create_task(self._keep_up())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._listen(total_steps))
+                group.create_task(self._keep_up())
+        finally:
+            self._rebase(None)
 
     async def reached(self, version: PolicyVersion, timeout_s: float) -> bool:
         """Wait until the policy is at least as new as `version`, or as the newest announced one; return whether it is.
@@ -127,14 +144,23 @@ class WeightsFollower:
         async with AsyncExitStack() as stack:
             try:
                 # Only this is tried again. A WeightsRejected of the policy ends the actor: its engine is in doubt.
-                file = await stack.enter_async_context(self._held(manifest))
+                file, shared = await stack.enter_async_context(self._held(manifest))
             except (WeightsRejected, BrokerError) as error:
                 if isinstance(error, WeightsDamaged):
                     self.damaged = manifest.policy
                 log.warning("weights_not_fetched", version=str(manifest.policy), reason=str(error))
                 return False
-            fetched, self.damaged = time.monotonic(), None
-            await self._policy.apply(file, manifest.policy)
+            self.damaged = None
+            words = await asyncio.to_thread(self._changed_words, file, manifest)
+            changed, words_bytes = None, None
+            if words is not None:
+                changed = ChangedWords(self._policy.version, path_of(stack.enter_context(words)))
+                words_bytes = os.fstat(words.fileno()).st_size
+            fetched = time.monotonic()
+            await self._policy.apply(file, manifest.policy, changed)
+            if self._policy.takes_words:
+                held = None if shared is None else os.fdopen(os.dup(shared.fileno()), "rb")
+                self._rebase(_Applied(manifest.policy, manifest.digest, held))
         done = time.monotonic()
         self._metrics.observe("weights_apply_seconds", done - started)
         self._metrics.set("actor_policy_version", manifest.policy.version)
@@ -142,6 +168,7 @@ class WeightsFollower:
             "weights_applied",
             version=str(manifest.policy),
             digest=manifest.digest,
+            words_bytes=words_bytes,
             fetch_s=round(fetched - started, 3),
             apply_s=round(done - fetched, 3),
         )
@@ -151,8 +178,8 @@ class WeightsFollower:
         return True
 
     @asynccontextmanager
-    async def _held(self, manifest: WeightsManifest) -> AsyncIterator[Path]:
-        """Hold the announced version as a file: the learner's own if it is shared, else this host's image."""
+    async def _held(self, manifest: WeightsManifest) -> AsyncIterator[tuple[Path, BinaryIO | None]]:
+        """Hold the announced version as a file: the learner's own if it is shared, which is open, else this host's."""
         # In a thread: the event loop extends leases, and reading a whole frame would hold it up.
         shared = await asyncio.to_thread(shared_frame, manifest, self._shared_dir)
         if shared is not None:
@@ -162,11 +189,28 @@ class WeightsFollower:
                 raise WeightsRejected(f"{manifest.policy} has been overtaken: {error}") from None
             with source:
                 # Open, since the learner may remove the file during a drain (`actor.weights = "drained"`): minutes.
-                yield Path(f"/proc/{os.getpid()}/fd/{source.fileno()}")
+                yield path_of(source), source
             return
         image = self._shadow if manifest.adapters is None else self._merged
         async with image.holding(manifest) as file:
-            yield file
+            yield file, None
+
+    def _changed_words(self, file: Path, manifest: WeightsManifest) -> BinaryIO | None:
+        """Return the words by which a version differs from what the engine computes with, or None if it is unknown."""
+        base = self._base
+        if base is None or base.policy != self._policy.version:
+            return None
+        if base.file is not None:
+            positions = compare(path_of(base.file), file)
+        else:
+            positions = self._shadow.changed_since(base.digest, manifest.digest)
+        return None if positions is None else changed_words(file, positions)
+
+    def _rebase(self, base: _Applied | None) -> None:
+        """Note what the engine computes with now."""
+        if self._base is not None and self._base.file is not None:
+            self._base.file.close()
+        self._base = base
 
     async def _wait_for_news(self, wait_s: float) -> None:
         try:
@@ -178,3 +222,8 @@ class WeightsFollower:
 
     def _is_applied(self, version: PolicyVersion) -> bool:
         return age(self._policy.version) >= age(version)
+
+
+def path_of(file: BinaryIO) -> Path:
+    """Return a name of an open file, for the engine's process too: it may have no other any more."""
+    return Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")

@@ -64,7 +64,7 @@ def test_the_environment_seam() -> None:
 
 def test_the_policy_seam() -> None:
     assert {name: list(inspect.signature(getattr(Policy, name)).parameters)[1:] for name in signatures(Policy)} == {
-        "apply": ["weights", "version"],
+        "apply": ["weights", "version", "words"],
         "close": [],
         "generate": ["ids", "max_tokens", "temperature", "stop_ids", "seed"],
     }

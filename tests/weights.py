@@ -137,10 +137,10 @@ class AdapterLearner(RandomLearner):
 class ShadowHost:
     """One host's shadow, and an actor on it."""
 
-    def __init__(self, transport: Transport, place: Path) -> None:
+    def __init__(self, transport: Transport, place: Path, notes: bool = False) -> None:
         place.mkdir(exist_ok=True)
         self.place, self.metrics = place, Metrics()
-        self.shadow = Shadow(transport, place, self.metrics)
+        self.shadow = Shadow(transport, place, self.metrics, notes)
         self.merged = MergedImage(transport, place, self.metrics)
 
     async def load(self, manifest: WeightsManifest) -> bytes:

@@ -14,7 +14,7 @@ from typing import Self
 from pydantic import BaseModel, Field, model_validator
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint
-from horizonrl.actors.policy import Generation
+from horizonrl.actors.policy import ChangedWords, Generation
 from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.errors import WeightsRejected
 from horizonrl.common.types import MAX_LONG_TEXT, PolicyVersion, VersionSpan
@@ -71,6 +71,7 @@ class Conversation:
     version: PolicyVersion = field(default_factory=PolicyVersion)
     stop_ids: tuple[int, ...] = ()
     takes_weights: bool = False
+    takes_words: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class Conversation:
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(ids=output, logprobs=(0.0,) * len(output), spans=(span,))
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Reject the weights: an endpoint's are its own."""
         raise WeightsRejected(f"{self.engine} takes no weights: {version} is not applied")
 

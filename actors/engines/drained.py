@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from horizonrl.actors.policy import Generation, Policy
+from horizonrl.actors.policy import ChangedWords, Generation, Policy
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import PolicyVersion
 
@@ -28,6 +28,7 @@ class DrainedPolicy:
         self.max_context_tokens = policy.max_context_tokens
         self.engine = policy.engine
         self.takes_weights = policy.takes_weights
+        self.takes_words = policy.takes_words
         self._policy = policy
         self._running = 0
         self._waiting = 0
@@ -67,7 +68,7 @@ class DrainedPolicy:
             if not self._running:
                 self._idle.set()
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Wait until the generations in progress have ended, and load the weights (see Policy)."""
         async with self._applying:
             started, running = time.monotonic(), self._running
@@ -81,7 +82,7 @@ class DrainedPolicy:
                     held=self._waiting,
                     drain_s=round(time.monotonic() - started, 3),
                 )
-                await self._policy.apply(weights, version)
+                await self._policy.apply(weights, version, words)
             finally:
                 # However it ended: a request that is held for ever would hold up the end of its actor.
                 self._open.set()

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, SecretStr
 
 from horizonrl.actors.engines.client import SEEDS, Endpoint, EndpointSettings
-from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.actors.policy import ChangedWords, Generation, InferenceSettings, Policy
 from horizonrl.common.arrays import MAX_TOKENS, TokenId
 from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
@@ -47,6 +47,7 @@ class EndpointPolicy:
     """A Policy whose tokens a server samples. Its version is always 0: the server's weights are its own."""
 
     takes_weights = False
+    takes_words = False
 
     def __init__(self, endpoint: Endpoint, max_context_tokens: int) -> None:
         """`endpoint` is open; the policy closes it."""
@@ -87,7 +88,7 @@ class EndpointPolicy:
         # Rounding may lift the logprob of a certain token above 0, which a record rejects.
         return Generation(tuple(choice.token_ids), tuple(min(0.0, logprob) for logprob in logprobs), (span,))
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Reject the weights: the server's are its own."""
         raise WeightsRejected(f"{self.engine} takes no weights: {version} is not applied")
 

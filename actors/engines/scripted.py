@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.actors.policy import ChangedWords, Generation, InferenceSettings, Policy
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -43,6 +43,7 @@ class ScriptedPolicy:
 
     engine = "scripted"
     takes_weights = True
+    takes_words = False
     """They only change its version."""
 
     def __init__(
@@ -97,7 +98,7 @@ class ScriptedPolicy:
         logprobs = tuple(-dice.expovariate(1.0) * temperature for _ in output)
         return Generation(ids=tuple(output), logprobs=logprobs, spans=_spans(versions))
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Change the version. Raises WeightsRejected when there is no file."""
         if not await asyncio.to_thread(weights.is_file):
             raise WeightsRejected(f"there is no {weights}: {version} is not applied")

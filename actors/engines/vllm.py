@@ -15,7 +15,7 @@ from typing import Any
 
 from horizonrl.actors.engines.vllm_arguments import checked, engine_options
 from horizonrl.actors.engines.vllm_memory import EngineSize, shared_cache_bytes
-from horizonrl.actors.policy import Generation, InferenceSettings, Policy
+from horizonrl.actors.policy import ChangedWords, Generation, InferenceSettings, Policy
 from horizonrl.common.children import children_bound
 from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.gpus import has_gpu
@@ -47,6 +47,7 @@ class VllmPolicy:
     """A Policy on vLLM's AsyncLLM. After a failed `apply` it is dead: no token comes from weights in doubt."""
 
     takes_weights = True
+    takes_words = False
 
     def __init__(self, engine: Any, settings: InferenceSettings, description: str) -> None:
         self.max_context_tokens = settings.max_context_tokens
@@ -145,7 +146,7 @@ class VllmPolicy:
         except Exception as error:  # vLLM has no error tree: whatever it was, this request failed
             raise PolicyFailure(f"request of {len(ids)} tokens failed: {type(error).__name__}: {error}") from error
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Load a weights file between two tokens; running requests go on with their tokens under the new version.
 
         Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does

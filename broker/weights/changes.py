@@ -32,7 +32,7 @@ from threading import Thread
 from types import ModuleType
 
 from horizonrl.broker.weights.envelope import join_sections
-from horizonrl.broker.weights.layout import Buffer, Layout, Part, as_bytes, read_layout
+from horizonrl.broker.weights.layout import Array, Buffer, Layout, Part, as_bytes, read_layout
 from horizonrl.common.errors import MissingDependency, WeightsRejected
 
 __all__ = [
@@ -90,8 +90,8 @@ class Decoded:
         self._decoding = _module("decoding")
         self._sections = self._decoding.read_sections(layout, as_bytes(changes))
 
-    def write(self, image: Buffer) -> None:
-        """Patch a writable image in place.
+    def write(self, image: Buffer) -> list[tuple[int, Array]]:
+        """Patch a writable image in place; return where: for each part, its offset, and which of its words changed.
 
         Raises WeightsRejected if a stream is malformed, or the image is not the base and the streams do not fit it:
         then the image is as it was. For that the words that are overwritten are kept until the end, with their
@@ -100,7 +100,8 @@ class Decoded:
         target = as_bytes(image)
         if not target.flags.writeable or len(target) != self._layout.image_bytes:
             raise TypeError("the image is read-only, or not the one that the changes were decoded for")
-        self._decoding.patch(target, self._sections)
+        written: list[tuple[int, Array]] = self._decoding.patch(target, self._sections)
+        return written
 
 
 def decode_changes(image: Buffer, changes: Buffer) -> Decoded:

@@ -1,5 +1,6 @@
 """From changes to the patched image, or to the image as it was."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -7,8 +8,8 @@ import xxhash
 
 from horizonrl.broker.weights import kernels
 from horizonrl.broker.weights.envelope import DIGESTED, ENVELOPE, LENGTH, MAGIC
-from horizonrl.broker.weights.layout import Bytes, Layout
-from horizonrl.broker.weights.section import Array, Head, read_head
+from horizonrl.broker.weights.layout import Array, Bytes, Layout
+from horizonrl.broker.weights.section import Head, read_head
 from horizonrl.common.errors import WeightsRejected
 
 PADDING = 1 << 16
@@ -60,8 +61,11 @@ def _check_disjoint(sections: list[ReadSection]) -> None:
         raise WeightsRejected("two parts of the changes overlap")
 
 
-def patch(image: Bytes, sections: list[ReadSection]) -> None:
-    """Patch the image. Raises WeightsRejected if a stream is malformed: then the image is as it was."""
+def patch(image: Bytes, sections: list[ReadSection]) -> list[tuple[int, Array]]:
+    """Patch the image; return, for each part, its offset, and which of its words changed, in no order.
+
+    Raises WeightsRejected if a stream is malformed: then the image is as it was.
+    """
     done: list[tuple[ReadSection, Array, kernels.Undo, list[Array]]] = []
     for section in sections:
         head = section.head
@@ -78,6 +82,11 @@ def patch(image: Bytes, sections: list[ReadSection]) -> None:
     for section in sections:
         for offset, value in section.head.odd:
             image[offset] = value
+    return [
+        (int(offset), before[0][start:end])
+        for section, end_P, _, before in done
+        for offset, (start, end) in zip(section.head.offset_P, pairwise([0, *end_P]), strict=True)
+    ]
 
 
 def _patch_section(image: Bytes, section: ReadSection, undo: kernels.Undo, end_P: Array) -> bool:

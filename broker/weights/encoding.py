@@ -8,12 +8,11 @@ import numpy as np
 
 from horizonrl.broker.weights import kernels
 from horizonrl.broker.weights.kernels import PROBABILITY_BITS, SYMBOLS
-from horizonrl.broker.weights.layout import Part, as_bytes
+from horizonrl.broker.weights.layout import Array, Part, as_bytes
 from horizonrl.broker.weights.section import (
     EXPONENT_SHIFTS,
     MOST_WORDS,
     WHOLE_WORD,
-    Array,
     Head,
     ValueClass,
     head_bytes,

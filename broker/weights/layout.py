@@ -12,6 +12,7 @@ from horizonrl.common.errors import WeightsRejected
 Buffer = Any
 """Whatever `numpy.frombuffer` reads: bytes, a memory map, a contiguous array."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 LONGEST_HEADER = 100_000_000
 """In bytes, as the safetensors library has it."""

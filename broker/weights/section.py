@@ -6,11 +6,11 @@ when a version changes little: about 10 kB for the 272 tensors of SmolLM2.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from horizonrl.broker.weights.kernels import LARGEST_RICE, PROBABILITY_BITS, SYMBOLS, read_varints
+from horizonrl.broker.weights.layout import Array
 from horizonrl.common.errors import WeightsRejected
 
 MOST_CLASSES = 64
@@ -21,8 +21,6 @@ EXPONENT_SHIFTS = {"BF16": 7, "F16": 10}
 """Bits below the exponent of a 16-bit float, by safetensors' name."""
 WHOLE_WORD = 15
 """The shift for other types, whose 16-bit words are all of one class: exact, but not small."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.policy import Generation
+from horizonrl.actors.policy import ChangedWords, Generation
 from horizonrl.common.types import PolicyVersion, VersionSpan
 from horizonrl.envs.api import Observation, Step, TaskSpec
 from horizonrl.ops.bench.tiny_model import make_tokenizer
@@ -26,6 +26,7 @@ class SayingPolicy:
     max_context_tokens: int = 512
     engine: str = "saying"
     takes_weights: bool = True
+    takes_words: bool = False
     version: PolicyVersion = field(default_factory=PolicyVersion)
     asked: list[tuple[int, ...]] = field(default_factory=list)
     seeds: list[int | None] = field(default_factory=list)
@@ -42,7 +43,7 @@ class SayingPolicy:
         span = VersionSpan(version=self.version.version, lineage=self.version.lineage, tokens=len(output))
         return Generation(output, (-0.25,) * len(output), (span,))
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         self.version = version
 
     async def close(self) -> None: ...

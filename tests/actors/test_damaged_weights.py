@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from horizonrl.actors.engines.scripted import ScriptedPolicy
+from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Role, Stream, Transport
 from horizonrl.broker.connect import connected
@@ -36,7 +37,7 @@ class RememberingPolicy(ScriptedPolicy):
         super().__init__()
         self.digests: dict[PolicyVersion, str] = {}
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         await super().apply(weights, version)
         self.digests[version] = await asyncio.to_thread(digest_file, weights)
 

@@ -9,10 +9,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from horizonrl.actors import shadow as shadow_module
-from horizonrl.actors.shadow import FETCHING, IMAGE, MARKER, PATCHED, READING, Shadow
+from horizonrl.actors.shadow import FETCHING, IMAGE, MARKER, NOTES_KEPT, PATCHED, READING, Shadow
+from horizonrl.actors.words import compare
 from horizonrl.broker.api import Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights import chain, frames
@@ -354,5 +356,67 @@ def test_a_name_that_a_killed_actor_left_is_removed(small: MemoryTransport, tmp_
         os.link(host.place / IMAGE, host.place / f"{READING}left.safetensors")
         await host.load(await learner.step())
         assert {entry.name for entry in host.place.iterdir()} == {IMAGE, MARKER, PATCHED, FETCHING}
+
+    asyncio.run(scenario())
+
+
+def test_what_patches_wrote_leads_from_each_of_the_last_versions_to_the_image(
+    small: MemoryTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_weights, "LONGEST_CHAIN", 64)
+
+    async def scenario() -> None:
+        learner = RandomLearner(small, tmp_path / "weights")
+        host, other = (ShadowHost(small, tmp_path / "shadow", notes=True) for _ in range(2))
+        files, digests = [], []
+        for version in range(2 + NOTES_KEPT + 1):
+            manifest = await learner.step(share=0.002)
+            # In turns: the one finds what the other has noted.
+            await (host if version % 2 else other).load(manifest)
+            files.append(tmp_path / f"{version}.safetensors")
+            files[-1].write_bytes(learner.images[manifest.policy])
+            digests.append(manifest.digest)
+        for back, (file, digest) in enumerate(zip(reversed(files), reversed(digests), strict=True)):
+            noted, differ = host.shadow.changed_since(digest, manifest.digest), compare(file, files[-1])
+            assert differ is not None
+            if back > NOTES_KEPT:
+                assert noted is None, "an engine so far behind loads the whole image"
+            else:
+                assert noted is not None
+                assert np.isin(differ, noted).all()
+                assert len(noted) <= len(differ) + 2, "hardly a word changes back"
+        assert len(list(host.place.glob("changed-*"))) == NOTES_KEPT
+
+    asyncio.run(scenario())
+
+
+def test_a_note_that_is_damaged_or_lost_and_a_new_key_frame_leave_the_whole_image(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow", notes=True)
+        await host.load(await learner.step(share=0.005))
+        second, third = [await learner.step(share=0.005) for _ in range(2)]
+        await host.load(third)
+        assert host.shadow.changed_since(second.digest, third.digest) is not None
+        note = max(host.place.glob("changed-*"))
+        note.write_bytes(note.read_bytes()[:-1])
+        assert host.shadow.changed_since(second.digest, third.digest) is None
+        note.unlink()
+        assert host.shadow.changed_since(second.digest, third.digest) is None
+        assert host.shadow.changed_since(third.digest, third.digest) is not None, "the same weights under another name"
+        successor = RandomLearner(small, tmp_path / "other", lineage=1)
+        await host.load(await successor.step())
+        assert not list(host.place.glob("changed-*")), "memory for a new image"
+
+    asyncio.run(scenario())
+
+
+def test_without_engines_that_take_words_nothing_is_noted(small: MemoryTransport, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        for _ in range(2):
+            await host.load(await learner.step(share=0.005))
+        assert not list(host.place.glob("changed-*"))
 
     asyncio.run(scenario())

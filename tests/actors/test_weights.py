@@ -11,6 +11,7 @@ import pytest
 from horizonrl.actors import weights as weights_module
 from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy
+from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
@@ -31,7 +32,7 @@ class RecordingPolicy(ScriptedPolicy):
         self.gate.set()
         self.reject = False
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         await self.gate.wait()
         if self.reject:
             raise WeightsRejected("the probe differs")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from horizonrl.actors.engines.registry import factory
 from horizonrl.actors.engines.scripted import ScriptedPolicy
-from horizonrl.actors.policy import InferenceSettings, Policy
+from horizonrl.actors.policy import ChangedWords, InferenceSettings, Policy
 from horizonrl.actors.weights import WeightsFollower
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
@@ -39,7 +39,7 @@ class DigestingPolicy(ScriptedPolicy):
         self._inner = inner
         self._metrics = metrics
 
-    async def apply(self, weights: Path, version: PolicyVersion) -> None:
+    async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         digest = await asyncio.to_thread(digest_file, weights)
         sampled_with = version
         if self._inner is not None:
