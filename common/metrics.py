@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import choose_encoder
 
 from horizonrl.common.quantities import QUANTITIES
-from horizonrl.common.types import DropReason, Kind, StopReason
+from horizonrl.common.types import TRAINED, DropReason, Kind, StopReason
 
 Role = Literal["controller", "actor", "learner", "server", "every"]
 
@@ -22,9 +22,11 @@ PREFIX = "horizonrl_"
 # The client's default buckets end at 10 s. A generation or a step may take minutes.
 CALL_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 STEP_S = (1, 3, 10, 30, 60, 120, 300, 600, 1800)
+GROUP_S = (0.1, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 ENVIRONMENT_S = (0.0001, 0.001, 0.01, 0.1, 1, 10, 30)
 TURNS = (1, 2, 4, 8, 16, 32, 64)
 STALENESS = (0, 1, 2, 3, 4, 8, 16)
+GROUP_ENDS = (TRAINED, *DropReason)
 SERVED_CALLS = ("create", "reset", "step", "close", "observation", "detail")
 WEIGHTS_FORMS = ("base", "changes", "file", "frame")
 SERVED_REFUSALS = (
@@ -150,6 +152,13 @@ LEARNER = (
         reasons=tuple(DropReason),
     ),
     Metric("counter", "groups_void_total", "Tickets settled as void."),
+    Metric(
+        "histogram",
+        "group_seconds",
+        "Time that a train group took its actor, by how it ended: trained, or the reason for which it was dropped.",
+        labels=("end",),
+        buckets=GROUP_S,
+    ),
     Metric(
         "histogram",
         "staleness_versions",
@@ -357,6 +366,7 @@ class Metrics:
             "call": SERVED_CALLS,
             "form": WEIGHTS_FORMS,
             "reason": metric.reasons,
+            "end": GROUP_ENDS,
             "stop": tuple(StopReason),
         }
         return known[label]

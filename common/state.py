@@ -136,6 +136,8 @@ class Progress(Record):
     ended_ranges: Annotated[dict[Kind, Ranges], Few] = {}
     """Per kind, the ranges (first, last) of ticket numbers from `lowest_unsettled` on that ended up to `cursor`. With
     MAX_SPANS ranges of a kind, nothing is said of the numbers beyond the last one (`tells`)."""
+    awaited: Annotated[str, Field(max_length=64)] | None = None
+    """The train ticket that the next step waits for although groups enough have come: a later step may not train it."""
     growths: Annotated[tuple[HorizonGrowth, ...], Field(fail_fast=True)] = ()
     """The last growth of each environment's adaptive horizon; those that have not grown are left out."""
     yields: Annotated[tuple[CategoryYield, ...], Field(max_length=MAX_CATEGORIES, fail_fast=True)] = ()

@@ -121,6 +121,10 @@ class DropReason(StrEnum):
     """Sampled at another temperature than that at which the learner scores: from before a resume that changed it."""
 
 
+TRAINED = "trained"
+"""How a group ends that is not dropped for one of these reasons."""
+
+
 class PolicyVersion(Record):
     """A policy's place in history: `version` counts optimizer steps, `lineage` counts learner resumes."""
 
@@ -360,6 +364,11 @@ class Group(Record):
         if longest > self.ticket.horizon_turns:
             raise ValueError(f"an episode of {longest} turns under a horizon of {self.ticket.horizon_turns}")
         return self
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first episode's beginning to the last one's end, by the actor's clock."""
+        return max(0, self.finished_at_ms - self.started_at_ms) / 1000
 
     @property
     def valid_episodes(self) -> tuple[Episode, ...]:

@@ -109,7 +109,7 @@ class LearnerLoop:
         async with asyncio.TaskGroup() as background:
             await until_stopped(self._recovery.resume(), self.stopping)
             # Only after `resume`: it moves the cursor if the broker has lost the end of the log.
-            reader = await self._log.read(after=state.last_commit.cursor)
+            reader = await self._log.read(after=state.collector.read_after)
             started = time.monotonic()
             while not state.complete:
                 await until_stopped(self._intake.fill(reader), self.stopping)

@@ -121,6 +121,8 @@ class Recovery:
         commit = self.state.last_commit
         try:
             place = await resume_position(self.transport, commit.cursor, commit.mark)
+            if place == commit.cursor:  # what the commit held lies before it, and has to be there too
+                await resume_position(self.transport, self.state.collector.read_after, "")
         except LogGap as error:
             raise CheckpointMismatch(
                 f"{self.state.config.run_dir} cannot be resumed from step {commit.step}: {error}"

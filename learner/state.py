@@ -17,6 +17,7 @@ from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, PendingBatch, Rules
+from horizonrl.learner.intake.waiting import waiting_for
 from horizonrl.learner.records.evaluation import Rounds
 
 
@@ -37,6 +38,8 @@ class Commit:
     """Results of the evaluation rounds that are not complete."""
     mark: str = ""
     """Mark of the entry at the cursor (`broker/continuity.py`)."""
+    waiting: Mapping[str, Any] = field(default_factory=dict)
+    """Deadlines of tickets, and the groups up to the cursor that are held for a later step (`intake/waiting.py`)."""
 
 
 class LearnerState:
@@ -45,15 +48,14 @@ class LearnerState:
         self.rules = rules
         self.eval_tasks = eval_tasks
         self.lineage = 0
-        self.collector = Collector(rules, TicketAccounts())
+        self.last_commit = Commit(step=0, cursor=0, accounts=TicketAccounts().dump())
+        self.collector = Collector(rules, TicketAccounts(), waiting=waiting_for(config))
         self.horizons = Histories(adaptive_rules(config))
         self.sources = sources_of(config.envs) if config.curriculum.kind == "adaptive" else ()
         self.curriculum = Curriculum(config.run.seed, self.sources)
         self.yields = Yields(self.sources)
         self.rounds = Rounds(eval_tasks)
-        self.last_commit = Commit(
-            step=0, cursor=0, accounts=self.collector.accounts.dump(), horizons=self.horizons.dump()
-        )
+        self.last_commit = replace(self.last_commit, horizons=self.horizons.dump())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the commit in a checkpoint's state."""
@@ -61,7 +63,10 @@ class LearnerState:
         known = {field.name: state[field.name] for field in fields(Commit) if field.name in state}
         self.last_commit = Commit(**known)
         accounts = TicketAccounts.restore(self.last_commit.accounts)
-        self.collector = Collector(self.rules, accounts, self.last_commit.cursor)
+        waiting = waiting_for(self.config, self.last_commit.waiting)
+        self.collector = Collector(self.rules, accounts, self.last_commit.cursor, waiting)
+        # The next step may find all its groups among those that are held: then its commit is at this entry too.
+        self.collector.mark = self.last_commit.mark
         self.horizons = Histories.restore(adaptive_rules(self.config), self.last_commit.horizons)
         self.yields = Yields(self.sources)
         self.yields.restore(self.last_commit.yields, self.last_commit.repeats)
@@ -71,7 +76,8 @@ class LearnerState:
         """Read on from another place: the log has lost the entry at the cursor, and what was read is read again."""
         # The mark belonged to an entry that is gone. An empty one is not compared.
         self.last_commit = replace(self.last_commit, cursor=cursor, mark="")
-        self.collector.cursor = cursor
+        waiting = waiting_for(self.config, self.last_commit.waiting, held=False)
+        self.collector = Collector(self.rules, self.collector.accounts, cursor, waiting)
 
     @property
     def step(self) -> int:
@@ -89,7 +95,7 @@ class LearnerState:
 
     @property
     def position(self) -> LearnerPosition:
-        return LearnerPosition(version=self.step, phase=self.phase)
+        return LearnerPosition(version=self.step, phase=self.phase, wanted=self.groups_wanted)
 
     @property
     def complete(self) -> bool:
@@ -103,8 +109,22 @@ class LearnerState:
 
     @property
     def groups_missing(self) -> int:
-        """Groups that the next step still needs."""
-        return max(0, self.groups_wanted - self.collector.pending.count(self.phase))
+        """Groups that the next step still needs: one at least until it has them all, though more are held."""
+        missing = max(0, self.groups_wanted - self.collector.pending.count(self.phase))
+        return min(missing, max(1, missing - self.groups_held))
+
+    @property
+    def groups_held(self) -> int:
+        """Groups that have come and are held until it is clear which step trains them."""
+        waiting = self.collector.waiting
+        return 0 if waiting is None else len(waiting.numbers)
+
+    @property
+    def groups_at_most(self) -> int:
+        """Most groups that the log has to keep for steps to come."""
+        if self.collector.waiting is None or self.phase is not Phase.RL:
+            return self.groups_wanted
+        return self.config.outstanding_limit(*self.config.phase(self.step))
 
     def batch(self) -> Batch:
         """Return the pending groups as the batch that trains the present version."""
@@ -113,23 +133,38 @@ class LearnerState:
     def commit(self) -> PendingBatch:
         """Commit the step that was trained on the pending batch, and return that batch."""
         phase, step = self.phase, self.step + 1  # the phase of the step that ends here, not of the next one
-        pending = self.collector.commit()
+        pending = self.collector.commit(self.step)
+        waiting, accounts = self.collector.waiting, self.collector.accounts
         if phase is Phase.RL:
             # All that was consumed, dropped groups included. Folded here, so that a decision and the data behind it are
             # one commit (ADR 12).
             self.horizons.observe(pending.consumed, step - self.config.imitation.steps)
-            self.yields.observe(pending.consumed, self.rules.differs)
+            self.yields.observe(pending.evidence, self.rules.differs)
         self.last_commit = Commit(
             step=step,
             cursor=self.collector.cursor,
-            accounts=self.collector.accounts.dump(),
+            accounts=accounts.dump(),
             horizons=self.horizons.dump(),
             yields=[each.model_dump(mode="json") for each in self.yields.all()],
             repeats=[each.model_dump(mode="json") for each in self.yields.repeats()],
             rounds=self.rounds.dump(),
             mark=self.collector.mark,
+            waiting={} if waiting is None else waiting.dump(accounts),
         )
+        self.collector.begin(self.position)
         return pending
+
+    def awaited(self) -> dict[str, Any]:
+        """Return the ticket that the next step waits for although there are groups enough; empty if it does not."""
+        waiting = self.collector.waiting
+        if waiting is None or waiting.awaited is None:
+            return {}
+        number, version = waiting.awaited
+        return {
+            "ticket": f"{Kind.TRAIN.value}-{number:08d}",
+            "trainable_until_version": version,
+            "groups_held": self.groups_held,
+        }
 
     def versions_awaited(self) -> set[int]:
         """Return the versions whose evaluation is not complete: one of them may turn out to be the best."""
@@ -151,6 +186,7 @@ class LearnerState:
             outcomes=accounts.outcomes(),
             lowest_unsettled=accounts.lowest_unsettled(),
             ended_ranges=self.collector.ended_ranges(),
+            awaited=self.awaited().get("ticket"),
             growths=self.horizons.growths(),
             yields=self.yields.all(),
             repeats=self.yields.repeats(),

@@ -109,8 +109,23 @@ class RunSchedule:
         is not the newest, so the credit shrinks with every step that is not published.
         """
         # Without this, rounds of 3 under `max_staleness = 2` dropped 56 of 152 groups as stale (ADR 14).
-        behind = phase_step % self.rl.publish_every if phase is Phase.RL else 0
+        behind = self._behind(phase_step) if phase is Phase.RL else 0
         return (self.rl.max_staleness + 1 - behind) * self.groups_per_step(phase)
+
+    def outstanding_limit(self, phase: Phase, phase_step: int) -> int:
+        """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""
+        # Groups beyond that would be dropped as `phase` in the next phase, and after the last step nobody waits.
+        last = self.imitation.steps if phase is Phase.IMITATION else self.rl.steps
+        needed = (last - phase_step) * self.groups_per_step(phase)
+        return min(self.credit(phase, phase_step), needed)
+
+    def trainable_until(self, step: int) -> int:
+        """Return the last version at which a train ticket that was issued after `step` optimizer steps is not stale."""
+        return step - self._behind(self.phase(step)[1]) + self.rl.max_staleness
+
+    def _behind(self, rl_step: int) -> int:
+        """Return how many RL steps ago actors got a version."""
+        return rl_step % self.rl.publish_every
 
     def publishes(self, step: int) -> bool:
         """Return whether actors receive the version after `step` optimizer steps, as they do all that they evaluate."""

@@ -118,6 +118,10 @@ class RlSection(Section):
     """Groups that are trained per optimizer step; dropped groups do not count."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Largest number of versions that a group may be behind when it is consumed. 0 is synchronous."""
+    stale: Literal["wait", "drop"] = "wait"
+    """What keeps groups within `max_staleness`. wait: a step waits for a ticket that no later step may train, so that
+    every ticket is trained or judged, however long its task takes. drop: a step takes what comes first, and what comes
+    too late is dropped as `stale`. It is faster, and does not train on tasks that take long (docs/concepts.md)."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
     """Learning rate of AdamW in this phase, reached after the warm-up."""
     lr_schedule: RateSchedule = "constant"

@@ -161,7 +161,8 @@ class Controller:
         while due := await self._evaluations_due(issued[Kind.EVAL], progress.step):
             issued = await self._issue_up_to(Kind.EVAL, issued[Kind.EVAL] + due, progress, issued)
         # The inequality of bounded staleness. It holds whatever dies, since credit is kept as tickets by the broker.
-        issued = await self._issue_up_to(kind, progress.settled(kind) + self._limit(progress), progress, issued)
+        limit = self.config.outstanding_limit(progress.phase, progress.phase_step)
+        issued = await self._issue_up_to(kind, progress.settled(kind) + limit, progress, issued)
         issued = await self._issue_up_to(Kind.DEMO, self._demos_due(progress), progress, issued)
         for each in Kind:
             if issued[each] > before[each]:
@@ -205,13 +206,6 @@ class Controller:
             return place > 0
         last = await self._queue.last_issued(Kind.EVAL)
         return last is not None and last.issued_at_version.version < self.config.total_steps
-
-    def _limit(self, progress: Progress) -> int:
-        """Return how many tickets may be outstanding: the credit, but not more than the phase still needs."""
-        last = self.config.imitation.steps if progress.phase is Phase.IMITATION else self.config.rl.steps
-        needed = (last - progress.phase_step) * self.config.groups_per_step(progress.phase)
-        # Groups beyond the need of a phase would reach the learner in the next one, and be dropped as `phase`.
-        return min(self.config.credit(progress.phase, progress.phase_step), needed)
 
     def _demos_due(self, progress: Progress) -> int:
         """Return how many demonstrations may have been issued in total for RL: those of the steps that have credit.

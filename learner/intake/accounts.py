@@ -51,6 +51,19 @@ class TicketNumbers:
             self._firsts.insert(place, number)
             self._lasts.insert(place, number)
 
+    def missing_below(self, number: int) -> int:
+        """Return how many numbers below `number` are not in the set."""
+        return number - sum(min(last + 1, number) - first for first, last in self.ranges() if first < number)
+
+    def after_missing(self, count: int) -> int:
+        """Return the lowest number below which `count` numbers are missing."""
+        held = 0
+        for first, last in self.ranges():
+            if first - held >= count:
+                break
+            held += last - first + 1
+        return held + count
+
     def ranges(self, start: int = 0, limit: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the ranges (first, last), both inclusive, of the numbers from `start` on; the lowest `limit` ones."""
         place = max(0, bisect_right(self._firsts, start) - 1)
@@ -109,6 +122,14 @@ class TicketAccounts:
             )
             for kind, accounts in self._kinds.items()
         }
+
+    def unsettled_below(self, kind: Kind, number: int) -> int:
+        """Return how many tickets of a kind with a number below `number` have not ended."""
+        return self._kinds[kind].numbers.missing_below(number)
+
+    def after_unsettled(self, kind: Kind, count: int) -> int:
+        """Return the lowest number below which `count` tickets of a kind have not ended."""
+        return self._kinds[kind].numbers.after_missing(count)
 
     def lowest_unsettled(self) -> dict[Kind, int]:
         return {kind: accounts.numbers.lowest_missing for kind, accounts in self._kinds.items()}

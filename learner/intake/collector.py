@@ -5,7 +5,8 @@ the log's order and on the learner's version alone, so a resumed learner makes t
 (docs/invariants.md: order decides).
 
 An entry is admitted, dropped with a reason, recorded as void, or recognised as a repeat. An admitted group is settled
-when its step is committed; until then its ticket is outstanding. An eval ticket is settled at once and its end is
+when its step is committed; until then its ticket is outstanding. With `rl.stale = "wait"` a train group is held until
+its step (`waiting.py`), and its ticket is outstanding meanwhile. An eval ticket is settled at once and its end is
 returned: eval groups are never trained on.
 """
 
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import itemgetter
 from typing import TypeVar
 
 from horizonrl.broker.codec import PACKED
@@ -21,6 +23,7 @@ from horizonrl.broker.groups import DeadLetter, Entry
 from horizonrl.common.config.objective import AdvantageSection, RewardSection
 from horizonrl.common.types import (
     MAX_SPANS,
+    TRAINED,
     DropReason,
     Group,
     Kind,
@@ -35,6 +38,7 @@ from horizonrl.learner.algorithm.advantage import has_signal
 from horizonrl.learner.algorithm.reward import STD_FLOOR, batch_rewards, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
 from horizonrl.learner.intake.batch import Batch, sampled_by, traces_of
+from horizonrl.learner.intake.waiting import Waiting
 
 R = TypeVar("R", bound=Record)
 
@@ -98,10 +102,12 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class LearnerPosition:
-    """Where the learner is: the version that it trains now, and the phase of that step."""
+    """Where the learner is: the version that it trains now, the phase of that step, and the groups that it takes."""
 
     version: int
     phase: Phase
+    wanted: int = 0
+    """Groups of the phase's kind that make the step. Only a collector that waits asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,16 @@ class PendingBatch:
         ]
         return max(usable, key=lambda index: sampled[index][policy], default=None)
 
+    @property
+    def evidence(self) -> list[Group]:
+        """What was consumed without what was refused: a refused group teaches nothing, whatever its episodes earned."""
+        return [group for group, end in self.ends() if end in (TRAINED, DropReason.ZERO_VARIANCE)]
+
+    def ends(self) -> list[tuple[Group, str]]:
+        """Return what was consumed, each group with TRAINED or the reason for which it was dropped."""
+        reasons = {drop.ticket_id: drop.reason for drop in self.dropped}
+        return [(group, reasons.get(group.ticket.ticket_id, TRAINED)) for group in self.consumed]
+
     def __post_init__(self) -> None:
         # Kept and not counted anew: it is asked for after every entry.
         self._counts = Counter(group.ticket.kind for _, group in self.admitted)
@@ -183,20 +199,48 @@ class PendingBatch:
 
 
 class Collector:
-    def __init__(self, rules: Rules, accounts: TicketAccounts, cursor: int = 0) -> None:
+    def __init__(self, rules: Rules, accounts: TicketAccounts, cursor: int = 0, waiting: Waiting | None = None) -> None:
         self.rules = rules
         self.accounts = accounts
+        self.waiting = waiting
+        """None admits groups as they come (`rl.stale = "drop"`)."""
         self.cursor = cursor
         """Sequence of the last entry consumed."""
         self.mark = ""
         """Mark of that entry; empty before the first one."""
         self.pending = PendingBatch()
-        # The ended tickets, and those of the pending groups: an admitted group is settled at the commit.
+        # The ended tickets, and those of held and pending groups: an admitted group is settled at the commit.
         self._consumed = {kind: TicketNumbers(ended) for kind, ended in accounts.ended_ranges().items()}
+        for number in waiting.numbers if waiting else ():
+            self._consumed[Kind.TRAIN].add(number)
+
+    @property
+    def read_after(self) -> int:
+        """The sequence after which to read the log: groups that the last commit held lie before the cursor."""
+        return min(self.waiting.unread, default=self.cursor + 1) - 1 if self.waiting else self.cursor
+
+    def read_again(self, entry: Entry, position: LearnerPosition) -> bool:
+        """Return whether an entry was read before the last commit; take it if that commit held it."""
+        if self.waiting is None or entry.sequence > self.cursor:
+            return False
+        if (number := self.waiting.unread.pop(entry.sequence, None)) is not None:
+            if isinstance(entry.record, Group):
+                self._consume_group(entry.sequence, entry.record, position)
+            else:  # the broker's copy is damaged, or the ticket key is another one now
+                self._drop(entry.sequence, Kind.TRAIN, number, DropReason.MALFORMED)
+            self.admit_held(position)
+        return True
 
     def consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
         """Settle the next entry of the log, or admit it; return the outcome if it ended an eval ticket."""
         self.cursor, self.mark = entry.sequence, entry.digest
+        if self.waiting is not None and self.waiting.unread:
+            self._reopen(self.waiting)
+        end = self._consume(entry, position)
+        self.admit_held(position)
+        return end
+
+    def _consume(self, entry: Entry, position: LearnerPosition) -> EvalEnd | None:
         match entry.record:
             case DeadLetter():
                 return self._consume_dead(entry)
@@ -225,8 +269,39 @@ class Collector:
         # As many as the record holds: `Progress.tells` knows that nothing is said of the tickets beyond them.
         return {kind: numbers.ranges(floors[kind], MAX_SPANS) for kind, numbers in self._consumed.items()}
 
-    def commit(self) -> PendingBatch:
-        """Settle the pending groups as trained; return their batch, and begin a new one."""
+    def begin(self, position: LearnerPosition) -> None:
+        """Begin the next step with the groups that are held."""
+        if self.waiting is not None:
+            for sequence, group in self.waiting.release():
+                if self._is_stale(group, position):  # after a fault: a step waits for what would become so
+                    self.pending.consumed.append(group)
+                    self._drop(sequence, Kind.TRAIN, group.ticket.number, DropReason.STALE)
+                else:
+                    self.waiting.hold(sequence, group)
+            self.admit_held(position)
+
+    def _reopen(self, waiting: Waiting) -> None:
+        """Open the tickets whose held groups the log has lost, so that the controller issues them again."""
+        waiting.unread.clear()
+        self._consumed[Kind.TRAIN] = TicketNumbers(self.accounts.ended_ranges()[Kind.TRAIN])
+        for number in waiting.numbers:
+            self._consumed[Kind.TRAIN].add(number)
+
+    def admit_held(self, position: LearnerPosition) -> None:
+        """Admit the groups of the step, once they can be chosen."""
+        if self.waiting is None or position.phase is not Phase.RL or self.pending.count(Phase.RL):
+            return
+        consumed = self._consumed[Kind.TRAIN]
+        chosen = self.waiting.choose(position.version, position.wanted, self.accounts, consumed)
+        for sequence, group in chosen:
+            self.pending.consumed.append(group)
+            self.pending.admit(sequence, group)
+        self.pending.admitted.sort(key=itemgetter(0))  # demonstrations were admitted as they came
+
+    def commit(self, version: int = 0) -> PendingBatch:
+        """Settle the pending groups, which `version` was trained on; return their batch, and begin a new one."""
+        if self.waiting is not None:
+            self.waiting.close(version, self.accounts)
         for _, group in self.pending.admitted:
             self.accounts.train(group.ticket.kind, group.ticket.number)
         trained, self.pending = self.pending, PendingBatch()
@@ -256,7 +331,9 @@ class Collector:
     def _consume_group(self, sequence: int, group: Group, position: LearnerPosition) -> None:
         ticket = group.ticket
         reason = self._refuse(group, position)
-        if reason is None:
+        if reason is None and self.waiting is not None and ticket.kind is Kind.TRAIN:
+            self.waiting.hold(sequence, compacted(group))
+        elif reason is None:
             self.pending.consumed.append(group)
             self.pending.admit(sequence, group)
         else:
@@ -314,13 +391,16 @@ class Collector:
             return None
         if group.newest_version > position.version:  # of a lineage that was rolled back behind it
             return DropReason.LINEAGE
-        if position.version - group.oldest_version > self.rules.max_staleness:
+        if self._is_stale(group, position):
             return DropReason.STALE
         if self.rules.temperature not in (None, group.ticket.sampling.temperature):
             return DropReason.TEMPERATURE
         if not self.rules.has_signal(group):
             return DropReason.ZERO_VARIANCE
         return None
+
+    def _is_stale(self, group: Group, position: LearnerPosition) -> bool:
+        return position.version - group.oldest_version > self.rules.max_staleness
 
     def _well_formed(self, group: Group) -> bool:
         linear_only = self.rules.advantage.linear_only and group.ticket.kind is not Kind.DEMO
@@ -344,9 +424,10 @@ class Collector:
 
 
 def compacted(group: Group) -> Group:
-    """Return a group for the step's records alone: its tokens and logprobs take 4 bytes each, as on the wire.
+    """Return a group whose tokens and logprobs take 4 bytes each, as on the wire.
 
-    In tuples they take 36 and 32 bytes, and a starved step may drop 160 times the groups that it trains.
+    In tuples they take 36 and 32 bytes. A starved step may drop 160 times the groups that it trains, and as many as
+    `max_staleness` steps train may be held.
     """
     episodes = [
         _packed(episode, turns=tuple(map(_packed, episode.turns)), branches=tuple(map(_packed, episode.branches)))

@@ -74,11 +74,12 @@ class LogIntake:
                 if await self._log_space.is_short(state.last_commit.cursor):
                     return
                 if time.monotonic() - last_entry_at >= QUIET_S:
-                    log.warning("groups_awaited", missing=missing, step=state.step, quiet_s=QUIET_S)
+                    log.warning("groups_awaited", missing=missing, step=state.step, quiet_s=QUIET_S, **state.awaited())
                     # The last entry may have been followed by nothing but the parts of a group that was never joined,
                     # which count as ahead: then it has not been announced yet.
                     await self._announce()
-                    await self._log_space.check(wanted - missing, wanted, "the next step", reader.largest_bytes)
+                    here = state.groups_held + state.collector.pending.count(state.phase)
+                    await self._log_space.check(here, state.groups_at_most, "the next step", reader.largest_bytes)
                     last_entry_at = time.monotonic()
                 continue
             last_entry_at = time.monotonic()
@@ -150,6 +151,8 @@ class LogIntake:
         """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""
         collector = self._state.collector
         self._unannounced = True
+        if collector.read_again(entry, self._state.position):  # counted and announced before the commit
+            return
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.
         if entry.ends is not None and not await self._tickets.was_issued(*entry.ends):
             kind, number = entry.ends

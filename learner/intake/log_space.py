@@ -68,11 +68,15 @@ class LogSpace:
             kept.pop()
 
     async def _needed_from(self, checkpoints: Sequence[Checkpoint]) -> int:
-        """Return the lowest sequence that a checkpoint needs: its last entry, whose mark proves that the log is its."""
+        """Return the lowest sequence that a checkpoint needs: its last entry, whose mark proves that the log is its.
+
+        Groups that it holds for a later step lie before that.
+        """
         places = []
         for checkpoint in checkpoints:
             with suppress(LogGap):  # an older one's entries were freed when the log was short
-                places.append(await resume_position(self._transport, checkpoint.cursor, checkpoint.mark))
+                place = await resume_position(self._transport, checkpoint.cursor, checkpoint.mark)
+                places.append(min([place, *checkpoint.held]))
         return min(places, default=0)
 
     async def _foresee(self, step: int) -> None:

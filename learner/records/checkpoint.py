@@ -43,6 +43,11 @@ class Checkpoint:
         """Mark of that entry; empty in a checkpoint of a release that knew no marks."""
         return str(self.state.get("mark", ""))
 
+    @property
+    def held(self) -> list[int]:
+        """Sequences of the log entries before it that are held for a later step."""
+        return [int(sequence) for sequence, _ in self.state.get("waiting", {}).get("held", ())]
+
 
 def checkpoint_name(step: int) -> str:
     """Return the name of a step's checkpoint, a directory in `checkpoints/`."""

@@ -19,6 +19,7 @@ from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
+from horizonrl.learner.intake.waiting import waiting_for
 from horizonrl.learner.records.checkpoint import Checkpoint
 
 ENTRY_WAIT_S = 30.0
@@ -56,18 +57,21 @@ class Replay:
         Raises LogGap if the entries after the start have been freed. Raises RunFailed if the log ends before the last
         step, or if the broker has lost what a step was trained on.
         """
-        collector = Collector(self.rules, TicketAccounts())
+        collector = Collector(self.rules, TicketAccounts(), waiting=waiting_for(self.config))
         if start is not None:
             await self.engine.load(start.path)
             place = await resume_position(self.transport, start.cursor, start.mark)
-            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place)
+            waiting = waiting_for(self.config, start.state.get("waiting"), held=place == start.cursor)
+            collector = Collector(self.rules, TicketAccounts.restore(start.state["accounts"]), place, waiting)
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
-        reader = await GroupLog(self.transport, signer).read(after=collector.cursor)
+        reader = await GroupLog(self.transport, signer).read(after=collector.read_after)
         for line in ledger:
             step = int(line["step"])
             # Step s trains version s − 1. With the same phase and version the collector decides as it did.
             phase, _ = self.config.phase(step - 1)
-            while collector.pending.count(phase) < self.config.groups_per_step(phase):
+            position = LearnerPosition(version=step - 1, phase=phase, wanted=self.config.groups_per_step(phase))
+            collector.begin(position)
+            while collector.pending.count(phase) < position.wanted:
                 entry = await reader.next(ENTRY_WAIT_S)
                 if entry is None:
                     self._check_lost(step, equal=False)
@@ -75,12 +79,14 @@ class Replay:
                         f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
                         f"step {step - 1} with --to, or with the config that the run had"
                     )
+                if collector.read_again(entry, position):
+                    continue
                 if entry.sequence in line.get("never_issued", ()):  # the log alone does not show this
                     collector.pass_over(entry)
                     continue
-                collector.consume(entry, LearnerPosition(version=step - 1, phase=phase))
+                collector.consume(entry, position)
             batch = collector.batch(step - 1)
-            trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit().admitted]
+            trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit(step - 1).admitted]
             self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
             stats = await self.engine.train_step(batch, self.config.lr(batch.version))
             frame = self.scratch_dir / "replayed.safetensors"

@@ -101,6 +101,7 @@ def metrics_line(
         "staleness_max": max(staleness, default=None),
         "groups_trained": len(pending.admitted),
         "groups_dropped": len(pending.dropped),
+        "durations": durations(pending),
         "tokens_trained": stats.trained_tokens,
         "train_tokens_per_s": stats.trained_tokens / stats.compute_s,
         "generated_tokens_per_s": generated / (times.wait_s + times.step_s),
@@ -112,6 +113,15 @@ def metrics_line(
     measured = {key: value for key, value in asdict(stats).items() if key not in ("trained_tokens", "compute_s")}
     # JSON has no NaN, which is how the engine says that there was nothing to measure.
     return line | {key: value if np.isfinite(value) else None for key, value in measured.items()}
+
+
+def durations(pending: PendingBatch) -> dict[str, list[float]]:
+    """Return the seconds that each train group took its actor, by how it ended: what is trained less often shows."""
+    found: dict[str, list[float]] = {}
+    for group, end in pending.ends():
+        if group.ticket.kind is Kind.TRAIN and group.finished_at_ms:  # an actor need not say it
+            found.setdefault(end, []).append(group.duration_s)
+    return found
 
 
 LISTED = 16
@@ -160,6 +170,9 @@ def mirror_metrics(metrics: Metrics, line: dict[str, Any], pending: PendingBatch
             metrics.observe("staleness_versions", trained - oldest, group.ticket.ticket_id)
             metrics.observe("staleness_in_flight_versions", newest - oldest)
             metrics.observe("staleness_in_queue_versions", trained - newest)
+    for end, taken in line["durations"].items():
+        for duration_s in taken:
+            metrics.observe("group_seconds", duration_s, end=end)
     for drop in pending.dropped:
         metrics.count("groups_dropped_total", reason=drop.reason.value)
     metrics.count("groups_void_total", len(pending.voids))

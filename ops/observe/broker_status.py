@@ -44,12 +44,12 @@ class BrokerStatus:
 
     @property
     def batch(self) -> int:
-        """Groups that were admitted for the step in the making."""
+        """Groups that have come for the next steps: more than one step's if the next one waits for a ticket."""
         if self.progress is None:
             return 0
         kind = self.progress.phase.kind
-        # `ended_ranges` counts settled tickets above the lowest unsettled number, and groups admitted but not yet
-        # trained. All below that number are settled, so the difference is the batch.
+        # `ended_ranges` counts settled tickets above the lowest unsettled number, and groups that are held or admitted
+        # but not yet trained. All below that number are settled, so the difference is those groups.
         ended = sum(last - first + 1 for first, last in self.progress.ended_ranges.get(kind, ()))
         return ended - (self.progress.settled(kind) - self.progress.lowest_unsettled.get(kind, 0))
 
@@ -119,9 +119,11 @@ def _learner(
     if config is None:
         return f"the learner has {counted(broker.batch, 'group')} of its next batch"
     wanted = config.groups_per_step(progress.phase)
+    if progress.awaited is not None:
+        return f"the learner waits for {progress.awaited}, which no later step may train; {broker.batch} groups are in"
     if broker.batch >= wanted:
         heard = f", last heard {duration(broker.silent_s)} ago" if broker.silent_s > LONG_S else ""
-        return f"the learner trains on {counted(broker.batch, 'group')}{heard}"
+        return f"the learner trains on {counted(wanted, 'group')}{heard}"
     dropped = 0 if steps is None else _dropped(progress) - sum(line["groups_dropped"] for line in steps)
     more = f", {dropped} dropped" if dropped > 0 else ""
     return f"the learner waits for groups: {broker.batch} of {wanted} are in{more}"

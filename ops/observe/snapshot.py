@@ -14,6 +14,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Outcomes
 from horizonrl.common.types import Kind, Phase
 from horizonrl.learner.controller.curriculum import REPEATED_LABEL
+from horizonrl.ops.observe import selection
 from horizonrl.ops.observe.broker_status import BrokerStatus, counted, longer, waits
 from horizonrl.ops.observe.figures import (
     RECENT,
@@ -213,6 +214,8 @@ class Snapshot:
         ]
         if (share := self.error_share()) > 0:
             lines.append(f"{percent(share)} of the last steps' episodes broke: environment or engine errors")
+        if (unequal := selection.warning(self.files.metrics)) is not None:
+            lines.append(unequal)
         if self.broker is not None and self.broker.dead:
             lines.append(f"{counted(self.broker.dead, 'message')} could not be decoded (stream {self.name}_DEAD)")
         if self.broker is not None and self.broker.log.full and self.state != "finished":

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES, METRICS
 from horizonrl.common.types import DropReason, Kind, Phase
 from horizonrl.learner.controller.horizon import horizon_turns
 from horizonrl.ops.observe.figures import mean_success, percent
+from horizonrl.ops.observe.selection import tenths
 from horizonrl.ops.report.curves import Line, curves, evaluation_point
 from horizonrl.ops.run.directory import model_label, to_toml
 from horizonrl.ops.run.lines import read_lines
@@ -63,6 +64,7 @@ def facts(config: RunConfig, files: Files) -> dict[str, Any]:
         "accounts": ticket_accounts(files),
         "decisions": decisions(config, files),
         "draws": draws(files),
+        "selection": [asdict(tenth) | {"share": tenth.share} for tenth in tenths(files.metrics)],
         "lineages": lineages(files),
         # `to_toml` leaves out the password's key. This is for one in an address, should any get there: the page is
         # shared.
@@ -272,7 +274,7 @@ def summary(config: RunConfig) -> list[list[str]]:
         ["Horizon", f"{config.horizon.kind}: {schedule} turns"],
         ["Steps", f"{config.imitation.steps} imitation, {config.rl.steps} RL"],
         ["Batch", f"{config.rl.groups_per_step} groups of {config.rollout.group_size} episodes per step"],
-        ["Staleness", f"at most {config.rl.max_staleness} versions"],
+        ["Staleness", f"at most {config.rl.max_staleness} versions; late groups: {config.rl.stale}"],
         ["Objective", f"{config.advantage.kind} advantage, {config.loss.kind} loss, learning rate {config.rl.lr:g}"],
         ["Actors", f"{config.actor.count} x {config.actor.slots} episodes at once, {config.actor.engine}"],
         ["Seed", str(config.run.seed)],

@@ -2,7 +2,7 @@
 
 // The sections of each kind of page, by the id of their place.
 const SECTIONS = {
-  run: { headline: drawHeadline, evaluations: drawEvaluations, accounts: drawAccounts, decisions: drawDecisions, draws: drawDraws, lineages: drawLineages, config: drawConfig },
+  run: { headline: drawHeadline, evaluations: drawEvaluations, accounts: drawAccounts, decisions: drawDecisions, draws: drawDraws, selection: drawSelection, lineages: drawLineages, config: drawConfig },
   evaluation: { headline: drawHeadline, results: drawResults, config: drawSettings },
   comparison: { compared: drawCompared, parts: drawParts, config: drawDifferences },
 };
@@ -116,6 +116,15 @@ function drawDraws(place) {
     table(["Environment", "Drawn from", "Tasks", "Groups that differed", "Share at first", "Share now"], facts.draws.map((one) => [
       one.env_id, one.category === "(repeated)" ? "tasks that differed last time" : one.category, one.tasks,
       one.differed === null ? "none yet" : withUnit(one.differed, "percent"), one.first === null ? "" : withUnit(one.first, "percent"), withUnit(one.share, "percent")])));
+}
+
+// Whether what takes long is trained as often as what is quick; nothing before there are groups enough.
+function drawSelection(place) {
+  if (!facts.selection.length) return;
+  place.append(h("h2", {}, "Trained by duration"),
+    h("p", { class: "hint" }, "Tenths of the train groups, by the time that they took their actor. Trained: the share of those whose episodes did not all earn the same. Void tickets have no duration."),
+    table(["Seconds", "Trained", "", "Earned the same", "Refused"], facts.selection.map((one) => [
+      `${one.low_s.toFixed(1)} to ${one.high_s.toFixed(1)}`, one.share === null ? "–" : withUnit(one.share, "percent"), one.trained, one.alike, one.refused])));
 }
 
 function drawLineages(place) {

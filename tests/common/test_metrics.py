@@ -46,6 +46,7 @@ def test_labels_are_bounded() -> None:
         "kind",
         "call",
         "form",
+        "end",
     }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import random
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from horizonrl.broker.memory import MemoryServer
 from horizonrl.common.run_dir import METRICS
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import StepStats
@@ -199,6 +201,28 @@ def test_a_role_may_be_cancelled_in_any_seventh_request_to_the_broker(tmp_path: 
     cancel_everywhere(tmp_path, role, stride=7)
 
 
+@pytest.mark.parametrize("overrides", [(), CLONING], ids=["", "cloning"])
+def test_a_learner_that_holds_groups_may_be_cancelled_in_any_eleventh_request(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    cancel_everywhere(tmp_path, "learner", stride=11, overrides=overrides, hand=5)
+
+
+def test_groups_that_arrive_out_of_order_are_held_across_checkpoints_and_never_stale(tmp_path: Path) -> None:
+    def out_of_order(stale: str) -> World:
+        every = ("--rl.steps=12", "--learner.checkpoint_every=1", "--learner.keep_checkpoints=20")
+        # A lease that lapses would be delivered anew, and be the newest.
+        server = MemoryServer(ack_wait_s=5)
+        overrides = (*every, f"--rl.stale={stale}")
+        return survive(World(tmp_path / stale, hand=5, server=server, overrides=overrides))
+
+    waiting, dropping = out_of_order("wait"), out_of_order("drop")
+    assert not [drop for line in waiting.ledger() for drop in line["dropped"]]
+    assert [drop for line in dropping.ledger() for drop in line["dropped"]], "nobody waited for this actor"
+    states = (waiting.config.run_dir / "checkpoints").glob("*/state.json")
+    assert any(json.loads(path.read_text())["state"]["waiting"]["held"] for path in states)
+
+
 @pytest.mark.parametrize("role", ["learner", "controller"])
 def test_an_adaptive_horizon_grows_once_and_at_the_same_step_whoever_is_cancelled(tmp_path: Path, role: str) -> None:
     cancel_everywhere(tmp_path, role, stride=9, overrides=ADAPTIVE)
@@ -219,10 +243,10 @@ def test_a_role_may_be_cancelled_in_any_request_to_the_broker(
     cancel_everywhere(tmp_path, role, stride=1, overrides=overrides)
 
 
-def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = ()) -> None:
+def cancel_everywhere(tmp_path: Path, role: str, stride: int, overrides: tuple[str, ...] = (), hand: int = 1) -> None:
     """Cancel a role before its first request, after it, before its second, ... until a run makes fewer requests."""
     for place in itertools.count(step=stride):
-        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides))
+        world = survive(World(tmp_path / str(place), deaths={role: [place]}, overrides=overrides, hand=hand))
         if world.lives[role] == 1:
             break
     assert place > 20
@@ -239,6 +263,7 @@ lives = st.lists(st.integers(0, 150), max_size=4)
     seed=st.integers(0, 999),
     faults=st.sampled_from([0.0, 0.3]),
     overrides=st.sampled_from([(), ADAPTIVE, EVALUATING]),
+    hand=st.sampled_from([1, 4]),
 )
 def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     tmp_path_factory: pytest.TempPathFactory,
@@ -248,6 +273,7 @@ def test_any_sequence_of_deaths_loses_and_doubles_nothing(
     seed: int,
     faults: float,
     overrides: tuple[str, ...],
+    hand: int,
 ) -> None:
     deaths = {"learner": learner, "controller": controller, "actor": actor}
-    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides))
+    survive(World(tmp_path_factory.mktemp("world"), deaths, seed, faults, overrides=overrides, hand=hand))

@@ -17,7 +17,7 @@ from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.broker.tickets import TicketQueue
+from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.metrics import Metrics
@@ -118,6 +118,8 @@ class World:
     server: MemoryServer = field(default_factory=lambda: MemoryServer(ack_wait_s=0.05))
     overrides: tuple[str, ...] = ()
     make_engine: Callable[[], HashEngine] = HashEngine
+    hand: int = 1
+    """Most tickets that the actor holds at once. It ends the newest first, so that groups arrive out of order."""
     idle_from: int | None = None
     """The actor leaves tickets that were issued at this version or a later one."""
 
@@ -197,14 +199,19 @@ class World:
 
     async def _act(self, transport: MortalTransport) -> None:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
+        held: list[tuple[Lease, PolicyVersion]] = []
         while True:
-            lease = await tickets.lease(0.2)
-            if lease is None or (
-                self.idle_from is not None and lease.ticket.issued_at_version.version >= self.idle_from
-            ):
+            taken = await tickets.lease(0.2 if not held else 0.02) if len(held) < self.hand else None
+            if taken is not None:
+                if self.idle_from is None or taken.ticket.issued_at_version.version < self.idle_from:
+                    manifest = await state.get(Key.POLICY)
+                    policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
+                    held.append((taken, policy))
+                if len(held) < self.hand:
+                    continue
+            if not held:
                 continue
-            manifest = await state.get(Key.POLICY)
-            policy = manifest.policy if isinstance(manifest, WeightsManifest) else PolicyVersion()
+            lease, policy = held.pop()
             if self._too_early(lease.ticket, policy):
                 await lease.give_back(delay_s=0.001)
                 continue

@@ -48,6 +48,7 @@ FLOW = Dashboard(
             ),
             Panel("Dropped", [rate("groups_dropped_total", "reason")], "ops"),
             Panel("Log entries refused", [rate("log_entries_refused_total", "reason")], "ops"),
+            Panel("Time of groups, by their end", quantiles("group_seconds", "end"), "s"),
             Panel(
                 "Staleness, and the bound",
                 [*quantiles("staleness_versions"), last("max_staleness_versions", legend="bound")],

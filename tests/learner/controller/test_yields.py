@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
-from horizonrl.broker.memory import MemoryTransport
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import ConfigError
-from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, RepeatedTasks
-from horizonrl.common.types import Group, Kind, Provenance, Task
+from horizonrl.common.state import MAX_CATEGORIES, MAX_REPEATED, CategoryYield, Progress, RepeatedTasks
+from horizonrl.common.types import DropReason, Group, Kind, Provenance, Task
 from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, REPEATED_LABEL, Curriculum, TaskSource
 from horizonrl.learner.controller.yields import Yields
+from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.ops.run.lines import read_lines
 from tests.learner import world
 from tests.learner.world import World
@@ -34,9 +37,11 @@ Seen = Sequence[tuple[str, bool]]
 seen_groups = st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.booleans()), max_size=60)
 
 
-def group_of(category: str, varied: bool, kind: Kind = Kind.TRAIN, place: int = 0, repeated: bool = False) -> Group:
+def group_of(
+    category: str, varied: bool, kind: Kind = Kind.TRAIN, place: int = 0, repeated: bool = False, number: int = 0
+) -> Group:
     task = Task(env_id="textcraft", task_id=f"{category}-{place}")
-    ticket = make_ticket(kind=kind, group_size=2).model_copy(update={"task": task, "repeated": repeated})
+    ticket = make_ticket(number, kind=kind, group_size=2).model_copy(update={"task": task, "repeated": repeated})
     episodes = tuple(make_episode(index, make_turn(reward=float(varied * index))) for index in (0, 1))
     return Group(ticket=ticket, episodes=episodes, provenance=Provenance(actor="test"))
 
@@ -63,6 +68,48 @@ def repeated_of(*task_ids: str, varied: float = 0.0, seen: float = 0.0) -> Repea
 def drawn(yields: Sequence[CategoryYield], tickets: int) -> list[str]:
     curriculum = Curriculum(0, [SOURCE])
     return [curriculum.draw(Kind.TRAIN, number, yields)[0].task_id for number in range(tickets)]
+
+
+def test_what_the_learner_refused_is_no_evidence() -> None:
+    """A task that takes long was drawn again and again: its groups differed, and all of them came too late."""
+    ends = {0: None, 1: DropReason.ZERO_VARIANCE, 2: DropReason.STALE, 3: DropReason.LINEAGE, 4: DropReason.TEMPERATURE}
+    groups = [group_of("easy", number != 1, place=number, number=number) for number in ends]
+    dropped = [
+        Drop(number, group.ticket.ticket_id, reason)
+        for (number, reason), group in zip(ends.items(), groups, strict=True)
+        if reason is not None
+    ]
+    pending = PendingBatch(consumed=groups, dropped=dropped)
+    assert [end for _, end in pending.ends()] == ["trained", "zero_variance", "stale", "lineage", "temperature"]
+    yields = Yields([SOURCE])
+    yields.observe(pending.evidence, varies)
+    assert [each.task_ids for each in yields.repeats()] == [("easy-0",)]
+    (easy,) = [each for each in yields.all() if each.category == "easy"]
+    assert (easy.varied, easy.seen) == (pytest.approx(0.95), pytest.approx(1.95))
+
+
+def test_a_task_that_is_always_stale_is_not_repeated_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = tuple(f"task{n}" for n in range(7))
+    source = TaskSource("textcraft", tasks, 1.0, categories=("all",) * 7)
+    monkeypatch.setattr(world, "SOURCES", [source])
+    monkeypatch.setattr("horizonrl.learner.state.sources_of", lambda _: [source])
+    run = World(
+        tmp_path,
+        hand=5,
+        server=MemoryServer(ack_wait_s=5),
+        overrides=("--curriculum.kind=adaptive", "--rl.stale=drop", "--rl.steps=12"),
+    )
+    asyncio.run(run.run())
+    ledger = run.ledger()
+    stale = {ticket for line in ledger for _, ticket, reason in line["dropped"] if reason == "stale"}
+    assert stale, "an actor that ends the newest ticket first makes stale groups"
+    trained = {ticket for line in ledger for _, ticket in line["trained"]}
+    episodes = [read_lines(path) for path in sorted((run.config.run_dir / "episodes").glob("step-*.jsonl"))]
+    task_of = {line["ticket"]: line["task"] for lines in episodes for line in lines}
+    taught = {task_of[ticket] for ticket in trained if ticket.startswith("train")}
+    progress = asyncio.run(StateStore(MemoryTransport(run.server, "run")).get(Key.PROGRESS))
+    assert isinstance(progress, Progress)
+    assert set(progress.repeats[0].task_ids) <= taught
 
 
 def test_before_anything_was_seen_each_category_is_drawn_by_its_number_of_tasks() -> None:

@@ -70,7 +70,7 @@ def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp
     overrides = (*FREED, "--rl.groups_per_step=6")
     with pytest.raises(ExceptionGroup) as ended:
         asyncio.run(finish(small(tmp_path, 5.5, overrides)))
-    message = r"full \(\d,\d+ of 4,647 bytes\) with [1-5] of 6 groups .* broker\.max_log_bytes to [\d,]+ or more"
+    message = r"full \(\d,\d+ of 4,647 bytes\) with [1-5] of 18 groups .* broker\.max_log_bytes to [\d,]+ or more"
     assert ended.group_contains(LogFull, match=message)
     assert LogFull.exit_code == ConfigError.exit_code
 
@@ -81,7 +81,7 @@ def test_a_log_that_is_full_of_parts_ends_the_run_too(tmp_path: Path, groups: fl
     server = MemoryServer(ack_wait_s=0.05, max_log_bytes=int(groups * GROUP_BYTES), max_payload_bytes=700)
     with pytest.raises(ExceptionGroup) as ended:
         asyncio.run(finish(World(tmp_path, server=server, overrides=(*FREED, "--rl.groups_per_step=6"))))
-    assert ended.group_contains(LogFull, match=r"with [1-5] of 6 groups")
+    assert ended.group_contains(LogFull, match=r"with [1-5] of 18 groups")
 
 
 def test_a_log_that_is_kept_whole_ends_the_run_when_it_is_full_and_says_so_before(

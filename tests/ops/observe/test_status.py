@@ -184,6 +184,12 @@ def test_episodes_that_broke_and_resumes_are_told() -> None:
     ]
 
 
+def test_it_is_told_if_what_takes_long_is_hardly_trained() -> None:
+    durations = {"trained": [1.0 + place / 90 for place in range(90)], "stale": [20.0] * 10}
+    (told,) = Snapshot("r", CONFIG, files=Files([LINE | {"durations": durations}], (), (), ())).broken()
+    assert told.startswith("of the slowest tenth of groups (over 20.0 s) 0 % are trained, of the others 100 %: see")
+
+
 def test_what_an_adaptive_curriculum_draws_is_told_with_the_reason() -> None:
     again = {"env_id": "textcraft", "category": "(repeated)", "share": 0.42, "differed": 0.73, "tasks": 17}
     depth1 = {"env_id": "textcraft", "category": "depth1", "share": 0.58, "differed": 0.4, "tasks": 94}
@@ -245,6 +251,11 @@ def test_who_waits_for_what() -> None:
             broker_status(CONFIG, full, spoken_at=time.time() - 200),
             CONFIG,
             ["the learner trains on 4 groups, last heard 3 min ago"],
+        ),
+        (
+            broker_status(CONFIG, full.model_copy(update={"awaited": "train-00000004"})),
+            CONFIG,
+            ["the learner waits for train-00000004, which no later step may train; 4 groups are in"],
         ),
         (broker_status(CONFIG, full), None, ["the learner has 4 groups of its next batch"]),
         (

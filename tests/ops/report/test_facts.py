@@ -172,3 +172,12 @@ def test_the_brokers_password_is_not_told(run_dir: Path, files: Files, monkeypat
     shown = facts(config, files)["config"]
     assert "hunter2" not in shown
     assert "host:4222" in shown
+
+
+def test_the_tenths_by_duration_stand_beside_the_accounts(config: RunConfig, files: Files) -> None:
+    assert facts(config, files)["selection"] == [], "an actor that does not say when it played"
+    durations = {"trained": [float(second) for second in range(1, 10)], "stale": [30.0]}
+    lines = [*files.metrics[:-1], dict(files.metrics[-1]) | {"durations": durations}]
+    shown = facts(config, replace(files, metrics=lines))["selection"]
+    assert [tenth["share"] for tenth in shown] == [1.0] * 9 + [0.0]
+    assert shown[-1] == {"low_s": 30.0, "high_s": 30.0, "trained": 0, "alike": 0, "refused": 1, "share": 0.0}
