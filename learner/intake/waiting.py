@@ -75,10 +75,10 @@ class Waiting:
 
         `consumed` has the numbers of the train tickets whose end has been read.
         """
-        chosen = sorted(self._held)[:wanted]
         self.awaited = None
-        if self.unread or len(chosen) < wanted:
+        if self.unread or len(self._held) < wanted:
             return []
+        chosen = sorted(self._held)[:wanted]
         for below, last in self._deadlines:
             left_over = accounts.unsettled_below(Kind.TRAIN, below) - sum(number < below for number in chosen)
             # Waiting is no use for what is late already, or once all of them are in. Either needs a loss of the broker
