@@ -30,6 +30,7 @@ HorizonError
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
     ├── Fenced                          another learner speaks for this run
     ├── NothingToLearn                  hardly any group of these tasks has anything to learn from
+    ├── OutOfMemory                     a step of the learner does not fit into its GPU
     └── LogFull                         the group log is full, and nothing in it may be freed
 """
 
@@ -157,4 +158,8 @@ class NothingToLearn(RunFailed):
 
 
 class LogFull(RunFailed):
+    exit_code = 2
+
+
+class OutOfMemory(RunFailed):
     exit_code = 2

@@ -38,6 +38,9 @@ def spawn_ranks(ranks: int, shutdown_s: float, rendezvous: Rendezvous | None = N
     Ranks that have not ended `shutdown_s` after SIGTERM are killed. With a rendezvous, the other nodes' ranks are part
     of the same learner. The code is then 0 only if the run is over.
     """
+    # Before torch is imported. Packed micro-batches have ever new lengths, which would leave holes in the GPU's memory.
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the name that torch had for it earlier
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # A single machine's rank 0 writes a last checkpoint when its launcher dies. With more machines it could not: the
     # launchers of the others end their ranks at once.
     orphaned = signal.SIGTERM if rendezvous is None else signal.SIGKILL

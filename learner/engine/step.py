@@ -11,13 +11,13 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import astuple, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.common.errors import CheckpointMismatch, ConfigError, RunFailed
+from horizonrl.common.errors import CheckpointMismatch, ConfigError, OutOfMemory, RunFailed
 from horizonrl.common.gpus import has_gpu
 from horizonrl.common.logs import get_logger
 from horizonrl.common.model_dir import weight_files
@@ -64,6 +64,7 @@ log = get_logger()
 
 REFERENCE_FILE = "reference.safetensors"
 _RNG = "torch_rng"
+T = TypeVar("T")
 
 
 class PolicyGradientEngine:
@@ -79,7 +80,6 @@ class PolicyGradientEngine:
         """Digests of the frozen model's files. Adapters mean nothing on top of another model."""
         if settings.lora_rank:
             self._base = {file.name: digest_file(file) for file in weight_files(settings.model_dir)}
-        self._earlier: TokenScorer | None = None
         self._reference_version: int | None = None
         """The version whose weights `_reference` has; None when it has none that count."""
         self._host = HostMemory()
@@ -99,14 +99,20 @@ class PolicyGradientEngine:
             )
 
     def train_step(self, batch: Batch, lr: float) -> StepStats:
-        """Make the next version from the batch; raise RunFailed if a gradient is not finite."""
+        """Make the next version from the batch; raise RunFailed if a gradient is not finite, or if memory is short."""
+        try:
+            return self._step(batch, lr)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(_advice(self._settings, batch.version, str(error))) from error
+
+    def _step(self, batch: Batch, lr: float) -> StepStats:
         started = time.perf_counter()
         if batch.trained_tokens == 0:
             raise ValueError("a batch without trained tokens makes no step: settle its groups without training")
         objective = self._settings.objective
         # Not in imitation: the first scoring pass makes the reference, which is the policy at the start of RL.
         scored = objective.needs_scores and not all(trace.demo for trace in batch.traces)
-        scores = self._scored(batch) if scored else None
+        scores = self._twice(lambda: self._scored(batch)) if scored else None
         # All updates use the scores from before the first one: π_prox is the policy that the step begins with.
         settings = self._settings
         updates = build_updates(batch, scores, objective, settings.longest_episode_tokens, settings.seed)
@@ -126,19 +132,22 @@ class PolicyGradientEngine:
 
     @torch.no_grad()
     def logprob_gap_at(self, trace: Trace, version: int, weights: Path) -> float:
-        """Score one trace with an earlier version's weights, in a second model that is loaded at the first call.
+        """Score one trace with an earlier version's weights, in a second model that is gone afterwards.
 
         NaN where the GPU has no room for that model beside what training needs.
         """
-        if self._earlier is None:
-            device = self._backend.device
-            if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < 1.1 * weights.stat().st_size:
-                return math.nan
-            self._earlier = frozen_scorer(self._settings.model_dir, self._settings.head_dtype).to(device)
-        self._earlier.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
+        try:
+            return self._gap(trace, version, weights)
+        except torch.OutOfMemoryError:
+            return math.nan
+        finally:
+            torch.cuda.empty_cache()  # an engine may share the GPU
+
+    def _gap(self, trace: Trace, version: int, weights: Path) -> float:
+        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype).to(self._backend.device)
+        scorer.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
-        logprobs_N = self._earlier(*self._asked(micro_batch)).logprobs_N
-        gaps_N = (logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
+        gaps_N = (scorer(*self._asked(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
         return float(gaps_N[self._tensor(trace.versions_L[trace.mask_L] == version)].mean())
 
     def write_weights(self, path: Path) -> str:
@@ -248,17 +257,8 @@ class PolicyGradientEngine:
 
     def _update(self, samples: list[TrainingSample], version: int, lr: float) -> tuple[LossStats, float, float]:
         """Take one optimizer step; return what was measured before it, the gradient's norm and the rate."""
-        objective, own_stats = self._settings.objective, LossStats()
-        # At a rate of 0 the critic warms up. The policy's gradient would fill AdamW's moments all the same, and move it
-        # later.
-        critic_alone = objective.advantage.needs_critic and lr == 0.0
-        for micro_batch in self._packed([sample.trace for sample in samples]):
-            output = self._output(micro_batch)
-            inputs = loss_inputs(samples, micro_batch, version, self._backend.device)
-            loss_N = token_loss(output, inputs, objective, critic_alone=critic_alone)
-            # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
-            self._backend.backward((loss_N + 0.0 * output.values_N).sum())
-            own_stats += loss_stats(loss_N, output, inputs, objective)
+        objective = self._settings.objective
+        own_stats = self._twice(lambda: self._add_gradients(samples, version, lr))
         # Before the step and over all ranks: each of them must scale the rate by the same effective sample size.
         stats = self._total(own_stats)
         # Without such an episode the ESS is NaN, and the rate would be too.
@@ -275,6 +275,34 @@ class PolicyGradientEngine:
                 "checkpoint with a lower learning rate"
             )
         return stats, grad_norm, lr
+
+    def _add_gradients(self, samples: list[TrainingSample], version: int, lr: float) -> LossStats:
+        """Add up the gradient of this rank's micro-batches; return what was measured."""
+        objective, own_stats = self._settings.objective, LossStats()
+        # At a rate of 0 the critic warms up. The policy's gradient would fill AdamW's moments all the same, and move it
+        # later.
+        critic_alone = objective.advantage.needs_critic and lr == 0.0
+        for micro_batch in self._packed([sample.trace for sample in samples]):
+            output = self._output(micro_batch)
+            inputs = loss_inputs(samples, micro_batch, version, self._backend.device)
+            loss_N = token_loss(output, inputs, objective, critic_alone=critic_alone)
+            # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
+            self._backend.backward((loss_N + 0.0 * output.values_N).sum())
+            own_stats += loss_stats(loss_N, output, inputs, objective)
+        return own_stats
+
+    def _twice(self, compute: Callable[[], T]) -> T:
+        """Compute; where the memory is not enough, free what can be freed and compute from the beginning."""
+        try:
+            return compute()
+        except torch.OutOfMemoryError as error:
+            # Several ranks would have to agree on it, while one of them waits in a collective.
+            if self.ranks > 1 or not self._backend.drop_gradients():
+                raise
+            log.warning("out_of_memory", error=str(error), then="the micro-batches of this update are computed again")
+        # Not in the handler: its traceback holds the activations.
+        torch.cuda.empty_cache()
+        return compute()
 
     @torch.no_grad()
     def _scored(self, batch: Batch) -> list[Scores]:
@@ -343,6 +371,16 @@ class PolicyGradientEngine:
         """Yield the policy's weights under their Hugging Face names; adapters are merged into theirs."""
         for name, parts in policy_weights(self._backend.scorer.lm):
             yield name, merged(*self._backend.gather(parts)).detach()
+
+
+def _advice(settings: EngineSettings, version: int, error: str) -> str:
+    peak_gb = torch.cuda.max_memory_allocated() / 1e9
+    return (
+        f"the step after version {version} does not fit into memory ({error.splitlines()[0]}; torch's peak was "
+        f"{peak_gb:.1f} GB): set learner.gradient_checkpointing (it is {str(settings.gradient_checkpointing).lower()}) "
+        f"to true, lower learner.micro_batch_tokens ({settings.micro_batch_tokens}) towards the longest episode, or "
+        f"raise learner.zero_stage ({settings.zero_stage}), which several ranks share; `horizonrl plan` computes it"
+    )
 
 
 def prepare_process(settings: EngineSettings) -> torch.device:

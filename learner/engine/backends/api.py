@@ -24,6 +24,12 @@ class Backend(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's share of the objective, which is the sum over ranks."""
 
+    def drop_gradients(self) -> bool:
+        """Forget the gradients since the last step, of half a `backward` too; return False where that cannot be done.
+
+        This rank alone calls it, where it is the only one.
+        """
+
     def step(self, rates: Sequence[float]) -> float:
         """Clip, step with one rate per parameter group, forget the gradient; return its norm before clipping.
 

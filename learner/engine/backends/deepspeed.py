@@ -56,6 +56,12 @@ class DeepSpeedBackend:
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self.ranks)  # DeepSpeed averages over ranks, the objective is a sum
 
+    def drop_gradients(self) -> bool:
+        if self._stage > 1:  # half a backward pass leaves parts of gradients in DeepSpeed's buckets
+            return False
+        self._engine.optimizer.zero_grad()
+        return True
+
     def step(self, rates: Sequence[float]) -> float:
         for group, rate in zip(self._adamw.param_groups, rates, strict=True):
             group["lr"] = rate

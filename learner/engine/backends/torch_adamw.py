@@ -60,6 +60,12 @@ class TorchBackend:
     def backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def drop_gradients(self) -> bool:
+        for name, parameter in self._parameters.items():
+            self._gradients[name].zero_()
+            parameter.grad = None
+        return True
+
     @torch.no_grad()
     def step(self, rates: Sequence[float]) -> float:
         norm = torch.linalg.vector_norm(torch.stack([self._norm(group) for group in self._groups]))
