@@ -4,14 +4,23 @@ docs/scaling.md derives each formula. N are the model's parameters, R the learne
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.schema import ALONE_SHARE, LARGEST_SHARED, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.learner.records.disk import disk_need
 from horizonrl.ops.plan import constants as c
 from horizonrl.ops.plan.hardware import Fleet
+from horizonrl.ops.plan.memory import (
+    EngineMemory,
+    LearnerMemory,
+    engine_memory,
+    learner_memory,
+    trained_parameters,
+)
 from horizonrl.ops.plan.shapes import ModelShape
+from horizonrl.ops.plan.versions import VersionTime, version_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,57 +47,42 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerMemory:
-    """Bytes on one rank at the peak of a step."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    reference: float
-    activations: float
-    logits: float
-    buffers: float
-    framework: float
-
-    @property
-    def total(self) -> float:
-        parts = (self.weights, self.gradients, self.optimizer, self.reference, self.activations)
-        return sum(parts) + self.logits + self.buffers + self.framework
-
-
-@dataclass(frozen=True, slots=True)
-class EngineMemory:
-    """Bytes on one GPU of an actor, and how many episodes its cache holds."""
-
-    weights: float
-    workspace: float
-    cache: float
-    cache_per_episode: float
-    episodes: int
-    """Episodes of mean length that the caches of an engine hold, at most the actor's slots."""
-
-
-@dataclass(frozen=True, slots=True)
 class RunPlan:
     """All that `horizonrl plan` prints. Rates are per second."""
 
     learner: LearnerMemory
     engine: EngineMemory
-    learner_tokens: float
+    gpu_bytes: float
+    """What the fullest GPU of the learner needs, with an engine that shares it."""
+    version: VersionTime
     step_s: float
     """Seconds of the learner for one step, while nothing else holds it up."""
+    sampling_s: float
+    """Seconds of the actors for the groups of one step, while nothing else holds them up."""
+    learner_tokens: float
+    """What the learner could train: prompts and observations too."""
+    learner_generated: float
+    """Those of them that were generated."""
     actor_tokens: float
-    """Generated tokens of all actors."""
+    """What the actors could read and generate."""
+    actor_generated: float
     group_bytes: float
     frame_bytes: float
     change_bytes: float
+    hosts: int
+    """Hosts of actors, each of which downloads a version once."""
     weights_bytes_per_s: float
     """What the broker sends to all hosts."""
+    broker_bytes: float
+    """What the broker stores at most: weights and the log."""
     checkpoint_bytes: float
     disk_bytes: float
     capacities: dict[str, float]
     """Groups per second that each part carries, by part."""
     troubles: list[str] = field(default_factory=list)
+    """What does not fit, or not together."""
+    hints: list[str] = field(default_factory=list)
+    """What could be smaller, and what has to be larger elsewhere."""
 
     @property
     def bottleneck(self) -> str:
@@ -99,88 +93,74 @@ class RunPlan:
         """Groups per second of the whole run: those of its slowest part."""
         return self.capacities[self.bottleneck]
 
+    def busy(self, part: str) -> float:
+        return self.groups / self.capacities[part]
 
-def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet, load: Workload) -> RunPlan:
-    """Compute the plan. Raises ConfigError if the actors' GPUs do not make up one engine."""
-    ranks, n, per_step = learner.count, config.rollout.group_size, config.rl.groups_per_step
+
+def plan_run(config: RunConfig, shape: ModelShape, learner: Fleet, actors: Fleet | None, load: Workload) -> RunPlan:
+    """Compute the plan; without `actors` they share the learner's GPUs, as `train` has it on one machine.
+
+    Raises ConfigError if the actors' GPUs do not make up one engine.
+    """
+    shared = actors is None
+    if actors is None:
+        wanted = config.actor.count * config.actor.tensor_parallel
+        actors = Fleet(min(learner.count, wanted), learner.accelerator)
     if actors.count < config.actor.tensor_parallel:
         raise ConfigError(
             f"--actors is {actors} but actor.tensor_parallel is {config.actor.tensor_parallel}: one engine needs that "
             "many"
         )
-    memory, engine = learner_memory(config, shape, learner), engine_memory(config, shape, actors, load)
+    n, per_step = config.rollout.group_size, config.rl.groups_per_step
+    memory = learner_memory(config, shape, learner)
+    engine = engine_memory(config, shape, actors, load.episode_tokens, shared)
+    disk = disk_need(config, shape.parameters, trained_parameters(config, shape))
+    version = version_time(config, shape, (learner, actors), engine, disk.checkpoint)
     step_s = learner_step_s(config, shape, learner, load)
     episodes_per_s = actor_episodes_per_s(config, shape, actors, load, engine)
     frame = 2.0 * shape.parameters
     change = frame / change_ratio(config.rl.lr)
     if config.lora.rank:
-        change = 2.0 * _trained(config, shape)  # the adapters whole, in bfloat16: their changes are no larger
+        change = 2.0 * trained_parameters(config, shape)  # the adapters whole, in bfloat16: their changes are no larger
     hosts = math.ceil(actors.count / c.GPUS_PER_HOST.value)
     per_version = hosts * (change + frame / c.KEY_FRAME_EVERY.value) / config.rl.publish_every
     group = group_bytes(n, load)
-    capacities = {
-        "learner": per_step / step_s,
-        "actors": episodes_per_s / n,
+    learner_s = step_s + version.copy_s + version.checkpoint_s / config.learner.checkpoint_every
+    sampling_s = per_step * n / episodes_per_s
+    actors_s = sampling_s + version.pause_s / config.rl.publish_every
+    roles = {"learner": per_step / learner_s, "actors": per_step / actors_s}
+    if shared:
+        roles = {"learner and actors": per_step / (learner_s + actors_s)}
+    capacities = roles | {
+        "publishing": per_step / version.publish_s,
         "broker": min(c.BROKER_GROUPS.value, c.BROKER_BYTES.value / group),
         "reading groups": 1.0 / (group * c.DECODE_GROUP.value),
         "weights": per_step * c.HOST_LINK.value / per_version,
     }
-    disk = disk_need(config, shape.parameters, _trained(config, shape))
-    return RunPlan(
+    plan = RunPlan(
         learner=memory,
         engine=engine,
-        learner_tokens=per_step * n * load.episode_tokens / step_s,
+        gpu_bytes=memory.total + (engine.total if shared else 0.0),
+        version=version,
         step_s=step_s,
-        actor_tokens=episodes_per_s * load.generated_tokens,
+        sampling_s=sampling_s,
+        learner_tokens=per_step * n * load.episode_tokens / learner_s,
+        learner_generated=per_step * n * load.generated_tokens / learner_s,
+        actor_tokens=per_step * n * load.episode_tokens / actors_s,
+        actor_generated=per_step * n * load.generated_tokens / actors_s,
         group_bytes=group,
         frame_bytes=frame,
         change_bytes=change,
+        hosts=hosts,
         weights_bytes_per_s=per_version * min(capacities.values()) / per_step,
+        broker_bytes=c.FRAMES_STORED.value * frame + config.broker.max_log_bytes,
         checkpoint_bytes=disk.checkpoint,
         disk_bytes=disk.total + config.broker.max_log_bytes,
         capacities=capacities,
-        troubles=_troubles(config, shape, learner, actors, memory, engine, ranks),
     )
-
-
-def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> LearnerMemory:
-    """Return the memory of one rank (docs/scaling.md, Learner memory)."""
-    N, R, stage = float(shape.parameters), learner.count, config.learner.zero_stage
-    trained, cpu = _trained(config, shape), learner.accelerator.is_cpu
-    if config.learner.backend == "torch":
-        stage = 1  # float32 masters and gradient sums, whole: as stage 1 with one rank
-    split = R if stage else 1
-    tokens, width = config.learner.micro_batch_tokens, shape.hidden
-    layer = c.SAVED_HIDDEN.value * width + c.SAVED_KV.value * shape.kv_width
-    layer += c.SAVED_FEED_FORWARD.value * shape.feed_forward
-    saved = shape.layers * 2 * width + layer if config.learner.gradient_checkpointing else shape.layers * layer
-    sums = 4 * trained / split if stage else 0.0
-    bucket = min(c.REDUCE_BUCKET.value, 2 * trained)
-    return LearnerMemory(
-        weights=2 * N / (R if stage == 3 else 1),
-        gradients=sums + (2 * trained if stage < 2 else bucket),
-        optimizer=12 * trained / split,
-        reference=2 * N / (R if stage == 3 else 1) if config.objective.needs_reference else 0.0,
-        activations=tokens * saved,
-        logits=c.LOGITS.value,
-        buffers=min(c.LIVE_PARAMETERS.value, 2 * N) if stage == 3 and R > 1 else 0.0,
-        framework=(c.FRAMEWORK_CPU if cpu else c.FRAMEWORK).value,
-    )
-
-
-def engine_memory(config: RunConfig, shape: ModelShape, actors: Fleet, load: Workload) -> EngineMemory:
-    """Return the memory of one GPU of an engine (docs/scaling.md, Actor memory)."""
-    split, cpu = config.actor.tensor_parallel, actors.accelerator.is_cpu
-    weights = 2.0 * shape.parameters / split
-    workspace = 0.0 if cpu else c.ENGINE_WORKSPACE.value
-    if cpu:
-        cache = float(config.actor.kv_cache_mib << 20)
-    else:
-        cache = actors.accelerator.memory_bytes * config.actor.memory_share(shared=False) - weights - workspace
-    # A key-value head cannot be cut: with more GPUs than heads each keeps a copy. Heads have at least 64 dimensions.
-    per_episode = load.episode_tokens * shape.kv_bytes_per_token / split
-    fitting = max(0, int(cache / per_episode))
-    return EngineMemory(weights, workspace, max(0.0, cache), per_episode, min(fitting, config.actor.slots))
+    plan.troubles.extend(_troubles(config, learner, actors, plan))
+    plan.hints.extend(_hints(config, learner, actors, shared, plan))
+    return plan
 
 
 def learner_step_s(config: RunConfig, shape: ModelShape, learner: Fleet, load: Workload) -> float:
@@ -200,8 +180,8 @@ def _scoring_passes(config: RunConfig) -> int:
 def _traffic_s(config: RunConfig, shape: ModelShape, learner: Fleet, tokens: float) -> float:
     if learner.count == 1 or learner.accelerator.is_cpu:
         return 0.0
-    link = (c.RANK_LINK if learner.count <= c.GPUS_PER_HOST.value else c.NODE_LINK).value
-    updates, trained = config.loss.updates, _trained(config, shape)
+    link = c.rank_link(learner.count)
+    updates, trained = config.loss.updates, trained_parameters(config, shape)
     micro_batches = math.ceil(tokens * config.loss.epochs / (learner.count * config.learner.micro_batch_tokens))
     # Gradients travel in float32. Stage 3 gathers the parameters twice per micro-batch and reduces after each, and
     # once where it scores it before the step.
@@ -251,46 +231,67 @@ def group_bytes(episodes: int, load: Workload) -> float:
     return episodes * (own + c.EPISODE_TURNS.value * c.TURN.value)
 
 
-def _trained(config: RunConfig, shape: ModelShape) -> float:
-    """Return the number of parameters in training: all, or those of the adapters."""
-    rank = config.lora.rank
-    if not rank:
-        return float(shape.parameters)
-    wide = 2 * shape.hidden + 2 * shape.query_width + 2 * (shape.hidden + shape.kv_width)
-    return float(rank * shape.layers * (wide + 3 * (shape.hidden + shape.feed_forward)))
-
-
-def _troubles(
-    config: RunConfig,
-    shape: ModelShape,
-    learner: Fleet,
-    actors: Fleet,
-    memory: LearnerMemory,
-    engine: EngineMemory,
-    ranks: int,
-) -> list[str]:
-    troubles = []
-    if memory.total > learner.accelerator.memory_bytes:
-        troubles.append(
-            f"a learner's rank needs {memory.total / 1e9:.1f} GB but {learner.accelerator.name} has "
-            f"{learner.accelerator.memory_bytes / 1e9:.0f} GB: use a higher learner.zero_stage, more ranks, "
-            "learner.gradient_checkpointing or a smaller learner.micro_batch_tokens"
+def _troubles(config: RunConfig, learner: Fleet, actors: Fleet, plan: RunPlan) -> Iterator[str]:
+    """Yield what does not fit. Advice leaves out what the recipe has already."""
+    engine, gpu = plan.engine, learner.accelerator
+    cut_finely = config.learner.micro_batch_tokens == config.model.max_context_tokens
+    if plan.gpu_bytes > gpu.memory_bytes:
+        with_engine = f" with {engine.total / 1e9:.1f} GB for an engine" if plan.gpu_bytes > plan.learner.total else ""
+        advice = [
+            "a higher learner.zero_stage" * (config.learner.zero_stage < 3),
+            "more ranks",
+            "learner.gradient_checkpointing" * (not config.learner.gradient_checkpointing),
+            "a smaller learner.micro_batch_tokens" * (not cut_finely),
+            "a smaller actor.gpu_memory_share" * bool(with_engine),
+            "GPUs with more memory",
+        ]
+        yield (
+            f"a learner's rank needs {plan.gpu_bytes / 1e9:.1f} GB{with_engine} but {gpu.name} has "
+            f"{gpu.memory_bytes / 1e9:.0f} GB: use {' or '.join(filter(None, advice))}"
         )
     if engine.episodes == 0:
-        troubles.append(
+        yield (
             f"an engine has no room for one episode ({engine.cache_per_episode / 1e9:.2f} GB of cache) after its "
-            f"weights: raise actor.gpu_memory_share (now {config.actor.memory_share(shared=False):g}) or "
-            "actor.tensor_parallel"
+            f"weights: raise actor.gpu_memory_share (now {engine.share:g}) or actor.tensor_parallel"
         )
     elif engine.episodes < config.rollout.group_size:
-        troubles.append(
+        yield (
             f"an engine's cache holds {engine.episodes} episodes but rollout.group_size is "
             f"{config.rollout.group_size}: the others of a group wait"
         )
-    if ranks != config.learner.ranks:
-        troubles.append(
-            f"the recipe has learner.ranks = {config.learner.ranks}, and this plan {ranks}: set it to {ranks}"
+    if learner.count != config.learner.ranks:
+        yield (
+            f"the recipe has learner.ranks = {config.learner.ranks}, and this plan {learner.count}: set it to "
+            f"{learner.count}"
         )
     if unused := actors.count % config.actor.tensor_parallel:
-        troubles.append(f"{unused} of the actors' GPUs make up no engine of {config.actor.tensor_parallel}")
-    return troubles
+        yield f"{unused} of the actors' GPUs make up no engine of {config.actor.tensor_parallel}"
+
+
+def _hints(config: RunConfig, learner: Fleet, actors: Fleet, shared: bool, plan: RunPlan) -> Iterator[str]:
+    for fleet in {learner.accelerator: learner, actors.accelerator: actors}.values():
+        if not fleet.accelerator.supported:
+            yield f"HorizonRL runs on NVIDIA's GPUs: for {fleet.accelerator.name} this is arithmetic"
+    if not shared and not actors.accelerator.is_cpu:
+        split = config.actor.tensor_parallel
+        # More GPUs sample faster, and no engine loads a version faster for it.
+        pause_s = plan.version.pause_s / config.rl.publish_every
+        share = plan.sampling_s / (config.rl.groups_per_step / plan.groups - pause_s)
+        enough = math.ceil(actors.count * share / split) * split
+        if enough <= actors.count / 2:
+            yield f"actors are busy for {plan.busy('actors'):.0%} of the time: {enough} of their GPUs would do"
+        if plan.engine.share <= LARGEST_SHARED:
+            yield (
+                f"actor.gpu_memory_share is {plan.engine.share:g}, but these actors have GPUs of their own: leave it "
+                f"out, and it is {ALONE_SHARE:g}"
+            )
+    if not shared and learner.count > 1 and plan.busy("learner") <= 0.5:
+        yield (
+            f"the learner is busy for {plan.busy('learner'):.0%} of the time: plan it with fewer ranks, if they have "
+            "the memory"
+        )
+    if plan.broker_bytes > c.BROKER_STORE.value:
+        yield (
+            f"a broker in Kubernetes needs a store of {plan.broker_bytes / 1e9:.0f} GB, and "
+            f"{c.BROKER_STORE.value / 1e9:.0f} GB are the default: raise fileStore in nats/values.yaml"
+        )

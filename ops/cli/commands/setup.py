@@ -56,7 +56,9 @@ def _add_plan(commands: Commands) -> None:
     plan = commands.add("plan", description, _plan, keys=True)
     add_recipes(plan)
     plan.add_argument("--learner", default="1xCPU", metavar="NxGPU", help="such as 8xH100; 1xCPU by default")
-    plan.add_argument("--actors", default="1xCPU", metavar="NxGPU", help="all actors together; 1xCPU by default")
+    plan.add_argument(
+        "--actors", metavar="NxGPU", help="GPUs of all actors; shared, the default, is on those of the learner"
+    )
     plan.add_argument("--model-size", metavar="SIZE", help="135M to 72B; by default that of model.name")
     plan.add_argument(
         "--episode-tokens",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from horizonrl.broker.codec import encode
 from horizonrl.common.config.schema import RunConfig
@@ -11,19 +12,21 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Episode, Group, Provenance, StopReason, Turn, VersionSpan
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.cli.recipe_names import find_recipe, recipes
-from horizonrl.ops.plan.constants import table
-from horizonrl.ops.plan.estimate import RunPlan, Workload, change_ratio, group_bytes, learner_memory, plan_run
-from horizonrl.ops.plan.hardware import Fleet
+from horizonrl.ops.plan.constants import BROKER_STORE, table
+from horizonrl.ops.plan.estimate import RunPlan, Workload, change_ratio, group_bytes, plan_run
+from horizonrl.ops.plan.hardware import ACCELERATORS, Fleet
+from horizonrl.ops.plan.memory import learner_memory
 from horizonrl.ops.plan.shapes import SIZES, shape_of_directory, shape_of_name
 from tests.records import make_ticket
 
-CONFIG = RunConfig.load([find_recipe(Path("agentgym-rl/textcraft"))])
+SMALL_SHARE = "--actor.gpu_memory_share=0.45"
 
 
-def planned(learner: str = "8xH100", actors: str = "32xH100", size: str = "7B", *overrides: str) -> RunPlan:
+def planned(learner: str = "8xH100", actors: str | None = "32xH100", size: str = "7B", *overrides: str) -> RunPlan:
+    """Plan the recipe; without `actors` they share the learner's GPUs."""
     config = RunConfig.load([find_recipe(Path("agentgym-rl/textcraft"))], overrides)
-    fleets = Fleet.parse(learner, "--learner"), Fleet.parse(actors, "--actors")
-    return plan_run(config, SIZES[size], *fleets, Workload.of(config))
+    sampling = Fleet.parse(actors, "--actors") if actors else None
+    return plan_run(config, SIZES[size], Fleet.parse(learner, "--learner"), sampling, Workload.of(config))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +88,80 @@ def test_a_reference_is_split_over_the_ranks_at_stage_3_and_costs_traffic() -> N
 
 def test_a_model_that_does_not_fit_is_said_and_what_would_help() -> None:
     plan = planned("1xH100", "1xL4")
-    assert "learner.zero_stage" in plan.troubles[0]
+    assert "more ranks" in plan.troubles[0]
     assert "no room for one episode" in plan.troubles[1]
     assert plan.bottleneck == "actors"
     assert planned("8xH200", "8xH200", "7B").troubles == []
+
+
+def test_advice_leaves_out_what_the_recipe_has() -> None:
+    settings = (
+        "--learner.zero_stage=1",
+        "--learner.gradient_checkpointing=false",
+        "--learner.micro_batch_tokens=20000",
+    )
+    asked = ("learner.zero_stage", "learner.gradient_checkpointing", "learner.micro_batch_tokens")
+    (bare,) = planned("8xA100-40", "8xH100", "7B", *settings).troubles
+    (full,) = planned("8xL4", "8xH100", "7B").troubles
+    assert all(key in bare for key in asked)
+    assert not any(key in full for key in asked) and "GPUs with more memory" in full
+
+
+def test_actors_on_the_learners_gpus_divide_memory_and_time_with_it() -> None:
+    apart, shared = planned("8xH100", "8xH100"), planned("8xH100", None)
+    assert shared.gpu_bytes == shared.learner.total + shared.engine.total > apart.gpu_bytes == apart.learner.total
+    seconds = [1 / plan.capacities[part] for plan, part in ((apart, "learner"), (apart, "actors"))]
+    assert 1 / shared.capacities["learner and actors"] == pytest.approx(sum(seconds))
+    assert shared.groups < min(apart.capacities["learner"], apart.capacities["actors"])
+    (trouble, *_) = planned("8xA100-40", None).troubles
+    assert "for an engine" in trouble and "actor.gpu_memory_share" in trouble
+
+
+def test_idle_gpus_are_said() -> None:
+    (hint,) = [hint for hint in planned("8xH100", "32xH100").hints if "would do" in hint]
+    enough = int(hint.split(": ")[1].split()[0])
+    assert planned("8xH100", f"{enough}xH100").bottleneck == "learner"
+    assert enough == 1 or planned("8xH100", f"{enough - 1}xH100").bottleneck == "actors"
+    assert any("fewer ranks" in hint for hint in planned("64xH100", "1xH100").hints)
+    assert not any("busy" in hint for hint in planned("8xH100", None).hints)
+
+
+def test_a_gpu_of_ones_own_gives_the_engine_more_than_a_shared_one() -> None:
+    config = RunConfig.load([], ["--learner.ranks=8"])
+    learner, load = Fleet.parse("8xH100", "--learner"), Workload.of(config)
+    shares = [plan_run(config, SIZES["7B"], learner, actors, load).engine.share for actors in (learner, None)]
+    assert shares == [0.9, 0.45]
+    assert any("GPUs of their own" in hint for hint in planned("8xH100", "8xH100", "7B", SMALL_SHARE).hints)
+    assert not any("GPUs of their own" in hint for hint in planned("8xH100", None, "7B", SMALL_SHARE).hints)
+
+
+def test_versions_and_checkpoints_take_time_from_both() -> None:
+    rare, often = (planned("8xH100", "8xH100", "7B", f"--learner.checkpoint_every={n}") for n in (100, 1))
+    assert 256 / often.capacities["learner"] > 256 / rare.capacities["learner"]
+    each = 32 / rare.capacities["learner"] - rare.step_s
+    assert each == pytest.approx(rare.version.copy_s + rare.version.checkpoint_s / 100)
+    once, thrice = (
+        planned("8xH100", "8xH100", "7B", f"--rl.publish_every={n}", "--rl.max_staleness=3") for n in (1, 3)
+    )
+    saved = 32 / once.capacities["actors"] - 32 / thrice.capacities["actors"]
+    assert saved == pytest.approx(once.version.pause_s * 2 / 3)
+
+
+def test_a_broker_whose_default_store_is_too_small_is_said() -> None:
+    values = yaml.safe_load(Path("ops/deploy/kubernetes/nats/values.yaml").read_text())
+    store = values["config"]["jetstream"]["fileStore"]["maxSize"]
+    assert store == f"{int(BROKER_STORE.value) >> 30}Gi"
+    said = [
+        any("fileStore" in hint for hint in planned("8xH100", "8xH100", size).hints) for size in ("1.5B", "3B", "7B")
+    ]
+    assert said == [False, False, True]
+
+
+def test_gpus_that_are_not_supported_are_arithmetic() -> None:
+    unsupported = [name for name, gpu in ACCELERATORS.items() if not gpu.supported]
+    assert unsupported == ["MI300X"]
+    assert any("arithmetic" in hint for hint in planned("8xMI300X", "8xH100").hints)
+    assert not any("arithmetic" in hint for hint in planned("8xH100", "8xH100").hints)
 
 
 def test_the_slowest_part_is_the_bottleneck() -> None:
@@ -154,6 +227,15 @@ def test_the_command_prints_the_plan_and_writes_it(tmp_path: Path, capsys: pytes
     assert {constant["kind"] for constant in written["constants"].values()} >= {"measured", "assumption", "code"}
 
 
+def test_actors_are_on_the_learners_gpus_unless_they_have_some(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for words in ([], ["--actors", "shared"], ["--actors", "8xH100"]):
+        assert main(["plan", "agentgym-rl/textcraft", "--learner", "8xH100", *words]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert ["learner and actors" in text for text in printed] == [True, True, False]
+
+
 def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "laptop", "--model-size", "70B", "--actors", "1xL4"]) == 1
     (step,) = [line for line in capsys.readouterr().out.splitlines() if "│ step " in line]
@@ -174,3 +256,12 @@ def test_a_run_that_makes_no_step_says_never_and_not_in_how_many_hours(capsys: p
 def test_a_wrong_word_gets_an_answer(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "laptop", "--model-size", "7B", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_example_of_the_page_is_the_plan() -> None:
+    plan = planned("8xH100", None)
+    memory = plan.learner
+    states = (memory.weights, memory.gradients, memory.optimizer, memory.reference)
+    moving = (memory.activations, memory.backward, memory.buffers + memory.framework)
+    row = " | ".join(f"{size / 1e9:.1f}" for size in (*states, *moving, memory.total, plan.gpu_bytes))
+    assert f"| {row} |" in Path("docs/scaling.md").read_text()
