@@ -75,9 +75,12 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
     live = min(float(zero.get("stage3_max_live_parameters", c.LIVE_PARAMETERS.value)), parameters)
     gathered = 2 * live if sharded > 1 else 0.0
     tokens, layer = config.learner.micro_batch_tokens, layer_activations(shape)
+    # A chunk of logits and their gradient.
+    chunk = (c.LOGITS_CPU if learner.accelerator.is_cpu else c.LOGITS).value
+    logits = 2 * min(chunk, 2.0 * tokens * shape.vocabulary)
     recomputed = config.learner.gradient_checkpointing
     held = tokens * shape.layers * (2 * shape.hidden if recomputed else layer)
-    at_head = tokens * c.SAVED_TAIL.value * shape.hidden + max(6 * table, reduced)
+    at_head = tokens * c.SAVED_TAIL.value * shape.hidden + max(6 * table, 4 * table + logits, reduced)
     in_layer = tokens * (c.LAYER_GRADIENTS.value * shape.feed_forward + 2 * shape.hidden + layer * recomputed)
     in_layer += reduced + (2 * table if shape.tied else 0)
     return LearnerMemory(
@@ -91,11 +94,6 @@ def learner_memory(config: RunConfig, shape: ModelShape, learner: Fleet) -> Lear
         buffers=staged + gathered,
         framework=(c.FRAMEWORK_CPU if learner.accelerator.is_cpu else c.FRAMEWORK).value,
     )
-
-
-def _logits(learner: Fleet) -> float:
-    """Return the bytes of a chunk of logits and of their gradient."""
-    return 2 * (c.LOGITS_CPU if learner.accelerator.is_cpu else c.LOGITS).value
 
 
 def layer_activations(shape: ModelShape) -> float:
