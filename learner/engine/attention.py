@@ -2,22 +2,27 @@
 
 Place in the flow: micro-batch → **hidden states**. A micro-batch is one flat sequence of segments. A token sees the
 tokens before it in its own segment, and all of the segment that its own continues. transformers calls `attend` in
-every layer, under the name `IMPLEMENTATION`. Axes: H query heads, G key heads, T positions, E numbers per head.
+every layer, under the name `IMPLEMENTATION`. Axes: H query heads, G key heads, T positions, E numbers per head,
+S segments, K the keys that the segments see, one segment after the other.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from inspect import signature
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from horizonrl.learner.engine.packing import Segment
+from horizonrl.learner.engine.products import products_in
+from horizonrl.learner.engine.transfer import to_device
 
 IMPLEMENTATION = "horizonrl_packed"
 BLOCK_QUERIES, BLOCK_KEYS = 256, 512
@@ -25,11 +30,54 @@ BLOCK_QUERIES, BLOCK_KEYS = 256, 512
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """What some families ask of attention, and this one does not do."""
 
+WIDEST_HEAD = 256
+"""Of flash attention on CUDA, which also takes multiples of 8 only."""
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""torch 2.11 shares key heads without being asked; 2.12 wants to be asked."""
 
 
 class UnsupportedAttention(ValueError):
     """The model asks for attention of another kind; its episodes cannot be packed."""
+
+
+class Ranges(NamedTuple):
+    """What flash attention on CUDA asks of a layout: where each segment's queries and keys begin, and the longest."""
+
+    queries_S1: Tensor
+    keys_S1: Tensor
+    longest_queries: int
+    longest_keys: int
+    places_K: Tensor | None
+    """The position of each key; None where each segment sees itself alone."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of one micro-batch: positions 0 to T, in order and without gaps. All layers share it."""
+
+    segments: tuple[Segment, ...]
+    device: torch.device
+
+    @cached_property
+    def longest(self) -> int:
+        """Return how many positions the token that sees most sees."""
+        return max(map(_seen, self.segments))
+
+    @cached_property
+    def ranges(self) -> Ranges:
+        queries = [segment.end - segment.start for segment in self.segments]
+        keys = [_seen(segment) for segment in self.segments]
+        places_K = None
+        if keys != queries:
+            bounds = [(s.prefix_start, s.prefix_end, s.start, s.end) for s in self.segments]
+            seen = [np.r_[first:last, start:end] for first, last, start, end in bounds]
+            places_K = to_device(np.concatenate(seen), self.device)
+        return Ranges(self._starts(queries), self._starts(keys), max(queries), max(keys), places_K)
+
+    def _starts(self, lengths: Sequence[int]) -> Tensor:
+        return to_device(np.cumsum([0, *lengths], dtype=np.int32), self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +104,79 @@ def attend(
     """
     if named := [name for name in _UNSUPPORTED if asked.get(name) is not None]:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(named)}")
-    segments: tuple[Segment, ...] | None = asked.get("segments")
+    layout: Layout | None = asked.get("segments")
     window: int | None = asked.get("sliding_window")
-    longest = max(_seen(segment) for segment in segments) if segments else key.shape[2]
-    if window is not None and window >= longest:
+    if window is not None and window >= (layout.longest if layout else key.shape[2]):
         window = None
-    if segments is None:  # a model that is called outside the scorer, or that does not pass segments on
+    if layout is None:  # a model that is called outside the scorer, or that does not pass segments on
         if attention_mask is not None or window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
         return sdpa_attention_forward(module, query, key, value, None, **asked)
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
+    if on_flash(query, value):
+        flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return _attend_at_once(*flat, layout.ranges, scale, window)[None], None
     # Values of another width than keys (latent attention) have no kernel on CPU.
     if query.device.type == "cpu" and key.shape[-1] == value.shape[-1] and window is None:
-        out_HTE = _attend_on_cpu(query[0], key[0], value[0], segments, scale)
+        out_HTE = _attend_on_cpu(query[0], key[0], value[0], layout.segments, scale)
     else:
-        out_HTE = _attend_anywhere(query[0], key[0], value[0], segments, scale, window)
+        out_HTE = _attend_by_segment(query[0], key[0], value[0], layout.segments, scale, window)
     return out_HTE.transpose(0, 1)[None], None
 
 
-def _attend_anywhere(
+def on_flash(query: Tensor, value: Tensor) -> bool:
+    """Return whether torch's flash attention for sequences of any length takes these tensors."""
+    width = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and width == value.shape[-1] <= WIDEST_HEAD
+        and width % 8 == 0
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def _attend_at_once(
+    q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, ranges: Ranges, scale: float, window: int | None
+) -> Tensor:
+    """Attend in all segments with one kernel, which aligns queries with the last of their keys."""
+    if ranges.places_K is not None:
+        k_TGE, v_TGE = (_Rows.apply(kept, ranges.places_K) for kept in (k_TGE, v_TGE))  # type: ignore[no-untyped-call]
+    # The number of keys on the left of a query's own, and on its right: −1 is all of them.
+    sides = (-1 if window is None else window - 1, 0)
+    output: Tensor = varlen_attn(  # type: ignore[assignment]
+        q_THE,
+        k_TGE,
+        v_TGE,
+        ranges.queries_S1,
+        ranges.keys_S1,
+        ranges.longest_queries,
+        ranges.longest_keys,
+        scale=scale,
+        window_size=sides,
+        **_GROUPED,
+    )
+    return output
+
+
+class _Rows(torch.autograd.Function):
+    """Rows by their places. The gradients of a row that several segments see are added up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TGE: Tensor, places_K: Tensor) -> Tensor:
+        ctx.save_for_backward(places_K)
+        ctx.shape = rows_TGE.shape
+        return rows_TGE.index_select(0, places_K)
+
+    @staticmethod
+    def backward(ctx: Any, grad_KGE: Tensor) -> tuple[Tensor, None]:
+        (places_K,) = ctx.saved_tensors
+        wide_KGE = grad_KGE.to(torch.promote_types(grad_KGE.dtype, torch.float32))
+        sums_TGE = wide_KGE.new_zeros(ctx.shape).index_add_(0, places_K, wide_KGE)
+        return sums_TGE.to(grad_KGE.dtype), None
+
+
+def _attend_by_segment(
     q_HTE: Tensor,
     k_GTE: Tensor,
     v_GTE: Tensor,
@@ -82,18 +184,19 @@ def _attend_anywhere(
     scale: float,
     window: int | None = None,
 ) -> Tensor:
-    """Attend segment by segment with torch's own kernels; a window, if there is one, costs a mask per segment."""
+    """Attend segment by segment with torch's own kernels; a prefix or a window costs a mask per segment."""
     outputs = []
     for segment in segments:
         own, prefix = slice(segment.start, segment.end), slice(segment.prefix_start, segment.prefix_end)
         keys, values = (torch.cat([kept[:, prefix], kept[:, own]], 1)[None] for kept in (k_GTE, v_GTE))
         queries = q_HTE[None, :, own]
         asking, asked = queries.shape[2], keys.shape[2]
-        mask: Any = causal_lower_right(asking, asked)
-        if window is not None:
+        options: dict[str, Any] = {"is_causal": True}
+        if window is not None or asking < asked:
+            # A plain mask: `CausalBias` cannot be made under the dispatch mode of `memory.keep_products`.
             seen = torch.ones(asking, asked, dtype=torch.bool, device=keys.device).tril_(asked - asking)
-            mask = seen.triu_(asked - asking - window + 1)
-        outputs.append(scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)[0])
+            options = {"attn_mask": seen if window is None else seen.triu_(asked - asking - window + 1)}
+        outputs.append(scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True, **options)[0])
     return torch.cat(outputs, 1)
 
 
@@ -146,7 +249,7 @@ class _PackedAttention(torch.autograd.Function):
             """Fold the query heads that share a key head into its rows."""
             return tensor[:, at].reshape(groups, -1, *tensor.shape[2:])
 
-        with _products_in(dtype):
+        with products_in(dtype):
             for part in ctx.parts:
                 for block in _blocks(part.queries, BLOCK_QUERIES):
                     q, grad, dq = rows(queries, block), rows(grad_HTE, block), None
@@ -201,16 +304,3 @@ def _attended(q_HTE: Tensor, k_GTE: Tensor, v_GTE: Tensor, causal: bool, scale: 
 def _blocks(whole: slice, size: int) -> Iterator[slice]:
     for start in range(whole.start, whole.stop, size):
         yield slice(start, min(start + size, whole.stop))
-
-
-@contextmanager
-def _products_in(dtype: torch.dtype) -> Iterator[None]:
-    """Multiply float32 matrices as `dtype` and add up in float32, which torch has no product for on CPU."""
-    backend: Any = torch.backends.mkldnn
-    settings = backend.matmul
-    before = settings.fp32_precision
-    try:
-        settings.fp32_precision = "bf16" if dtype is torch.bfloat16 else before
-        yield
-    finally:
-        settings.fp32_precision = before

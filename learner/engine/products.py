@@ -5,7 +5,8 @@ replaces torch's own kernels in this process, and so reaches the backward pass, 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -42,3 +43,16 @@ def _wide(kernel: Any) -> Callable[..., Tensor]:
         return wide.to(torch.bfloat16)
 
     return product
+
+
+@contextmanager
+def products_in(dtype: torch.dtype) -> Iterator[None]:
+    """Multiply float32 matrices as `dtype` and add up in float32, which torch has no product for on CPU."""
+    backend: Any = torch.backends.mkldnn
+    settings = backend.matmul
+    before = settings.fp32_precision
+    try:
+        settings.fp32_precision = "bf16" if dtype is torch.bfloat16 else before
+        yield
+    finally:
+        settings.fp32_precision = before

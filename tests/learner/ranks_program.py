@@ -1,6 +1,6 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `stages`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`), updates
+A mode is `stages`, `uneven`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`), updates
 of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1, and a reference (`-k1`).
 """
 
@@ -9,13 +9,21 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tests.namespaces import HERE, Machine
 
+if TYPE_CHECKING:
+    from horizonrl.learner.intake.batch import Batch
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
+CHUNK = 8
+"""Tokens whose logits exist at a time."""
 FIGURES = ("loss", "grad_norm", "trained_tokens", "ess", "reference_kl")
 
 
@@ -53,6 +61,8 @@ def place(rank: int, machine: Machine, machines: tuple[Machine, ...], port: int)
         "MASTER_ADDR": machines[0].address,
         "MASTER_PORT": port,
         "GLOO_SOCKET_IFNAME": machine.interface,
+        # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     }
     return machine, {name: str(value) for name, value in variables.items()}
 
@@ -83,13 +93,18 @@ class Deserter:
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
+    from horizonrl.learner.engine import head
     from horizonrl.learner.engine.api import EngineSettings
     from horizonrl.learner.engine.ranks import Leader, follow
     from horizonrl.learner.engine.registry import make_engine
 
+    # 8 rows of the tiny model's vocabulary: ranks have as different numbers of chunks as with a real one.
+    head.LOGITS_BYTES["cpu"] = CHUNK * 512 * 2
     if mode == "stages":
         # One after the other in the same processes: most of the time is that of the imports.
         return {stage: main(f"train-z{stage}-k1", model_dir, directory / stage) for stage in "123"}
+    if mode == "uneven":
+        return {stage: main(f"steps-z{stage}-k1-u2", model_dir, directory / stage) for stage in "13"}
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
@@ -105,7 +120,29 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         follow(engine if mode != "desert" else Deserter(engine))
         return {}
     leader = Leader(engine)
+    if mode == "steps":
+        return steps(leader, directory)
     return resume(leader, directory) if mode == "resume" else train(leader, directory)
+
+
+def uneven_batches() -> "list[Batch]":
+    """Return batches that two ranks share as tokens but not as trained tokens, or that leave one of them without any."""
+    from horizonrl.learner.intake.batch import Batch
+    from tests.learner.traces import make_trace
+
+    rng = np.random.default_rng(0)
+    long, short = (make_trace(rng, 100, group=group) for group in range(2))
+    alone = replace(short, turns_L=np.where(np.arange(100) < 90, -1, 0).astype(np.int32))
+    return [Batch((long, alone), 1), Batch((long,), 1)]
+
+
+def steps(leader: Any, directory: Path) -> dict[str, Any]:
+    """Take a step with each of the uneven batches; return their figures."""
+    stats = [leader.train_step(batch, 1e-4) for batch in uneven_batches()]
+    directory.mkdir()
+    leader.write_weights(directory / "weights.safetensors")
+    leader.close()
+    return {name: [getattr(s, name) for s in stats] for name in FIGURES}
 
 
 def train(leader: Any, directory: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from horizonrl.learner import memory
-from horizonrl.learner.engine import model
+from horizonrl.learner.engine import head
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.ops.bench.speed.memory import episode
@@ -98,7 +98,7 @@ def test_no_tensor_of_a_long_episode_has_more_elements_than_its_tokens_are_wide(
     engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not tokens × tokens, which attention would have, and not trained tokens × vocabulary, which logits would."""
-    monkeypatch.setattr(model, "LOGITS_BYTES", 256 * VOCABULARY * 2)
+    monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 256 * VOCABULARY * 2)
     engine, batch = engines(), episode(4096)
     assert len(batch.traces[0].ids_L) == 4096
     assert batch.trained_tokens > 4096 // 3
@@ -122,7 +122,7 @@ def peak_bytes(engine: Any, tokens: int) -> int:
 
 
 def test_memory_grows_as_an_episode_does(engines: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "LOGITS_BYTES", 256 * VOCABULARY * 2)
+    monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 256 * VOCABULARY * 2)
     monkeypatch.setattr(memory, "WORTH_RECOMPUTING_BYTES", 0)
     engine = engines()
     shorter, longer = peak_bytes(engine, 1024), peak_bytes(engine, 2048)

@@ -10,8 +10,8 @@ import torch
 from numpy.testing import assert_allclose
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizonrl.learner.engine import attention, model
-from horizonrl.learner.engine.model import CHUNK_ROWS, TokenScorer, collisions, load_language_model, token_scores
+from horizonrl.learner.engine import attention, head
+from horizonrl.learner.engine.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
 from tests.learner.traces import make_batch, make_groups
 
@@ -55,7 +55,7 @@ def test_packed_episodes_score_as_if_they_were_alone(lm: Any) -> None:
 def test_no_score_of_all_tokens_with_all_tokens_is_materialised(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither as a mask nor in the backward pass, and no logits beyond a chunk."""
     tokens, largest = 1500, 0
-    monkeypatch.setattr(model, "LOGITS_BYTES", 100 * 512 * 4)
+    monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 100 * 512 * 4)
     scorer = TokenScorer(lm)
 
     class Sizes(TorchDispatchMode):
@@ -79,7 +79,7 @@ def test_chunks_of_logits_change_neither_scores_nor_gradient(
     scorer, (mb,) = TokenScorer(lm), pack(make_batch(traces=5).traces, 1, 1000)[0]
     outcomes = []
     for most in (1000, chunk):
-        monkeypatch.setattr(model, "LOGITS_BYTES", most * 512 * 4)
+        monkeypatch.setitem(head.LOGITS_BYTES, "cpu", most * 512 * 4)
         lm.zero_grad()
         logprobs_N, entropies_N, *_ = scorer(*laid_out(mb))
         (logprobs_N * torch.linspace(-1, 1, len(logprobs_N)) + 0.1 * entropies_N).sum().backward()
@@ -119,11 +119,11 @@ def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_he
     lm: Any = load_language_model(tiny_model).eval()
     (micro_batch,) = pack(make_batch(traces=4).traces, 1, 1000)[0]
     laid = laid_out(micro_batch)
-    monkeypatch.setattr(model, "LOGITS_BYTES", 20 * 512 * 4)
+    monkeypatch.setitem(head.LOGITS_BYTES, "cpu", 20 * 512 * 4)
     scorer = TokenScorer(lm, head_dtype="float32")
     asked_N, hidden_TD = laid[3], scorer._hidden(*laid[:3])
-    head = lm.get_output_embeddings()
-    weight = head.weight.detach().float().requires_grad_()
+    weight_VD = lm.get_output_embeddings().weight
+    weight = weight_VD.detach().float().requires_grad_()
     logits_NV = hidden_TD.detach().index_select(0, asked_N - 1).float() @ weight.T
     oracle_N = logits_NV.log_softmax(-1).gather(-1, laid[0].index_select(0, asked_N)[:, None].long())[:, 0]
     logprobs_N = scorer(*laid).logprobs_N.detach()
@@ -132,8 +132,8 @@ def test_a_float32_head_does_not_round_logits_and_sends_their_gradient_to_the_he
     assert float((rounded_N - logprobs_N).abs().mean()) > 1e-4
     # Only the head's own part of the gradient: embeddings that are tied to it have another one.
     (ours,) = torch.autograd.grad(
-        scorer._scores(hidden_TD.detach()[asked_N - 1], laid[0][asked_N], torch.ones(len(asked_N)))[0].sum(),
-        [head.weight],
+        scorer.head(hidden_TD.detach()[asked_N - 1], laid[0][asked_N], torch.ones(len(asked_N)))[0].sum(),
+        [weight_VD],
     )
     (theirs,) = torch.autograd.grad(oracle_N.sum(), [weight])
     assert_allclose(ours.float(), theirs, rtol=2e-2, atol=2e-2 * float(theirs.abs().max()))
@@ -154,31 +154,6 @@ def test_no_token_asked_about_still_has_a_gradient_graph(lm: Any) -> None:
     assert all(not parameter.grad.any() for parameter in lm.parameters() if parameter.grad is not None)
 
 
-@pytest.mark.parametrize("tokens", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 1])
-def test_scores_and_gradient_equal_log_softmax(tokens: int) -> None:
-    generator = torch.Generator().manual_seed(tokens)
-    logits_NV = torch.randn(tokens, 50, dtype=torch.float64, generator=generator).mul_(5).requires_grad_()
-    ids_N = torch.randint(50, (tokens,), generator=generator)
-    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
-    weights_N = torch.randn(tokens, dtype=torch.float64, generator=generator)
-    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
-    (gradient_NV,) = torch.autograd.grad(logprobs_N @ weights_N, logits_NV)
-    (oracle_gradient_NV,) = torch.autograd.grad(
-        oracle_NV.gather(1, ids_N[:, None])[:, 0] @ weights_N, logits_NV, retain_graph=True
-    )
-    assert_allclose(logprobs_N.detach(), oracle_NV.gather(1, ids_N[:, None])[:, 0].detach(), rtol=1e-9)
-    assert_allclose(entropies_N.detach(), -(oracle_NV.exp() * oracle_NV).sum(-1).detach(), rtol=1e-9)
-    assert_allclose(gradient_NV, oracle_gradient_NV, atol=1e-12)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, CHUNK_ROWS + 1])
-def test_two_draws_are_the_same_token_as_often_as_the_squares_say(tokens: int) -> None:
-    torch.manual_seed(tokens)
-    logits_NV, temperatures_N = torch.randn(tokens, 50).mul_(5), torch.rand(tokens) + 0.5
-    oracle_N = (logits_NV / temperatures_N[:, None]).double().softmax(-1).square().sum(-1)
-    assert_allclose(collisions(logits_NV, temperatures_N), oracle_N, rtol=1e-5)
-
-
 def test_only_a_score_that_is_asked_for_has_the_squares(lm: Any) -> None:
     (micro_batch,) = pack(make_batch(traces=3).traces, 1, 1000)[0]
     asked, plain = laid_out(micro_batch), TokenScorer(lm)
@@ -187,43 +162,6 @@ def test_only_a_score_that_is_asked_for_has_the_squares(lm: Any) -> None:
         scored, unasked = scorer(*asked), plain(*asked)
     assert (scored.collisions_N > 0).all() and (scored.collisions_N >= (2 * scored.logprobs_N).exp()).all()
     assert not unasked.collisions_N.any() and not scorer(*asked).collisions_N.any()
-
-
-@pytest.mark.parametrize("tokens", [1, 33])
-def test_the_gradient_of_the_entropy_equals_autograds(tokens: int) -> None:
-    torch.manual_seed(1)
-    logits_NV = torch.randn(tokens, 7, dtype=torch.float64, requires_grad=True)
-    ids_N, pull_N = torch.randint(0, 7, (tokens,)), torch.randn(tokens, dtype=torch.float64)
-    logprobs_N, entropies_N = token_scores(logits_NV, ids_N, 1.3)
-    (gradient,) = torch.autograd.grad((logprobs_N * pull_N + 0.5 * entropies_N).sum(), logits_NV)
-    oracle_NV = (logits_NV / 1.3).log_softmax(-1)
-    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (oracle_NV.exp() * oracle_NV).sum()
-    assert_allclose(gradient, torch.autograd.grad(oracle, logits_NV)[0], rtol=1e-9, atol=1e-12)
-
-
-def test_extreme_logits_stay_finite() -> None:
-    logits_NV = torch.tensor([[3e4, -3e4, 0.0]], dtype=torch.bfloat16, requires_grad=True)
-    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([1]))
-    logprobs_N.sum().backward()
-    assert logits_NV.grad is not None
-    assert torch.isfinite(torch.cat([logprobs_N, entropies_N, logits_NV.grad.flatten().float()])).all()
-
-
-def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite() -> None:
-    torch.manual_seed(0)
-    logits_NV = torch.randn(3, 7, dtype=torch.float64)
-    kept_V = torch.arange(7) != 4
-    logits_NV[:, 4] = -torch.inf
-    logits_NV.requires_grad_()
-    logprobs_N, entropies_N = token_scores(logits_NV, torch.tensor([0, 1, 2]), 0.7)
-    (gradient_NV,) = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), logits_NV)
-    few_NV = logits_NV.detach()[:, kept_V].requires_grad_()  # the same model without the token
-    oracle_NV = (few_NV / 0.7).log_softmax(-1)
-    oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
-    oracle = oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
-    assert_allclose(entropies_N.detach(), oracle_entropies_N.detach(), rtol=1e-9)
-    assert_allclose(gradient_NV[:, kept_V], torch.autograd.grad(oracle, few_NV)[0], rtol=1e-9, atol=1e-12)
-    assert not gradient_NV[:, 4].any()
 
 
 @pytest.mark.parametrize("key", ["final_logit_softcapping", "logit_scale"])

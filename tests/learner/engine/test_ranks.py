@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from horizonrl.common.config.objective import Objective, ReferenceSection
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
+from horizonrl.learner.engine.packing import pack
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.intake.batch import Batch, Trace, traces_of
 from tests.learner.branching import branching_group
-from tests.learner.ranks_program import resume, run_program, train
+from tests.learner.ranks_program import CHUNK, FIGURES, resume, run_program, train, uneven_batches
 from tests.learner.traces import make_batch
 from tests.namespaces import two_machines
 
@@ -137,6 +138,37 @@ def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_p
         trained.append(Trained(figures, tmp_path / str(ranks)))
     # The first figures already hold a second update, after a step of bfloat16 weights.
     assert_same_steps(*trained, tiny_model, close=3e-2)
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def headed_model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model whose head is its embeddings, or has weights of its own."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=request.param, dtype="bfloat16")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.process
+def test_ranks_with_other_numbers_of_chunks_take_part_in_the_same_collectives(
+    headed_model: Path, tmp_path: Path
+) -> None:
+    """In the steps, in the scoring pass of policy and critic, and in that of the reference."""
+    plans = [pack(batch.traces, 2, 128) for batch in uneven_batches()]
+    tokens = [[len(micro_batch.trained_N) for (micro_batch,) in plan] for plan in plans]
+    assert [sorted(-(-each // CHUNK) for each in both) for both in tokens] == [[2, 6], [0, 6]]
+    leader, follower = run_program("uneven", headed_model, tmp_path, ranks=2)
+    assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
+    first, third = (leader[stage] for stage in "13")
+    for name in FIGURES:
+        assert third[name] == pytest.approx(first[name], rel=1e-4, nan_ok=True), name
+    weights = [load_file(tmp_path / stage / "weights.safetensors") for stage in "13"]
+    names = set(load_file(headed_model / "model.safetensors"))
+    assert set(weights[0]) == set(weights[1]) == names, "the head has no second name"
 
 
 def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> None:
