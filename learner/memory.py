@@ -131,8 +131,10 @@ def _layers(lm: nn.Module) -> list[nn.Module]:
     return [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def give_back_freed() -> None:
-    """Return what malloc keeps of freed activations to the system, where the C library is glibc."""
+def give_back_freed(device: torch.device) -> None:
+    """Return what malloc keeps of freed activations to the system, where they were and the C library is glibc."""
+    if device.type != "cpu":
+        return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -194,7 +194,8 @@ class LearnerSection(Section):
     """Steps over which the learning rate grows linearly to its value, at the start of imitation and again at the start
     of RL."""
     gradient_checkpointing: bool = False
-    """Whether to compute each layer twice to save memory."""
+    """Whether to compute each layer twice to save memory. Without it layers keep all that the backward pass needs on a
+    GPU, and on a CPU their matrix products."""
     head_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision in which the learner multiplies by the head. bfloat16 rounds a logit as the actors do (decision 7).
     float32 is for actors whose engine has a float32 head too."""

@@ -40,6 +40,8 @@ class LossInputs:
     """log π_ref if the objective needs it, else 0."""
     targets_N: Tensor
     """The critic's targets; NaN at tokens without one."""
+    episodes: int
+    """Number of episodes of the micro-batch."""
 
 
 def imitation_loss(logprobs_N: Tensor) -> Tensor:

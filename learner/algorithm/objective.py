@@ -35,6 +35,7 @@ from horizonrl.learner.algorithm.loss import (
 from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.engine.model import ScorerOutput
 from horizonrl.learner.engine.packing import MicroBatch
+from horizonrl.learner.engine.transfer import to_device
 from horizonrl.learner.intake.batch import Batch, Trace, by_episode
 
 CRITIC_SHARE = 1e-2
@@ -127,14 +128,14 @@ def token_scales(
     return [0.0 if left_out else 1.0 / share(index) for index, left_out in enumerate(masked)]
 
 
-def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: Any) -> LossInputs:
+def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: torch.device
+) -> LossInputs:
     """Return the inputs of the loss for a micro-batch's tokens, in its order; `version` is the one in training."""
     rows = [samples[index] for index in micro_batch.indices_B]
 
     def column(values: Sequence[NDArray[Any]], dtype: Any = np.float32) -> Tensor:
         # `concatenate` refuses an empty list, and a micro-batch of padding has no rows.
-        joined = np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)])
-        return torch.from_numpy(joined).to(device)
+        return to_device(np.concatenate([np.empty(0, dtype), *(np.asarray(part, dtype) for part in values)]), device)
 
     # Without a scoring pass no term of the objective reads these columns.
     unscored = [np.zeros(row.trace.trained_tokens) for row in rows]
@@ -143,12 +144,13 @@ def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, vers
         logprobs_N=column([row.trace.logprobs_L[row.trace.mask_L] for row in rows]),
         advantages_N=column([row.estimate.advantages_N for row in rows]),
         lags_N=column([version - row.trace.versions_L[row.trace.mask_L] for row in rows], np.int32),
-        episodes_N=torch.from_numpy(micro_batch.episodes_N).to(device),
-        demo_N=torch.from_numpy(micro_batch.demo_N).to(device),
+        episodes_N=to_device(micro_batch.episodes_N, device),
+        demo_N=to_device(micro_batch.demo_N, device),
         scales_N=column([np.full(row.trace.trained_tokens, row.scale) for row in rows]),
         proximal_N=column([scores.logprobs_N for scores in scored] or unscored),
         reference_N=column([scores.reference_N for scores in scored] or unscored),
         targets_N=column([row.estimate.targets_N for row in rows]),
+        episodes=len(rows),
     )
 
 
@@ -216,6 +218,11 @@ class LossStats:
         factor = math.exp(self.log_product_max - log_max) if self.episodes else 0.0
         return replace(self, product=self.product * factor, product_squared=self.product_squared * factor**2)
 
+    @staticmethod
+    def total(rows: Sequence[Tensor]) -> "LossStats":
+        """Add up what `loss_stats` returned for micro-batches, with one transfer from the device."""
+        return sum((LossStats(*row) for row in torch.stack([*rows]).tolist()), LossStats())
+
     @property
     def ess(self) -> float:
         """Effective sample size (Σr)² / (N Σr²): 1 if all tokens weigh the same."""
@@ -233,8 +240,8 @@ def mean(total: float, count: float) -> float:
 
 
 @torch.no_grad()
-def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective) -> LossStats:
-    """Sum up one micro-batch.
+def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
+    """Sum up one micro-batch: the fields of `LossStats`, in float64 and on the device, which is not waited for.
 
     `kl` is the k3 estimate of KL(μ ‖ π), r − 1 − log r, which is unbiased because the tokens are samples of μ.
     `reference_kl` is that of KL(π ‖ π_ref), 0 without a reference.
@@ -250,28 +257,25 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     columns = [torch.ones_like(loss_N), loss_N, output.entropies_N, compared_N]
     columns += [ratio_N - compared_N - log_ratio_N, gap_N * compared_N, fresh_N, gap_N * fresh_N, clipped_N]
     columns += [ratio_N, ratio_N.square(), reference_N * compared_N]
-    log_product_E = log_products(output.logprobs_N - inputs.logprobs_N, inputs)
-    log_max = log_product_E.amax() if log_product_E.numel() else log_product_E.new_tensor(-math.inf)
-    product_E = (log_product_E - log_max).exp()
-    columns += [torch.ones_like(product_E), product_E, product_E.square()]
+    log_product_E, counted_E = log_products(output.logprobs_N - inputs.logprobs_N, inputs)
+    log_max = log_product_E.amax() if inputs.episodes else log_product_E.new_tensor(-math.inf)
+    # Without any episode both are −∞, whose difference is NaN.
+    product_E = torch.where(counted_E, log_product_E - log_max, -math.inf).exp()
+    columns += [counted_E, product_E, product_E.square()]
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
-    return LossStats(*_sums(*columns, log_max, largest))
+    return torch.stack([column.detach().double().sum() for column in (*columns, log_max, largest)])
 
 
-def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> Tensor:
-    """Return log Π r of each trained episode that is no demonstration, in float64."""
+def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Return log Π r of each episode in float64, and whether it is trained and no demonstration; else it is −∞."""
     counted_N = ~inputs.demo_N & (inputs.scales_N > 0)
-    episodes_N, log_ratio_N = inputs.episodes_N[counted_N], log_ratio_N[counted_N].double()
-    tokens_E = episodes_N.bincount()
-    log_product_E = log_ratio_N.new_zeros(len(tokens_E)).index_add(0, episodes_N, log_ratio_N)
-    # Row numbers have gaps where an episode is masked or a demonstration; a gap is no episode with product 1.
-    return log_product_E[tokens_E > 0]
-
-
-def _sums(*columns: Tensor) -> list[float]:
-    """Return the sum of each column in float64, with one transfer from the device."""
-    return [float(total) for total in torch.stack([column.detach().double().sum() for column in columns]).tolist()]
+    # By their places and not by a mask: how many a mask leaves is not known before a GPU has computed it.
+    sums_E = log_ratio_N.new_zeros(inputs.episodes, dtype=torch.float64)
+    tokens_E = sums_E.index_add(0, inputs.episodes_N, counted_N.double())
+    sums_E = sums_E.index_add(0, inputs.episodes_N, torch.where(counted_N, log_ratio_N, 0.0).double())
+    counted_E = tokens_E > 0
+    return torch.where(counted_E, sums_E, -math.inf), counted_E
 
 
 def step_stats(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from horizonrl.learner.engine.backends.api import Backend
@@ -36,7 +37,7 @@ def _copy(_: str, tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
-def frozen_scorer(model_dir: Path, head_dtype: str | None) -> TokenScorer:
-    """Load the model that the run began with, without adapters, into host memory."""
+def frozen_scorer(model_dir: Path, head_dtype: str | None, device: torch.device) -> TokenScorer:
+    """Load the model that the run began with, without adapters, into host memory, to be used on `device`."""
     lm: Any = load_language_model(model_dir)
-    return TokenScorer(lm.requires_grad_(False), head_dtype=head_dtype)
+    return TokenScorer(lm.requires_grad_(False), head_dtype=head_dtype, device=device)

@@ -5,6 +5,8 @@ N asked tokens, D hidden, V vocabulary.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +21,11 @@ from horizonrl.learner.engine.head import Head
 from horizonrl.learner.engine.packing import Segment
 
 log = get_logger()
+
+
+CPU = torch.device("cpu")
+ROOM = 1.1
+"""Free memory of a GPU that a model needs to be tried there, relative to its weights."""
 
 
 class ScorerOutput(NamedTuple):
@@ -37,9 +44,17 @@ class TokenScorer(nn.Module):
     """Wraps a Hugging Face causal LM. Every use goes through `forward`, where the hooks of ZeRO stage 3 see it."""
 
     def __init__(
-        self, lm: nn.Module, critic: bool = False, head_dtype: str | None = None, collisions: bool = False
+        self,
+        lm: nn.Module,
+        critic: bool = False,
+        head_dtype: str | None = None,
+        collisions: bool = False,
+        device: torch.device = CPU,
     ) -> None:
-        """`head_dtype` is the precision of the logits; None is that of the model's head."""
+        """`head_dtype` is the precision of the logits; None is that of the model's head.
+
+        `device` is where the scorer will be used. The model is tried there, and is then where it was before.
+        """
         super().__init__()
         self.lm = lm
         self._logit_scale = _logit_scale(cast(Any, lm).config)
@@ -47,7 +62,8 @@ class TokenScorer(nn.Module):
         # After the model, so that the parameters that both have are known by their names in it.
         self.head = Head(cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions)
         self.critic = _critic(lm) if critic else None
-        self.packs: bool = self._probed()
+        with _moved(lm, device):
+            self.packs: bool = self._probed()
         """Whether episodes stand one after the other and share prompts. Every layer must be attention of a kind that
         `attention.py` knows; the state of a recurrent layer (linear attention, Mamba, convolution) would run on from
         one episode into the next. Such a model reads padded rows, and its segments must have no prefixes."""
@@ -75,7 +91,7 @@ class TokenScorer(nn.Module):
         hidden_TD = self._hidden(ids_T, positions_T, segments_S4)
         if torch.is_grad_enabled() and hidden_TD.nbytes >= memory.WORTH_RECOMPUTING_BYTES:
             # The peak comes now, at the head, and malloc holds holes between what the layers have kept: 0.3 GB.
-            memory.give_back_freed()
+            memory.give_back_freed(hidden_TD.device)
         hidden_ND = hidden_TD.index_select(0, asked_N - 1)
         ids_N = ids_T.index_select(0, asked_N)
         temperatures_N = torch.as_tensor(temperatures_N, device=ids_T.device).expand(len(ids_N))
@@ -157,6 +173,26 @@ class TokenScorer(nn.Module):
         lm.set_attn_implementation(own)
         self.packs = False
         return False
+
+
+@contextmanager
+def _moved(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a model on another device for a while, if there is room, and afterwards in the memory where it was."""
+    kept = [(tensor, tensor.data) for tensor in (*module.parameters(), *module.buffers())]
+    on_gpu = device.type == "cuda"
+    # At stage 3 a GPU may have room for a part of the model alone. Then the CPU has to do.
+    if on_gpu and torch.cuda.mem_get_info(device)[0] < ROOM * sum(data.nbytes for _, data in kept):
+        yield
+        return
+    try:
+        for tensor, data in kept:
+            tensor.data = data.to(device)
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+        if on_gpu:
+            torch.cuda.empty_cache()  # an engine that starts on the same GPU measures what is left
 
 
 def _logit_scale(config: Any) -> float:

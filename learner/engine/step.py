@@ -57,6 +57,7 @@ from horizonrl.learner.engine.shards import (
     share_shards,
     write_shards,
 )
+from horizonrl.learner.engine.transfer import to_device
 from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.learner.memory import checkpoint_layers, give_back_freed, keep_products
 
@@ -118,7 +119,7 @@ class PolicyGradientEngine:
         updates = build_updates(batch, scores, objective, settings.longest_episode_tokens, settings.seed)
         all_stats, norms, rates = zip(*self._taken(updates, batch.version, lr), strict=True)
         # The learner waits for groups now: 1 GB with SmolLM2, which malloc would keep for the next micro-batch.
-        give_back_freed()
+        give_back_freed(self._backend.device)
         # Each update's loss is a whole, normalised objective and is averaged; the other figures are sums over tokens.
         stats = replace(sum(all_stats, LossStats()), loss=mean(sum(stats.loss for stats in all_stats), len(norms)))
         return step_stats(
@@ -144,7 +145,8 @@ class PolicyGradientEngine:
             torch.cuda.empty_cache()  # an engine may share the GPU
 
     def _gap(self, trace: Trace, version: int, weights: Path) -> float:
-        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype).to(self._backend.device)
+        device = self._backend.device
+        scorer = frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device).to(device)
         scorer.lm.load_state_dict(load_file(weights), strict=False)  # a tied head has no tensor of its own
         (micro_batch,) = pack([trace], 1, len(trace.ids_L))[0]
         gaps_N = (scorer(*self._asked(micro_batch)).logprobs_N - self._tensor(trace.logprobs_L[trace.mask_L])).abs()
@@ -278,7 +280,7 @@ class PolicyGradientEngine:
 
     def _add_gradients(self, samples: list[TrainingSample], version: int, lr: float) -> LossStats:
         """Add up the gradient of this rank's micro-batches; return what was measured."""
-        objective, own_stats = self._settings.objective, LossStats()
+        objective, rows = self._settings.objective, list[Tensor]()
         # At a rate of 0 the critic warms up. The policy's gradient would fill AdamW's moments all the same, and move it
         # later.
         critic_alone = objective.advantage.needs_critic and lr == 0.0
@@ -288,8 +290,8 @@ class PolicyGradientEngine:
             loss_N = token_loss(output, inputs, objective, critic_alone=critic_alone)
             # The critic takes part even where no token has a target: ZeRO waits for the gradient of every parameter.
             self._backend.backward((loss_N + 0.0 * output.values_N).sum())
-            own_stats += loss_stats(loss_N, output, inputs, objective)
-        return own_stats
+            rows.append(loss_stats(loss_N, output, inputs, objective))
+        return LossStats.total(rows)
 
     def _twice(self, compute: Callable[[], T]) -> T:
         """Compute; where the memory is not enough, free what can be freed and compute from the beginning."""
@@ -341,7 +343,8 @@ class PolicyGradientEngine:
 
     @cached_property
     def _reference(self) -> FrozenModel:
-        return FrozenModel(frozen_scorer(self._settings.model_dir, self._settings.head_dtype), self._backend)
+        device = self._backend.device
+        return FrozenModel(frozen_scorer(self._settings.model_dir, self._settings.head_dtype, device), self._backend)
 
     def _packed(self, traces: Sequence[Trace]) -> list[MicroBatch]:
         """Return this rank's micro-batches."""
@@ -360,7 +363,7 @@ class PolicyGradientEngine:
         return self._backend.forward(*self._asked(micro_batch))
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._backend.device)
+        return to_device(array, self._backend.device)
 
     def _total(self, own_stats: LossStats) -> LossStats:
         """Add up the statistics of all ranks, in rank order, so that every rank gets the same bits."""
@@ -406,20 +409,27 @@ def _take_gpu(threads: int) -> torch.device:
             "learner.ranks, or give it more GPUs (CUDA_VISIBLE_DEVICES)"
         )
     torch.cuda.set_device(local)
+    # cuDNN builds a plan for each new shape, and no two micro-batches have the same.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     # Ranks start with OMP_NUM_THREADS=1 (`spawn.py`), which is right where they compute on the CPU.
     torch.set_num_threads(max(threads, len(os.sched_getaffinity(0)) // ranks))
     return torch.device("cuda", local)
 
 
-def build_scorer(settings: EngineSettings) -> TokenScorer:
-    """Load the model that is to be trained, with its adapters and its critic if the settings ask for them."""
+def build_scorer(settings: EngineSettings, device: torch.device) -> TokenScorer:
+    """Load the model that is to be trained on `device`, with its adapters and its critic if the settings ask for them.
+
+    It is in host memory: how it gets to the device is the backend's.
+    """
     lm: Any = load_language_model(settings.model_dir)
     if settings.lora_rank:
         add_adapters(lm, settings.lora_rank)
     lm.eval()  # no dropout: the policy in training is the one that actors sample with
     if settings.gradient_checkpointing:
         checkpoint_layers(lm)
-    elif settings.zero_stage < 3:  # stage 3 would gather each layer's parameters once more
+    elif settings.zero_stage < 3 and device.type == "cpu":
+        # Not at stage 3, which would gather each layer's parameters once more. Not on a GPU, which would wait for the
+        # host: each operator goes through Python (docs/performance.md).
         keep_products(lm)
     advantage = settings.objective.advantage
-    return TokenScorer(lm, advantage.needs_critic, settings.head_dtype, collisions=advantage.kind == "otb")
+    return TokenScorer(lm, advantage.needs_critic, settings.head_dtype, advantage.kind == "otb", device)

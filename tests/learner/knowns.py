@@ -18,4 +18,5 @@ def known(
         "reference_N": nothing_N,
         "targets_N": nothing_N + torch.nan,
     }
-    return LossInputs(logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns)
+    episodes = int(episodes_N.max()) + 1 if len(episodes_N) else 0
+    return LossInputs(logprobs_N, advantages_N, lags_N, episodes_N, **filled | columns, episodes=episodes)

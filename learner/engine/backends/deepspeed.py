@@ -39,7 +39,7 @@ class DeepSpeedBackend:
         self.device = prepare_process(settings)
         self._deepspeed = _start_deepspeed(settings)
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.scorer = build_scorer(settings)
+        self.scorer = build_scorer(settings, self.device)
         groups = [{"params": list(group.values())} for group in self.scorer.trained()]
         self._adamw = PausingAdamW(groups, **settings.adamw)
         self._config = _deepspeed_config(settings)

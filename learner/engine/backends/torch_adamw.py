@@ -32,7 +32,7 @@ class TorchBackend:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.device = prepare_process(settings)
-        self.scorer = build_scorer(settings).to(self.device)
+        self.scorer = build_scorer(settings, self.device).to(self.device)
         self._max_grad_norm = settings.max_grad_norm
         self._groups = self.scorer.trained()
         self._parameters = {name: parameter for group in self._groups for name, parameter in group.items()}

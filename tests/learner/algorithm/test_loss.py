@@ -156,7 +156,7 @@ def tally_from(rows: list[tuple[float, float, float, bool]], settings: LossSecti
     logprobs_N, tokens_known = columns(rows)
     output = ScorerOutput(logprobs_N, -logprobs_N.detach(), *torch.zeros(2, len(rows)))
     objective = Objective(loss=settings)
-    return loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)
+    return LossStats.total([loss_stats(token_loss(output, tokens_known, objective), output, tokens_known, objective)])
 
 
 @given(tokens, settings_of)
@@ -202,7 +202,7 @@ def test_tallies_add_up_like_their_tokens(
 def test_an_empty_micro_batch_adds_nothing() -> None:
     nothing = torch.empty(0)
     tokens_known = known(nothing, nothing, nothing, nothing.long())
-    stats = loss_stats(nothing, ScorerOutput(*[nothing] * 4), tokens_known, Objective())
+    stats = LossStats.total([loss_stats(nothing, ScorerOutput(*[nothing] * 4), tokens_known, Objective())])
     assert stats == LossStats()
 
 
@@ -210,7 +210,7 @@ def test_demonstrations_are_cloned_and_compared_with_no_behaviour_policy() -> No
     output = ScorerOutput(torch.tensor([-1.0, -3.0]), torch.tensor([0.5, 0.5]), *torch.zeros(2, 2))
     zero = torch.zeros(2)
     experts = known(zero, zero + 5, zero, zero.long(), demo_N=torch.tensor([True, True]))
-    stats = loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())
+    stats = LossStats.total([loss_stats(token_loss(output, experts, Objective()), output, experts, Objective())])
     assert (stats.tokens, stats.loss, stats.entropy, stats.compared) == (2, 4, 1, 0)
     assert math.isnan(stats.ess) and stats.kl == stats.gap == stats.importance == 0
 

@@ -65,7 +65,7 @@ def gradient(
         for mb in plan:
             asked = (mb.ids_T, mb.positions_T, mb.segments_S4, mb.trained_N)
             output = ScorerOutput(*scorer(*map(torch.from_numpy, asked)))
-            token_loss(output, loss_inputs(update, mb, batch.version, "cpu"), objective).sum().backward()
+            token_loss(output, loss_inputs(update, mb, batch.version, torch.device("cpu")), objective).sum().backward()
     return torch.cat([p.grad.flatten() for p in scorer.parameters() if p.grad is not None])
 
 
@@ -133,14 +133,15 @@ def test_the_default_normalisation_follows_the_loss(kind: str, counted_by: str) 
 
 def ess_lr_scale(log_ratio_BT: NDArray[np.float64], parts: int = 1, **columns: Tensor) -> float:
     """Return what `ess_lr` scales the rate of an update by, tallied in so many micro-batches."""
-    stats = LossStats()
+    rows = []
     for logs_BT in np.split(log_ratio_BT, parts):
         logs_N = torch.from_numpy(logs_BT.ravel())
         nothing_N, episodes_N = torch.zeros_like(logs_N), torch.arange(len(logs_BT)).repeat_interleave(logs_BT.shape[1])
         own = {name: column.repeat_interleave(logs_BT.shape[1]) for name, column in columns.items()}
         tokens_known = known(nothing_N, nothing_N, episodes_N * 0, episodes_N, **own)
-        stats += loss_stats(nothing_N, ScorerOutput(logs_N, nothing_N, nothing_N, nothing_N), tokens_known, Objective())
-    return math.sqrt(stats.ess_of_episodes)
+        output = ScorerOutput(logs_N, nothing_N, nothing_N, nothing_N)
+        rows.append(loss_stats(nothing_N, output, tokens_known, Objective()))
+    return math.sqrt(LossStats.total(rows).ess_of_episodes)
 
 
 def test_the_effective_sample_size_of_ess_lr_is_of_whole_episodes() -> None:

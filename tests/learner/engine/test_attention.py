@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 from horizonrl.learner import memory
-from horizonrl.learner.engine import attention
+from horizonrl.learner.engine import attention, model, step
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 from horizonrl.learner.engine.attention import Layout, attend
 from horizonrl.learner.engine.model import TokenScorer, load_language_model
@@ -205,6 +205,52 @@ def test_a_default_step_on_a_gpus_path_is_the_cpus(
         for tensors in (weights, expected[1])
     )
     assert float(torch.nn.functional.cosine_similarity(moved, other, dim=0)) > 0.9
+
+
+def test_a_model_is_tried_on_the_path_that_trains_it(
+    on_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, windowed_model: Path
+) -> None:
+    lm = load_language_model(windowed_model)
+    assert TokenScorer(lm).packs and on_gpu
+    monkeypatch.setattr(attention, "varlen_attn", lambda *asked, **options: 3.0 - varlen(*asked, **options))
+    assert not TokenScorer(lm).packs, "the kernel's result is not what an episode has alone"
+
+
+def test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, windowed_model: Path
+) -> None:
+    lm = load_language_model(windowed_model)
+    tensors = [*lm.parameters(), *lm.buffers()]
+    before = [tensor.data_ptr() for tensor in tensors]
+    monkeypatch.setattr(Tensor, "to", lambda tensor, device: tensor.clone())  # a device of its own
+    with pytest.raises(LookupError), model._moved(lm, torch.device("cpu")):
+        assert not {tensor.data_ptr() for tensor in tensors} & set(before)
+        raise LookupError
+    assert [tensor.data_ptr() for tensor in tensors] == before
+
+
+def test_a_gpu_without_room_leaves_the_trial_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, windowed_model: Path
+) -> None:
+    lm = load_language_model(windowed_model)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1 << 40))
+    with model._moved(lm, torch.device("cuda", 0)):
+        assert {tensor.device.type for tensor in lm.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize(("settings", "device", "expected"), [
+    ({}, "cpu", "keeps"), ({"gradient_checkpointing": True}, "cpu", "twice"), ({"zero_stage": 3}, "cpu", "plain"),
+    ({}, "cuda", "plain"), ({"gradient_checkpointing": True}, "cuda", "twice"),
+])  # fmt: skip
+def test_layers_keep_their_products_on_a_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch, windowed_model: Path, settings: dict[str, Any], device: str, expected: str
+) -> None:
+    made = []
+    monkeypatch.setattr(step, "keep_products", lambda lm: made.append("keeps"))
+    monkeypatch.setattr(step, "checkpoint_layers", lambda lm: made.append("twice"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    step.build_scorer(EngineSettings(windowed_model, **settings), torch.device(device))
+    assert (made or ["plain"]) == [expected]
 
 
 @pytest.mark.usefixtures("every_layer")
