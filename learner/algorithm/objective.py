@@ -128,7 +128,8 @@ def token_scales(
     return [0.0 if left_out else 1.0 / share(index) for index, left_out in enumerate(masked)]
 
 
-def loss_inputs(samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: torch.device
+def loss_inputs(
+    samples: Sequence[TrainingSample], micro_batch: MicroBatch, version: int, device: torch.device
 ) -> LossInputs:
     """Return the inputs of the loss for a micro-batch's tokens, in its order; `version` is the one in training."""
     rows = [samples[index] for index in micro_batch.indices_B]

@@ -5,6 +5,7 @@ softmax exists, D hidden, V vocabulary.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ def _chunks(tokens: int, weight_VD: Tensor) -> list[slice]:
     most = max(1, LOGITS_BYTES[weight_VD.device.type] // (len(weight_VD) * weight_VD.dtype.itemsize))
     starts = range(tokens - most, 0, -most)
     bounds = [0, *reversed(starts), tokens]
-    return [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, end) for start, end in pairwise(bounds)]
 
 
 def _rows(chunk: slice, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:

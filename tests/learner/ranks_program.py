@@ -1,7 +1,7 @@
 """One rank of an engine as a process of its own: `python ranks_program.py MODE MODEL_DIR DIRECTORY`.
 
-A mode is `stages`, `uneven`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank (`-r4`), updates
-of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1, and a reference (`-k1`).
+A mode is `stages`, `uneven`, or one of `train`, `resume` and `desert` with a ZeRO stage (`-z3`), adapters' rank
+(`-r4`), updates of a batch, and with them a critic (`-u2`), if they are not 1, 0 and 1, and a reference (`-k1`).
 """
 
 import json
@@ -126,7 +126,7 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
 
 
 def uneven_batches() -> "list[Batch]":
-    """Return batches that two ranks share as tokens but not as trained tokens, or that leave one of them without any."""
+    """Return a batch that gives two ranks as many tokens but not as many trained ones, and one for one rank alone."""
     from horizonrl.learner.intake.batch import Batch
     from tests.learner.traces import make_trace
 

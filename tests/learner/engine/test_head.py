@@ -54,9 +54,7 @@ def test_the_gradient_of_the_entropy_equals_autograds(tokens: int) -> None:
     logprobs_N, entropies_N = scores_of(logits_NV, ids_N, 1.3)
     (gradient,) = torch.autograd.grad((logprobs_N * pull_N + 0.5 * entropies_N).sum(), logits_NV)
     oracle_NV = (logits_NV / 1.3).log_softmax(-1)
-    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (
-        oracle_NV.exp() * oracle_NV
-    ).sum()
+    oracle = (oracle_NV.gather(1, ids_N[:, None])[:, 0] * pull_N).sum() - 0.5 * (oracle_NV.exp() * oracle_NV).sum()
     assert_allclose(gradient, torch.autograd.grad(oracle, logits_NV)[0], rtol=1e-9, atol=1e-12)
 
 
@@ -80,12 +78,8 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
         torch.randn(3, 5, dtype=torch.float64, requires_grad=True),
         torch.full((3,), 0.7),
     )
-    logprobs_N, entropies_N, _ = Head(linear, None, 1.0, False)(
-        hidden_ND, torch.tensor([0, 1, 2]), temperatures_N
-    )
-    made = torch.autograd.grad(
-        (logprobs_N + 0.5 * entropies_N).sum(), [hidden_ND, linear.weight, linear.bias]
-    )
+    logprobs_N, entropies_N, _ = Head(linear, None, 1.0, False)(hidden_ND, torch.tensor([0, 1, 2]), temperatures_N)
+    made = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), [hidden_ND, linear.weight, linear.bias])
     oracle_NV = (few(hidden_ND) / 0.7).log_softmax(-1)  # the same model without the token
     oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
     oracle = oracle_NV.gather(1, torch.tensor([[0], [1], [2]])).sum() + 0.5 * oracle_entropies_N.sum()
@@ -97,9 +91,7 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
         assert not whole[4].any()
 
 
-def in_chunks(
-    chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16
-) -> list[Tensor]:
+def in_chunks(chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """Return the gradients of 600 tokens for hidden states, weight and bias of a head with 5,000 ids."""
     tokens, ids = 600, 5000
     monkeypatch.setitem(head.LOGITS_BYTES, "cpu", -(-tokens // chunks) * ids * dtype.itemsize)
