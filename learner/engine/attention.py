@@ -34,7 +34,7 @@ WIDEST_HEAD = 256
 """Of flash attention on CUDA, which also takes multiples of 8 only."""
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_GROUPED = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """torch 2.11 shares key heads without being asked; 2.12 wants to be asked."""
 
 
@@ -114,8 +114,8 @@ def attend(
         return sdpa_attention_forward(module, query, key, value, None, **asked)
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
     if on_flash(query, value):
-        flat = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return _attend_at_once(*flat, layout.ranges, scale, window)[None], None
+        q_THE, k_TGE, v_TGE = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return _attend_at_once(q_THE, k_TGE, v_TGE, layout.ranges, scale, window)[None], None
     # Values of another width than keys (latent attention) have no kernel on CPU.
     if query.device.type == "cpu" and key.shape[-1] == value.shape[-1] and window is None:
         out_HTE = _attend_on_cpu(query[0], key[0], value[0], layout.segments, scale)

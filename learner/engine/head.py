@@ -141,7 +141,8 @@ class _Sum:
             self._sums = hidden_CD.new_zeros(gradient_CV.shape[1], hidden_CD.shape[1], dtype=wide)
         # In blocks: the whole product, or the whole gradient in float32, would need as much memory as the sums.
         columns = SUMMED_COLUMNS[hidden_CD.device.type]
-        for part_CV, sums_VD in zip(gradient_CV.split(columns, 1), self._sums.split(columns), strict=True):
+        parts = torch.split(gradient_CV, columns, 1)
+        for part_CV, sums_VD in zip(parts, torch.split(self._sums, columns), strict=True):
             _add_product(sums_VD, part_CV.t(), hidden_CD)
 
     def add_rows(self, gradient_CV: Tensor) -> None:
