@@ -43,7 +43,7 @@ class UnsupportedAttention(ValueError):
 
 
 class Ranges(NamedTuple):
-    """What flash attention on CUDA asks of a layout: where each segment's queries and keys begin, and the longest."""
+    """What flash attention on CUDA asks of segments: where each segment's queries and keys begin, and the longest."""
 
     queries_S1: Tensor
     keys_S1: Tensor
@@ -54,7 +54,7 @@ class Ranges(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedSegments:
     """The segments of one micro-batch: positions 0 to T, in order and without gaps. All layers share it."""
 
     segments: tuple[Segment, ...]
@@ -104,23 +104,23 @@ def attend(
     """
     if named := [name for name in _UNSUPPORTED if asked.get(name) is not None]:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(named)}")
-    layout: Layout | None = asked.get("segments")
+    packed: PackedSegments | None = asked.get("segments")
     window: int | None = asked.get("sliding_window")
-    if window is not None and window >= (layout.longest if layout else key.shape[2]):
+    if window is not None and window >= (packed.longest if packed else key.shape[2]):
         window = None
-    if layout is None:  # a model that is called outside the scorer, or that does not pass segments on
+    if packed is None:  # a model that is called outside the scorer, or that does not pass segments on
         if attention_mask is not None or window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
         return sdpa_attention_forward(module, query, key, value, None, **asked)
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
     if on_flash(query, value):
         q_THE, k_TGE, v_TGE = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return _attend_at_once(q_THE, k_TGE, v_TGE, layout.ranges, scale, window)[None], None
+        return _attend_at_once(q_THE, k_TGE, v_TGE, packed.ranges, scale, window)[None], None
     # Values of another width than keys (latent attention) have no kernel on CPU.
     if query.device.type == "cpu" and key.shape[-1] == value.shape[-1] and window is None:
-        out_HTE = _attend_on_cpu(query[0], key[0], value[0], layout.segments, scale)
+        out_HTE = _attend_on_cpu(query[0], key[0], value[0], packed.segments, scale)
     else:
-        out_HTE = _attend_by_segment(query[0], key[0], value[0], layout.segments, scale, window)
+        out_HTE = _attend_by_segment(query[0], key[0], value[0], packed.segments, scale, window)
     return out_HTE.transpose(0, 1)[None], None
 
 

@@ -25,7 +25,7 @@ LOG_OF_ZERO = -1e30
 """Replaces the log-probability of a token that a model rules out: −inf would make 0 · ∞ = NaN."""
 
 
-class Head(nn.Module):
+class ScoringHead(nn.Module):
     """Scores tokens with the parameters of a model's head, which keep the names that they have in the model.
 
     It is called once for all tokens of a micro-batch. ZeRO stage 3 gathers the parameters at each call, so the number

@@ -17,7 +17,7 @@ from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import get_logger
 from horizonrl.learner import memory
 from horizonrl.learner.engine import attention
-from horizonrl.learner.engine.head import Head
+from horizonrl.learner.engine.head import ScoringHead
 from horizonrl.learner.engine.packing import Segment
 
 log = get_logger()
@@ -60,7 +60,7 @@ class TokenScorer(nn.Module):
         self._logit_scale = _logit_scale(cast(Any, lm).config)
         dtype = getattr(torch, head_dtype) if head_dtype else None
         # After the model, so that the parameters that both have are known by their names in it.
-        self.head = Head(cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions)
+        self.head = ScoringHead(cast(Any, lm).get_output_embeddings(), dtype, self._logit_scale, collisions)
         self.critic = _critic(lm) if critic else None
         with _moved(lm, device):
             self.packs: bool = self._probed()
@@ -108,8 +108,8 @@ class TokenScorer(nn.Module):
         model: Any = cast(Any, self.lm).base_model
         segments = tuple(Segment(*numbers) for numbers in segments_S4.tolist())
         if self.packs:
-            layout = attention.Layout(segments, ids_T.device)
-            asked = {"position_ids": positions_T[None], "use_cache": False, "segments": layout}
+            packed = attention.PackedSegments(segments, ids_T.device)
+            asked = {"position_ids": positions_T[None], "use_cache": False, "segments": packed}
             return cast(Tensor, model(input_ids=ids_T[None], **asked).last_hidden_state[0])
         # Under causal attention no real token attends to padding on its right, so that no mask is needed.
         lengths = [segment.end - segment.start for segment in segments]

@@ -13,7 +13,7 @@ from torch import Tensor
 from horizonrl.learner import memory
 from horizonrl.learner.engine import attention, model, step
 from horizonrl.learner.engine.api import EngineSettings, StepStats
-from horizonrl.learner.engine.attention import Layout, attend
+from horizonrl.learner.engine.attention import PackedSegments, attend
 from horizonrl.learner.engine.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import Segment, pack
 from horizonrl.learner.engine.registry import make_engine
@@ -74,8 +74,8 @@ def attended(segments: list[tuple[int, int, int, int]], window: int | None, grou
     """Return what four heads attend to in the segments, and the gradients of queries, keys and values."""
     tokens, generator = segments[-1][1], torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, heads, tokens, 8, generator=generator).requires_grad_() for heads in (4, groups, groups))
-    layout = Layout(tuple(Segment(*numbers) for numbers in segments), q.device)
-    out, _ = attend(None, q, k, v, None, segments=layout, sliding_window=window, scaling=0.3)
+    packed = PackedSegments(tuple(Segment(*numbers) for numbers in segments), q.device)
+    out, _ = attend(None, q, k, v, None, segments=packed, sliding_window=window, scaling=0.3)
     pulls = torch.randn(out.shape, generator=generator)
     return [out.detach(), *torch.autograd.grad((out * pulls).sum(), [q, k, v])]
 
@@ -266,5 +266,5 @@ def test_windows_leave_packed_scores_those_of_episodes_alone(windowed_model: Pat
         assert_allclose(logprobs_N, alone, atol=2e-5)
 
 
-def whole(tokens: int) -> Layout:
-    return Layout((Segment(0, tokens),), torch.device("cpu"))
+def whole(tokens: int) -> PackedSegments:
+    return PackedSegments((Segment(0, tokens),), torch.device("cpu"))

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 from horizonrl.learner.engine import head
-from horizonrl.learner.engine.head import CHUNK_ROWS, Head, collisions
+from horizonrl.learner.engine.head import CHUNK_ROWS, ScoringHead, collisions
 
 ROWS = CHUNK_ROWS["cpu"]
 
@@ -15,7 +15,7 @@ def scores_of(logits_NV: Tensor, ids_N: Tensor, temperature: float = 1.0) -> tup
     """Return log-probabilities and entropies from a head that hands its input through."""
     identity = nn.Linear(logits_NV.shape[1], logits_NV.shape[1], bias=False, dtype=logits_NV.dtype)
     nn.init.eye_(identity.weight)
-    logprobs_N, entropies_N, _ = Head(identity, None, 1.0, False)(
+    logprobs_N, entropies_N, _ = ScoringHead(identity, None, 1.0, False)(
         logits_NV, ids_N, torch.full((len(ids_N),), temperature, dtype=torch.float64)
     )
     return logprobs_N, entropies_N
@@ -78,7 +78,9 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradients_finite() -> None
         torch.randn(3, 5, dtype=torch.float64, requires_grad=True),
         torch.full((3,), 0.7),
     )
-    logprobs_N, entropies_N, _ = Head(linear, None, 1.0, False)(hidden_ND, torch.tensor([0, 1, 2]), temperatures_N)
+    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(
+        hidden_ND, torch.tensor([0, 1, 2]), temperatures_N
+    )
     made = torch.autograd.grad((logprobs_N + 0.5 * entropies_N).sum(), [hidden_ND, linear.weight, linear.bias])
     oracle_NV = (few(hidden_ND) / 0.7).log_softmax(-1)  # the same model without the token
     oracle_entropies_N = -(oracle_NV.exp() * oracle_NV).sum(-1)
@@ -103,7 +105,7 @@ def in_chunks(chunks: int, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype =
     hidden_ND = torch.randn(tokens, 64, generator=generator).to(torch.bfloat16).to(dtype).requires_grad_()
     ids_N = torch.randint(ids, (tokens,), generator=generator)
     pulls_N = torch.randn(tokens, generator=generator)
-    logprobs_N, entropies_N, _ = Head(linear, None, 1.0, False)(hidden_ND, ids_N, torch.ones(tokens))
+    logprobs_N, entropies_N, _ = ScoringHead(linear, None, 1.0, False)(hidden_ND, ids_N, torch.ones(tokens))
     loss = (logprobs_N * pulls_N + 0.1 * entropies_N).sum()
     return [g.double() for g in torch.autograd.grad(loss, [hidden_ND, linear.weight, linear.bias])]
 
@@ -127,6 +129,6 @@ def test_a_frozen_head_gets_no_gradient_and_hands_one_on(monkeypatch: pytest.Mon
     for chunk in (2, 100):
         monkeypatch.setitem(head.LOGITS_BYTES, "cpu", chunk * 7 * 4)
         hidden_ND = torch.ones(5, 5, requires_grad=True)
-        Head(linear, None, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[0].sum().backward()
+        ScoringHead(linear, None, 1.0, False)(hidden_ND, torch.arange(5), torch.ones(5))[0].sum().backward()
         assert hidden_ND.grad is not None and hidden_ND.grad.any()
         assert linear.weight.grad is None and linear.bias.grad is None
