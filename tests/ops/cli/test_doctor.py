@@ -8,6 +8,7 @@ import pytest
 from horizonrl.ops.cli import doctor
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.cli.terminal import plain_console
+from tests.nvidia import put_nvidia_smi
 
 OPS = Path(doctor.__file__).parents[1]
 
@@ -88,3 +89,29 @@ def test_every_console_takes_text_as_text(capsys: pytest.CaptureFixture[str]) ->
     own = [path for path in OPS.rglob("*.py") if path.name != "terminal.py"]
     made = [path.name for path in own if re.search(r"(?<!\w)(rich\.console\.)?Console\((?!config)", path.read_text())]
     assert made == [], "made in ops/cli/terminal.py"
+
+
+H100 = """\
+GPU 0: NVIDIA H100 (UUID: GPU-aa)
+580.65.06
+| NVIDIA-SMI 580.65.06    Driver Version: 580.65.06    CUDA Version: 13.0 |
+"""
+
+
+def test_doctor_and_train_say_how_to_use_the_gpus_of_a_machine_set_up_for_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "none: learner and actors run on CPUs" in [finding.found for finding in doctor._gpus()]
+    put_nvidia_smi(tmp_path, monkeypatch, H100)
+    driver, torch, vllm = doctor._gpus()
+    assert driver.cure is None and "CUDA 13.0" in driver.found
+    assert torch.found == "built for CPUs, sees 0 of 1"
+    for finding in (torch, vllm):
+        assert not finding.needed, "or `make setup PINS=cpu` would fail there"
+        assert finding.cure is not None and finding.cure.endswith("setup PINS=gpu")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "laptop"]) == 2
+    assert "this machine has GPUs, but torch is built for CPUs: make -C" in capsys.readouterr().err
+    put_nvidia_smi(tmp_path, monkeypatch, H100.replace("CUDA Version: 13.0", "CUDA Version: 12.8"))
+    driver = next(doctor._gpus())
+    assert "580 or later" in str(driver.cure) and not driver.needed

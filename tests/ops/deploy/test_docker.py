@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.nvidia import put_nvidia_smi
+
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = ROOT / "ops/deploy/docker/Dockerfile"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -67,6 +69,22 @@ def test_only_torch_is_looked_for_in_the_index_of_the_cpu_build() -> None:
     assert "TORCH" not in "".join(rest for _, rest in stages()["gpu"])
     make = (ROOT / "Makefile").read_text()
     assert '$(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"\n\t$(INSTALL) -r' in make
+
+
+@pytest.mark.parametrize(
+    ("driver", "pins"),
+    [("580.65.06\n580.65.06", "gpu"), ("570.12", "cpu"), ("NVIDIA-SMI has failed", "cpu"), (None, "cpu")],
+)
+def test_setup_installs_what_the_driver_of_the_machine_can_use(
+    driver: str | None, pins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if driver is not None:
+        put_nvidia_smi(tmp_path, monkeypatch, f"{driver}\n")
+    command = ["make", "--dry-run", "--always-make", "setup", f"VENV={tmp_path}"]
+    for given, wanted in (([], pins), (["PINS=cpu"], "cpu"), (["PINS=gpu"], "gpu")):
+        done = subprocess.run([*command, *given], capture_output=True, text=True, cwd=ROOT, check=True)
+        assert f"--compile-bytecode -r requirements/{wanted}.txt" in done.stdout
+        assert f"touch {tmp_path}/ready-{wanted}" in done.stdout
 
 
 def test_the_base_is_a_plain_name_with_a_version() -> None:
