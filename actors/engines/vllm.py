@@ -90,6 +90,7 @@ class VllmPolicy:
             policy = cls(engine, settings, description)
             policy._held = held.pop_all()
         await engine.collective_rpc("leave_group")
+        policy.takes_words = all(await engine.collective_rpc("takes_words", args=(policy._frames[-1],)))
         # vLLM's first label is "default", which names none of our versions.
         await engine.update_weight_version(_label(policy.version))
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
@@ -149,6 +150,8 @@ class VllmPolicy:
     async def apply(self, weights: Path, version: PolicyVersion, words: ChangedWords | None = None) -> None:
         """Load a weights file between two tokens; running requests go on with their tokens under the new version.
 
+        Only its `words` are loaded if the version in use is their base, and the engine takes words.
+
         Raises WeightsRejected. When the file does not fit the model, the old weights stay in use. When the engine does
         not compute what the file says, or the load failed half-way, the policy is dead: the engine has to be replaced.
         """
@@ -166,7 +169,7 @@ class VllmPolicy:
         try:
             # The lock also tells `_watch` that silence is expected now.
             async with self._applying, self._alive(APPLY_TIMEOUT_S):
-                await self._replace(weights, version)
+                await self._replace(weights, version, words)
         except TimeoutError as error:
             raise EngineDead(f"the engine did not take {version} within {APPLY_TIMEOUT_S:g} s") from error
 
@@ -234,7 +237,7 @@ class VllmPolicy:
         finally:
             call.cancel()
 
-    async def _replace(self, weights: Path, version: PolicyVersion) -> None:
+    async def _replace(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
         """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
         try:
             # `keep` freezes requests at a step boundary. `abort` would cut their turns, and `wait` would let the
@@ -242,7 +245,7 @@ class VllmPolicy:
             # Clearing the cache makes running requests recompute their keys and values with the new weights: what
             # they then sample is what the version in its label would sample.
             await self._engine.pause_generation(mode="keep", clear_cache=True)
-            await self._load(weights, version)
+            await self._load(weights, version, words)
             await self._engine.update_weight_version(_label(version))
         # A cancellation half-way leaves weights in doubt as much as an error does.
         except BaseException:
@@ -252,10 +255,13 @@ class VllmPolicy:
         self._version = version
         await self._engine.resume_generation()
 
-    async def _load(self, weights: Path, version: PolicyVersion) -> None:
+    async def _load(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
         """Load and probe the weights. Raises WeightsRejected."""
         try:
-            await self._engine.collective_rpc("load_frame", args=(str(weights),))
+            if words is not None and words.base == self._version and self.takes_words:
+                await self._engine.collective_rpc("load_words", args=(str(weights), str(words.file)))
+            else:
+                await self._engine.collective_rpc("load_frame", args=(str(weights),))
             probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), version.version))
         except Exception as error:  # a failed call arrives as a bare Exception
             raise WeightsRejected(f"loading {version} failed: {error}") from error

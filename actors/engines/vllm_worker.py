@@ -5,13 +5,14 @@ K inputs of a layer, P probed columns.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from horizonrl.actors.engines import vllm_words
 from horizonrl.common.model_dir import HEAD
 
 PROBED_COLUMNS = 16
@@ -49,6 +50,20 @@ class WeightsExtension:
             # vLLM packs lm_head for the CPU's matrix product when the model is built; a reload renews the embedding
             # and leaves the pack of a tied head behind: 2.8 nats off after a change of 5 %, and no warning.
             head.quant_method.process_weights_after_loading(head)
+
+    def takes_words(self, shapes: Mapping[str, Sequence[int]]) -> bool:
+        """Return whether `load_words` is right for this model, and faster than `load_frame`."""
+        model = self.model_runner.get_model()
+        if not vllm_words.is_fast(model) or not vllm_words.is_plain(model):
+            return False
+        taken = vllm_words.takes_words(model, shapes)
+        if not taken:
+            self.reload_weights()  # the trial has left its parameters in doubt
+        return taken
+
+    def load_words(self, path: str, words: str) -> None:
+        """Write the words that are new in a weights file into the layers. On an error parameters may be lost."""
+        vllm_words.write_words(self.model_runner.get_model(), path, words)
 
     @torch.inference_mode()
     def probe_frame(self, path: str, version: int) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from horizonrl.actors.engines import vllm_words
 from horizonrl.actors.engines.vllm_worker import WeightsExtension
 
 CONV, PROJECTION, EMBEDDING = "mixer.conv1d", "mixer.out_proj", "model.embed_tokens"
@@ -73,3 +75,37 @@ def test_a_tied_model_whose_head_is_its_embedding_is_loaded(tmp_path: Path) -> N
     model, tensors = MixedModel(), MixedModel().state_dict()
     worker_of(model).load_frame(saved(tensors, tmp_path))
     assert worker_of(model).probe_frame(saved(tensors, tmp_path), 0)["stale"] == []
+
+
+class Attention(nn.Module):
+    """Named as vLLM's own, which is called after each load and makes nothing of the parameters, except of sinks."""
+
+    def __init__(self, sinks: Tensor | None = None) -> None:
+        super().__init__()
+        self.impl = SimpleNamespace(sinks=sinks)
+
+    def process_weights_after_loading(self) -> None: ...
+
+
+class MLAAttention(Attention): ...
+
+
+class Fp8LinearMethod: ...
+
+
+@pytest.mark.parametrize(
+    ("extra", "plain"),
+    [(Attention(), True), (Attention(torch.zeros(2)), False), (MLAAttention(), False), (nn.Linear(2, 2), False)],
+    ids=["attention", "attention with sinks", "compressed attention", "a quantised layer"],
+)
+def test_layers_are_plain_if_all_compute_with_their_parameters(extra: nn.Module, plain: bool) -> None:
+    model = MixedModel()
+    if isinstance(extra, nn.Linear):
+        extra.quant_method = Fp8LinearMethod()  # type: ignore[assignment]
+    model.mixer["extra"] = extra
+    assert vllm_words.is_plain(model) is plain
+
+
+def test_on_a_cpu_a_worker_takes_no_words_and_tries_nothing() -> None:
+    assert vllm_words.is_plain(MixedModel())
+    assert not worker_of(MixedModel()).takes_words({"mixer.out_proj.weight": (8, 6)})
