@@ -210,11 +210,11 @@ def test_a_learner_that_holds_groups_may_be_cancelled_in_any_eleventh_request(
 
 def test_groups_that_arrive_out_of_order_are_held_across_checkpoints_and_never_stale(tmp_path: Path) -> None:
     def out_of_order(stale: str) -> World:
-        every = ("--rl.steps=12", "--learner.checkpoint_every=1", "--learner.keep_checkpoints=20")
+        every = ("--rl.steps=8", "--learner.checkpoint_every=1", "--learner.keep_checkpoints=20")
         # A lease that lapses would be delivered anew, and be the newest.
         server = MemoryServer(ack_wait_s=5)
         overrides = (*every, f"--rl.stale={stale}")
-        return survive(World(tmp_path / stale, hand=5, server=server, overrides=overrides))
+        return survive(World(tmp_path / stale, hand=5, patience_s=0.3, server=server, overrides=overrides))
 
     waiting, dropping = out_of_order("wait"), out_of_order("drop")
     assert not [drop for line in waiting.ledger() for drop in line["dropped"]]

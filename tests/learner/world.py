@@ -120,6 +120,8 @@ class World:
     make_engine: Callable[[], HashEngine] = HashEngine
     hand: int = 1
     """Most tickets that the actor holds at once. It ends the newest first, so that groups arrive out of order."""
+    patience_s: float = 0.02
+    """How long an actor that holds tickets waits for another one before it ends the newest."""
     idle_from: int | None = None
     """The actor leaves tickets that were issued at this version or a later one."""
 
@@ -201,7 +203,7 @@ class World:
         tickets, log, state = TicketQueue(transport), GroupLog(transport), StateStore(transport)
         held: list[tuple[Lease, PolicyVersion]] = []
         while True:
-            taken = await tickets.lease(0.2 if not held else 0.02) if len(held) < self.hand else None
+            taken = await tickets.lease(self.patience_s if held else 0.2) if len(held) < self.hand else None
             if taken is not None:
                 if self.idle_from is None or taken.ticket.issued_at_version.version < self.idle_from:
                     manifest = await state.get(Key.POLICY)

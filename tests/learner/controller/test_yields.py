@@ -96,6 +96,7 @@ def test_a_task_that_is_always_stale_is_not_repeated_in_a_run(tmp_path: Path, mo
     run = World(
         tmp_path,
         hand=5,
+        patience_s=0.3,
         server=MemoryServer(ack_wait_s=5),
         overrides=("--curriculum.kind=adaptive", "--rl.stale=drop", "--rl.steps=12"),
     )

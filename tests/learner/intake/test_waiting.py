@@ -2,6 +2,7 @@
 
 import json
 import random
+from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -186,6 +187,18 @@ def test_a_learner_resumed_at_any_commit_trains_the_same_batches(
         assert state.batch().digest() == digest
         state.commit()
         assert json.loads(json.dumps(vars_of(state.last_commit))) == vars_of(commit)
+
+
+def test_a_large_group_that_is_held_takes_4_bytes_per_token_and_is_trained_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = [digest for _, digest in Play(config(), alike=0.3).play().commits]
+    monkeypatch.setattr("horizonrl.learner.intake.collector.LARGE_TOKENS", 0)
+    held = Held().state.collector.waiting
+    assert held is not None
+    ((_, group),) = held.release()
+    assert {type(turn.output_ids) for episode in group.episodes for turn in episode.turns} == {array}
+    assert [digest for _, digest in Play(config(), alike=0.3).play().commits] == plain
 
 
 @dataclass
