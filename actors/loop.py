@@ -182,7 +182,12 @@ class ActorLoop:
         if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
             await self._void_unfit(lease, _first_error(group) or "")
             return
-        log.warning("group_broken", ticket=ticket.ticket_id, error=_first_error(group))
+        error = _first_error(group)
+        log.warning("group_broken", ticket=ticket.ticket_id, error=error)
+        if lease.deliveries >= self.settings.max_deliver:
+            reason = f"{lease.deliveries} deliveries made no group; the last one broke: {error}"
+            await self._void(lease, "max_deliver", reason)
+            return
         await self._give_back(lease, "broken", RETRY_DELAY_S)
 
     async def _void(self, lease: Lease, label: str, reason: str) -> None:

@@ -29,6 +29,8 @@ HorizonError
 │   └── CheckpointMismatch              the run directory, or a checkpoint in it, is not of this run
 └── RunFailed (RuntimeError)            a part of the run ended that should not have
     ├── Fenced                          another learner speaks for this run
+    ├── PartGaveUp                      a part ended that would end the same way again
+    ├── NoGroups                        tickets end without a group, one after another
     ├── NothingToLearn                  hardly any group of these tasks has anything to learn from
     ├── OutOfMemory                     a step of the learner does not fit into its GPU
     └── LogFull                         the group log is full, and nothing in it may be freed
@@ -148,6 +150,14 @@ class RunFailed(HorizonError, RuntimeError): ...
 
 
 class Fenced(RunFailed):
+    exit_code = 2
+
+
+class PartGaveUp(RunFailed):
+    exit_code = 2
+
+
+class NoGroups(RunFailed):
     exit_code = 2
 
 

@@ -6,15 +6,14 @@ any group can be trained on.
 """
 
 import time
-from collections import Counter
 
 from horizonrl.broker.groups import DeadLetter, Entry, LogReader
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import NothingToLearn
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.types import Group, Kind
+from horizonrl.common.types import Group, Kind, Void
 from horizonrl.learner.announcer import Announcer
+from horizonrl.learner.intake.breaker import Breaker
 from horizonrl.learner.intake.log_space import LogSpace
 from horizonrl.learner.records.recorder import Recorder
 from horizonrl.learner.state import LearnerState
@@ -28,10 +27,6 @@ LOOK_S = 5.0
 """Time without an entry after which the learner checks whether the log has space for one."""
 QUIET_S = 60.0
 """Time without an entry after which the learner says what it waits for."""
-STARVED_AFTER = 10
-"""Dropped groups of one step, in batches, at which the learner warns, and again at every doubling. verl's DAPO gives
-up at this number."""
-GIVE_UP_AFTER = 16 * STARVED_AFTER
 
 
 class LogIntake:
@@ -50,6 +45,7 @@ class LogIntake:
         self._recorder = recorder
         self._log_space = log_space
         self._metrics = metrics
+        self._breaker = Breaker(state)
         self.tickets_issued = 0
         """Tickets that had been issued when the last batch was full."""
         self._announced_at = -ANNOUNCE_S
@@ -64,10 +60,7 @@ class LogIntake:
         groups missing, when the log is short of space and a checkpoint now would free some.
         """
         state = self._state
-        wanted = state.groups_wanted
-        warn_at, last_entry_at = STARVED_AFTER * wanted, time.monotonic()
-        while warn_at <= len(state.collector.pending.dropped):  # called again after a checkpoint in the step
-            warn_at *= 2
+        last_entry_at = time.monotonic()
         while missing := state.groups_missing:
             entry = await self._next(reader, min(LOOK_S, QUIET_S))
             if entry is None:
@@ -84,9 +77,7 @@ class LogIntake:
                 continue
             last_entry_at = time.monotonic()
             await self._consume(entry)
-            if len(state.collector.pending.dropped) == warn_at:
-                self._warn_of_starvation()
-                warn_at *= 2
+            self._breaker.look()
         # A full batch is announced at once: its tickets can be replaced while it trains.
         if self._unannounced:
             await self._announce()
@@ -166,28 +157,9 @@ class LogIntake:
             self._metrics.count("log_entries_refused_total", reason=entry.record.cause)
         elif collector.pending.repeats > repeats:
             self._metrics.count("log_entries_refused_total", reason="repeat")
+        elif isinstance(entry.record, (Group, Void)):
+            self._breaker.notice(entry.record)
         if end is not None:
             await self._recorder.record_evaluated(end)
         if isinstance(entry.record, Group) and entry.record.damaged_version is not None:
             await self._announcer.repair_weights(entry.record.damaged_version)
-
-    def _warn_of_starvation(self) -> None:
-        """Warn that hardly any group of this step can be trained on. Raises NothingToLearn after GIVE_UP_AFTER.
-
-        A policy that solves every task, or none, would otherwise be sampled forever.
-        """
-        state, pending = self._state, self._state.collector.pending
-        episodes = [episode for group in pending.consumed for episode in group.valid_episodes]
-        numbers = {
-            "step": state.step,
-            "missing": state.groups_missing,
-            "dropped": dict(Counter(drop.reason.value for drop in pending.dropped)),
-            "success_rate": round(sum(episode.success for episode in episodes) / max(1, len(episodes)), 3),
-        }
-        log.warning("batch_starved", **numbers)
-        if len(pending.dropped) >= GIVE_UP_AFTER * state.groups_wanted:
-            raise NothingToLearn(
-                f"{NothingToLearn.opening} ({numbers}): the policy solves all of these tasks, or it has "
-                "collapsed and solves none. Use harder or easier tasks, a larger rollout.group_size or a lower "
-                "rl.lr, or export the model as it is (`horizonrl export`)"
-            )

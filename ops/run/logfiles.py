@@ -52,8 +52,8 @@ def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
 
 
 def last_error(path: Path) -> str:
-    """Return a role's last message, from `error:` on."""
-    return "error: " + f"\n{path.read_text(errors='replace')}".rpartition("\nerror: ")[2].strip()
+    """Return a role's last message, without its `error:`."""
+    return f"\n{path.read_text(errors='replace')}".rpartition("\nerror: ")[2].strip()
 
 
 def last_lines(path: Path, count: int = 15) -> str:

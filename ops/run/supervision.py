@@ -15,7 +15,7 @@ from pathlib import Path
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.common.children import bound
-from horizonrl.common.errors import BrokerUnreachable, ConfigError, RunFailed
+from horizonrl.common.errors import BrokerUnreachable, ConfigError, PartGaveUp, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.state import Progress
 from horizonrl.ops.run.logfiles import last_error, last_lines
@@ -126,7 +126,7 @@ class SupervisedProcess:
         """Restart the process whenever it ends, until the run is over.
 
         Its exit code does not count: the broker says whether the run is over.
-        Raises RunFailed if the process would end the same way again (a config error), and after MAX_RESTARTS ends
+        Raises PartGaveUp if the process would end the same way again (code 2), RunFailed after MAX_RESTARTS ends
         without progress of the run.
         """
         while True:
@@ -135,7 +135,7 @@ class SupervisedProcess:
             # Code 2 is also that of a learner that another one has replaced. Two that were both started again would
             # replace each other for ever (invariants: One learner speaks).
             if code == ConfigError.exit_code:
-                raise RunFailed(f"the {self.name} cannot go on, {last_error(self.log_file)}")
+                raise PartGaveUp(f"the {self.name} cannot go on: {last_error(self.log_file)}")
             if await run.is_over():
                 return
             await self.restarts.wait(code, run)

@@ -99,7 +99,7 @@ class Ending:
     @property
     def success_at_giving_up(self) -> float | None:
         """Success in training during the step that the run gave up in; None if it did not, or did not say."""
-        said = re.search(r"'success_rate': ([\d.]+)", self.last_lines) if self.gave_up else None
+        said = re.search(r"success rate ([\d.]+)", self.last_lines) if self.gave_up else None
         return float(said[1]) if said else None
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import CapturingLogger
@@ -14,9 +15,12 @@ from horizonrl.broker.groups import Entry, GroupLog, LogReader
 from horizonrl.broker.memory import MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import NothingToLearn
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import NoGroups, NothingToLearn
 from horizonrl.common.state import Progress
-from horizonrl.common.types import Kind, PolicyVersion, Void
+from horizonrl.common.types import DropReason, Kind, PolicyVersion, Void
+from horizonrl.learner.intake.breaker import GIVE_UP_AFTER, VOID_IN_A_ROW, Breaker
+from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.intake.log_intake import LogIntake
 from horizonrl.learner.intake.log_space import LogSpace
 from tests.learner.world import EVALUATING, MortalTransport, World, played
@@ -79,7 +83,7 @@ def test_a_step_that_finds_hardly_a_group_to_train_on_says_so_and_gives_up_in_th
 ) -> None:
     refusals, log = itertools.count(), CapturingLogger()
     monkeypatch.setattr("horizonrl.learner.intake.collector.has_signal", lambda *_: next(refusals) >= refused)
-    monkeypatch.setattr("horizonrl.learner.intake.log_intake.log", log)
+    monkeypatch.setattr("horizonrl.learner.intake.breaker.log", log)
     given_up = False
     try:
         asyncio.run(World(tmp_path).run())
@@ -109,8 +113,61 @@ def test_a_step_without_signal_gives_up_though_a_full_log_interrupted_it(
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(asyncio.wait_for(World(tmp_path).run(), 60))
     # Studies read the success from this message (`Ending.success_at_giving_up`).
-    assert raised.group_contains(NothingToLearn, match=r"'success_rate': [\d.]+")
+    assert raised.group_contains(NothingToLearn, match=r"success rate [\d.]+, mean return -?[\d.]+")
     assert not short
+
+
+class StandIn:
+    """What a breaker asks of a learner's state."""
+
+    groups_wanted, groups_missing = 4, 2
+
+    def __init__(self, step: int) -> None:
+        self.step, self.config = step, RunConfig.load([], ["--learner.step_timeout_s=60"])
+        self.collector = SimpleNamespace(pending=PendingBatch())
+
+
+def void(number: int) -> Void:
+    return Void(
+        ticket=make_ticket(number), reason="5 deliveries made no group: KeyError: 'b' at my_env.py:30", actor="a"
+    )
+
+
+def test_tickets_without_a_group_one_after_another_end_a_run_with_the_last_cause() -> None:
+    breaker = Breaker(StandIn(0))  # type: ignore[arg-type]
+    for number in range(VOID_IN_A_ROW - 1):
+        breaker.notice(void(number))
+    breaker.notice(make_group())  # one group is a sign of life
+    for number in range(VOID_IN_A_ROW - 1):
+        breaker.notice(void(number))
+    with pytest.raises(NoGroups, match=r"the last 32 tickets ended without a group.*KeyError: 'b' at my_env.py:30"):
+        breaker.notice(void(99))
+
+
+def test_a_run_that_has_trained_waits_for_its_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("horizonrl.learner.intake.breaker.time.monotonic", lambda: now[0])
+    breaker = Breaker(StandIn(7))  # type: ignore[arg-type]
+    for number in range(5 * VOID_IN_A_ROW):
+        breaker.notice(void(number))
+    now[0] += 61
+    with pytest.raises(NoGroups, match="the last 161 tickets"):
+        breaker.notice(void(0))
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        (DropReason.MALFORMED, "Actors and learner differ in the model"),
+        (DropReason.ZERO_VARIANCE, "Within a group all episodes earn the same: the policy solves none of these tasks"),
+    ],
+)
+def test_giving_up_names_the_cause_of_most_drops(reason: DropReason, advice: str) -> None:
+    state = StandIn(3)
+    breaker = Breaker(state)  # type: ignore[arg-type]
+    state.collector.pending.dropped += [Drop(n, f"train-{n:08d}", reason) for n in range(GIVE_UP_AFTER * 4)]
+    with pytest.raises(NothingToLearn, match=advice):
+        breaker.look()
 
 
 def test_a_ticket_is_not_ended_before_it_was_issued(tmp_path: Path) -> None:

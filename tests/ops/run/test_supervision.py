@@ -8,7 +8,7 @@ import pytest
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
-from horizonrl.common.errors import RunFailed
+from horizonrl.common.errors import PartGaveUp, RunFailed
 from horizonrl.common.state import Outcomes, Progress
 from horizonrl.common.types import Kind
 from horizonrl.ops.run import supervision
@@ -91,6 +91,6 @@ def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_pa
         await part.start()
         await part.watch(progress_of(8))
 
-    with pytest.raises(RunFailed, match=r"^the controller cannot go on, error: broker\.url is not set"):
+    with pytest.raises(PartGaveUp, match=r"^the controller cannot go on: broker\.url is not set"):
         asyncio.run(scenario())
     assert part.restarts.count == 0
