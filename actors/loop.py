@@ -182,10 +182,10 @@ class ActorLoop:
         if any(episode.stop is StopReason.UNFIT for episode in group.episodes):
             await self._void_unfit(lease, _first_error(group) or "")
             return
-        error = _first_error(group)
-        log.warning("group_broken", ticket=ticket.ticket_id, error=error)
+        cause = _first_error(group)
+        log.warning("group_broken", ticket=ticket.ticket_id, error=cause)
         if lease.deliveries >= self.settings.max_deliver:
-            reason = f"{lease.deliveries} deliveries made no group; the last one broke: {error}"
+            reason = f"{lease.deliveries} deliveries made no group; the last one broke: {cause}"
             await self._void(lease, "max_deliver", reason)
             return
         await self._give_back(lease, "broken", RETRY_DELAY_S)
