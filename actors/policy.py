@@ -88,6 +88,8 @@ class InferenceSettings:
     """Whether others take and give back memory of the same GPU while the engine starts."""
     tensor_parallel: int = 1
     """GPUs, or processes on CPU, over which one engine spreads its model."""
+    renewed: bool = True
+    """Whether new weights will come, so that a model whose weights could not be proven is refused at the start."""
     vllm: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's engine, under its names."""
     seed: int = 0

@@ -21,8 +21,8 @@ ENGINES = {
 }
 
 
-async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
-    """Start the engine that the config names; return once it can generate.
+async def start_policy(config: RunConfig, model_dir: Path, *, renewed: bool = True) -> Policy:
+    """Start the engine that the config names; return once it can generate. `renewed`: whether new weights will come.
 
     Raises ConfigError for an unknown name, MissingDependency for an engine that is not installed, EngineDead for one
     that does not start.
@@ -39,6 +39,7 @@ async def start_policy(config: RunConfig, model_dir: Path) -> Policy:
             gpu_memory_share=share,
             shares_gpu=share <= LARGEST_SHARED,
             tensor_parallel=config.actor.tensor_parallel,
+            renewed=renewed,
             vllm=config.actor.vllm,
             seed=config.run.seed,
             endpoint=config.actor.endpoint,

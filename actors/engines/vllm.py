@@ -94,6 +94,12 @@ class VllmPolicy:
         # vLLM's first label is "default", which names none of our versions.
         await engine.update_weight_version(_label(policy.version))
         await policy.generate([0], max_tokens=1, temperature=1.0, stop_ids=(), seed=None)  # the first takes seconds
+        if settings.renewed:
+            try:
+                await policy._prove_renewable(weight_files(settings.model_dir))
+            except ConfigError:
+                await policy.close()
+                raise
         policy._watching = asyncio.create_task(policy._watch(engine_timeout_s / WATCH_TICKS))
         return policy
 
@@ -237,6 +243,16 @@ class VllmPolicy:
         finally:
             call.cancel()
 
+    async def _prove_renewable(self, files: Sequence[Path]) -> None:
+        """Raise ConfigError unless the probe covers every tensor of the model: new values of another could be lost."""
+        for probe in await self._engine.collective_rpc("probe_frame", args=([str(file) for file in files], 0)):
+            if odd := [*probe["uncovered"], *probe["stale"]]:
+                raise ConfigError(
+                    f"model.name is {str(files[0].parent)!r}, of which {len(odd)} tensors could not be compared with "
+                    f"what vLLM computes, such as {odd[0]}: new weights might not reach it. Choose a model of another "
+                    "family; `horizonrl eval` still plays this one"
+                )
+
     async def _replace(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
         """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""
         try:
@@ -262,7 +278,7 @@ class VllmPolicy:
                 await self._engine.collective_rpc("load_words", args=(str(weights), str(words.file)))
             else:
                 await self._engine.collective_rpc("load_frame", args=(str(weights),))
-            probes = await self._engine.collective_rpc("probe_frame", args=(str(weights), version.version))
+            probes = await self._engine.collective_rpc("probe_frame", args=([str(weights)], version.version))
         except Exception as error:  # a failed call arrives as a bare Exception
             raise WeightsRejected(f"loading {version} failed: {error}") from error
         # One answer per worker.

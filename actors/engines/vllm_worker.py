@@ -66,46 +66,63 @@ class WeightsExtension:
         vllm_words.write_words(self.model_runner.get_model(), path, words)
 
     @torch.inference_mode()
-    def probe_frame(self, path: str, version: int) -> dict[str, Any]:
-        """Compare what computes with the file; return the names that differ and how many were compared.
+    def probe_frame(self, paths: list[str], version: int) -> dict[str, Any]:
+        """Compare what computes with the files; return the names that differ, and the tensors that nothing covers.
 
         A matrix may be packed and unreadable, so it is asked: a unit vector times the matrix is one of its columns,
         without any rounding. Successive versions look at successive columns. Other parameters are compared as a whole.
         """
-        model, tensors = self.model_runner.get_model(), load_file(path)
-        matrices = dict(_matrices(model, tensors))
-        stale = [name for name, (layer, weights) in matrices.items() if not _computes(layer, weights, version)]
+        model = self.model_runner.get_model()
+        tensors = {name: tensor for path in paths for name, tensor in load_file(path).items()}
+        fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+        matrices = dict(_matrices(model, tensors, fused))
+        stale, covered = [], set[str]()
+        for name, (layer, parts) in matrices.items():
+            covered.update(parts)
+            if not _computes(layer, [tensors[part] for part in parts], version):
+                stale.append(name)
         compared = len(matrices)
         layers = dict(model.named_modules())
         for name, parameter in model.named_parameters():
-            loaded = tensors.get(name)
-            if loaded is not None and name.removesuffix(".weight") not in matrices:
+            parts = _parts(name, tensors, fused)
+            if parts and name.removesuffix(".weight") not in matrices:
                 compared += 1
+                covered.update(parts)
                 owner, _, leaf = name.rpartition(".")
-                (own,) = own_parts(layers[owner], [loaded])
+                own = torch.cat(own_parts(layers[owner], [tensors[part] for part in parts]))
                 # vLLM packs a convolution's weight where the CPU has bfloat16, and keeps the plain one of [D, width].
                 plain = getattr(layers[owner], "_cpu_unpacked_conv_weight", None) if leaf == "weight" else None
                 held = parameter if plain is None else plain.view_as(own)
                 # vLLM pads the vocabulary, so its embedding has more rows than the file.
                 if not torch.equal(held[: len(own)].cpu(), own.to(held.dtype)):
                     stale.append(name)
-        return {"stale": stale, "compared": compared}
+        return {"stale": stale, "compared": compared, "uncovered": sorted(tensors.keys() - covered)}
 
 
-def _matrices(model: Any, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Any, list[Tensor]]]]:
-    """Yield the layers that multiply, each with the file's tensors that make up its weight (q, k, v of a qkv)."""
-    fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+def _matrices(
+    model: Any, tensors: Mapping[str, Tensor], fused: Mapping[str, list[str]]
+) -> Iterator[tuple[str, tuple[Any, list[str]]]]:
+    """Yield the layers that multiply, each with the names of the file's tensors that make up its weight."""
     for name, layer in model.named_modules():
         if type(getattr(layer, "quant_method", None)).__name__ == "UnquantizedLinearMethod":
-            owner, _, leaf = name.rpartition(".")
-            names = [name] if f"{name}.weight" in tensors else [f"{owner}.{part}" for part in fused.get(leaf, ())]
+            parts = _parts(f"{name}.weight", tensors, fused)
         elif name == "lm_head":
-            names = [name] if "lm_head.weight" in tensors else ["model.embed_tokens"]
+            parts = [HEAD] if HEAD in tensors else ["model.embed_tokens.weight"]
+            parts = [part for part in parts if part in tensors]
         else:
             continue
-        weights = [tensors[f"{part}.weight"] for part in names if f"{part}.weight" in tensors]
-        if weights and weights[0].dim() == 2:  # vLLM keeps a convolution's weight in a linear layer too
-            yield name, (layer, weights)
+        if parts and tensors[parts[0]].dim() == 2:  # vLLM keeps a convolution's weight in a linear layer too
+            yield name, (layer, parts)
+
+
+def _parts(name: str, tensors: Mapping[str, Tensor], fused: Mapping[str, list[str]]) -> list[str]:
+    """Return the names in a file of what makes up a parameter: its own, or those of q, k and v of a qkv."""
+    if name in tensors:
+        return [name]
+    layer, _, leaf = name.rpartition(".")
+    owner, _, kind = layer.rpartition(".")
+    parts = (f"{owner}.{part}.{leaf}" for part in fused.get(kind, ()))
+    return [part for part in parts if part in tensors]
 
 
 def own_parts(layer: Any, weights: list[Tensor]) -> list[Tensor]:
@@ -137,7 +154,10 @@ def _computes(layer: Any, weights: list[Tensor], version: int) -> bool:
     # Moves on by P with each version: a column that never changes is looked at only now and then.
     start = version * P % (K - P + 1)
     columns_NP = torch.cat([weight[:, start : start + P] for weight in weights])
-    device, dtype = next(_floating(layer), columns_NP).device, columns_NP.dtype
+    held = next(_floating(layer), None)
+    device, dtype = ("cpu", torch.bfloat16) if held is None else (held.device, held.dtype)
+    # As the engine has loaded them: the file that it starts with may be of another precision.
+    columns_NP = columns_NP.to(dtype)
     units_PK = torch.zeros(P, K, dtype=dtype, device=device)
     units_PK[torch.arange(P), start + torch.arange(P)] = 1
     products_PN = layer.quant_method.apply(layer, units_PK)

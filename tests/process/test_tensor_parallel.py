@@ -38,7 +38,7 @@ async def applied_and_back(first: Path, second: Path) -> None:
         assert {span.version for span in other.spans} == {1}
         # The engine's own workers: each has an answer, and each finds the file before stale in every kind of layer.
         for file, stale in ((new, False), (old, True)):
-            probes = await policy._engine.collective_rpc("probe_frame", args=(str(file), 1))
+            probes = await policy._engine.collective_rpc("probe_frame", args=([str(file)], 1))
             assert len(probes) == 2
             assert all(bool(probe["stale"]) is stale and probe["compared"] >= 10 for probe in probes), probes
         await policy.apply(old, PolicyVersion(version=2))

@@ -173,9 +173,9 @@ def test_the_probe_compares_every_layer_and_sees_one_changed_element(vllm_engine
             changed[name].view(-1)[0] += 0.01
         save_file(changed, tmp_path / "other.safetensors")
         path = str(tmp_path / "other.safetensors")
-        return dict(vllm_engine.run(policy._engine.collective_rpc("probe_frame", args=(path, version)))[0])
+        return dict(vllm_engine.run(policy._engine.collective_rpc("probe_frame", args=([path], version)))[0])
 
-    assert probe(None) == {"stale": [], "compared": 15}
+    assert probe(None) == {"stale": [], "compared": 15, "uncovered": []}
     for name, layer in {
         "model.layers.1.self_attn.q_proj.weight": "model.layers.1.self_attn.qkv_proj",
         "model.layers.0.mlp.down_proj.weight": "model.layers.0.mlp.down_proj",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from horizonrl.common.model_dir import INDEX
@@ -43,8 +44,14 @@ asyncio.run(main(sys.argv[1], sys.argv[2:]))
 
 def play(model: Path, *frames: Path) -> Any:
     """Return what an engine samples with a model's own weights and then with each frame."""
+    done = played(model, *frames)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def played(model: Path, *frames: Path) -> "subprocess.CompletedProcess[str]":
     with tempfile.TemporaryDirectory() as folder:  # pytest's own has too long a name for sockets
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-c", PLAYED, str(model), *map(str, frames)],
             env=os.environ | {"TMPDIR": folder},
             capture_output=True,
@@ -52,8 +59,6 @@ def play(model: Path, *frames: Path) -> Any:
             timeout=120,
             check=False,
         )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def tied_with_head(path: Path, seed: int) -> Path:
@@ -97,3 +102,15 @@ def test_the_indexs_files_are_the_model_beside_a_second_copy(tmp_path: Path) -> 
     model = beside_a_second_copy(make_tiny_qwen(tmp_path / "model", 0))
     began, again = play(model, as_frame(model, tmp_path / "frame.safetensors"))
     assert began == again
+
+
+def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the_start(tmp_path: Path) -> None:
+    model = make_tiny_qwen(tmp_path / "model", 0)
+    tensors = load_file(model / "model.safetensors")
+    for layer in range(2):  # vLLM passes over such tables, which it makes itself
+        tensors[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    refused = played(model)
+    assert refused.returncode == 1
+    assert "of which 2 tensors could not be compared" in refused.stderr
+    assert "such as model.layers.0.self_attn.rotary_emb.inv_freq" in refused.stderr

@@ -46,9 +46,9 @@ def worker_of(model: MixedModel) -> WeightsExtension:
     return worker
 
 
-def saved(tensors: Mapping[str, Tensor], place: Path) -> str:
+def saved(tensors: Mapping[str, Tensor], place: Path) -> list[str]:
     save_file(dict(tensors), place / "weights.safetensors")
-    return str(place / "weights.safetensors")
+    return [str(place / "weights.safetensors")]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -59,7 +59,7 @@ def test_a_convolution_is_compared_as_a_whole(packed: bool, tmp_path: Path) -> N
         conv: Any = model.mixer["conv1d"]
         conv._cpu_unpacked_conv_weight = conv.weight.detach().squeeze(1)
         conv.weight = nn.Parameter(conv.weight.detach().flip(0).squeeze(1))
-    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 4}
+    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 4, "uncovered": []}
     for name, stale in (
         (f"{CONV}.weight", f"{CONV}.weight"),
         (f"{CONV}.bias", f"{CONV}.bias"),
@@ -71,9 +71,44 @@ def test_a_convolution_is_compared_as_a_whole(packed: bool, tmp_path: Path) -> N
         assert worker.probe_frame(saved(tensors | {name: changed}, tmp_path), 0)["stale"] == [stale]
 
 
+class FusedModel(nn.Module):
+    """Queries, keys and values in one layer with a bias, as vLLM keeps them, and a scale that no file has."""
+
+    packed_modules_mapping: Mapping[str, list[str]] = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict({"qkv_proj": nn.Linear(6, 9)})
+        self.attention["qkv_proj"].quant_method = UnquantizedLinearMethod()  # type: ignore[assignment]
+
+
+def test_fused_biases_are_compared_and_what_nothing_covers_is_named(tmp_path: Path) -> None:
+    model = FusedModel()
+    worker = WeightsExtension()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    fused: Any = model.attention["qkv_proj"]
+    tensors = {}
+    for kind in ("weight", "bias"):
+        for name, part in zip("qkv", getattr(fused, kind).detach().chunk(3), strict=True):
+            tensors[f"attention.{name}_proj.{kind}"] = part.clone()
+    assert worker.probe_frame(saved(tensors, tmp_path), 0) == {"stale": [], "compared": 2, "uncovered": []}
+    for name, layer in (("k_proj.bias", "qkv_proj.bias"), ("v_proj.weight", "qkv_proj")):
+        changed = tensors[f"attention.{name}"] + 1
+        seen = worker.probe_frame(saved(tensors | {f"attention.{name}": changed}, tmp_path), 0)
+        assert seen["stale"] == [f"attention.{layer}"]
+    more = saved(tensors | {"attention.A_log": changed}, tmp_path)
+    assert worker.probe_frame(more, 0)["uncovered"] == ["attention.A_log"]
+    halves = ({name: t for name, t in tensors.items() if kind in name} for kind in ("weight", "bias"))
+    paths = []
+    for number, half in enumerate(halves):
+        (tmp_path / str(number)).mkdir()
+        paths += saved(half, tmp_path / str(number))
+    assert worker.probe_frame(paths, 0) == {"stale": [], "compared": 2, "uncovered": []}
+
+
 def test_a_tied_model_whose_head_is_its_embedding_is_loaded(tmp_path: Path) -> None:
     model, tensors = MixedModel(), MixedModel().state_dict()
-    worker_of(model).load_frame(saved(tensors, tmp_path))
+    worker_of(model).load_frame(*saved(tensors, tmp_path))
     assert worker_of(model).probe_frame(saved(tensors, tmp_path), 0)["stale"] == []
 
 
