@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from horizonrl.common.model_dir import INDEX
-from horizonrl.learner.engine.lora import write_policy
+from horizonrl.learner.engine.lora import policy_weights
 from horizonrl.learner.engine.model import load_language_model
+from horizonrl.learner.engine.weights_file import write_weights_file
 from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 
 pytestmark = pytest.mark.process
@@ -74,7 +75,8 @@ def tied_with_head(path: Path, seed: int) -> Path:
 
 def as_frame(model: Path, path: Path) -> Path:
     """Write what a learner sends of a model."""
-    write_policy(load_language_model(model), list, path)
+    weights = {name: parts[0].detach() for name, parts in policy_weights(load_language_model(model))}
+    write_weights_file(weights, path)
     return path
 
 
