@@ -37,7 +37,7 @@ from horizonrl.broker.weights.changes import apply_changes, encode_changes, read
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.learner import memory
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
-from horizonrl.learner.engine.attention import attend
+from horizonrl.learner.engine.attention import PackedSegments, attend
 from horizonrl.learner.engine.model import TokenScorer
 from horizonrl.learner.engine.packing import Segment
 from horizonrl.learner.engine.registry import make_engine
@@ -335,10 +335,10 @@ def kernels(segments: tuple[Segment, ...], window: int | None) -> dict[str, Atte
     keys, masks = [visible(segment) for segment in segments], [seen(segment, window) for segment in segments]
     asking, asked = [s.end - s.start for s in segments], [len(positions) for positions in keys]
     bounds = [torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32, device=DEVICE) for counts in (asking, asked)]
-    all_keys = torch.cat(keys)
+    all_keys, packed = torch.cat(keys), PackedSegments(segments, DEVICE)
 
     def learner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(nn.Module(), q, k, v, None, segments=segments, sliding_window=window)[0]
+        return attend(nn.Module(), q, k, v, None, segments=packed, sliding_window=window)[0]
 
     def varlen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         options: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0)}
@@ -380,7 +380,8 @@ def lengths(run: Run) -> None:
         scaled_dot_product_attention(*inputs(tokens), is_causal=True, enable_gqa=True).sum().backward()
 
     def learner(tokens: int) -> None:
-        attend(nn.Module(), *inputs(tokens), None, segments=(Segment(0, tokens),))[0].sum().backward()
+        packed = PackedSegments((Segment(0, tokens),), DEVICE)
+        attend(nn.Module(), *inputs(tokens), None, segments=packed)[0].sum().backward()
 
     for function in (sdpa, learner):
         with measured(function.__name__) as values:
@@ -400,24 +401,23 @@ def lengths(run: Run) -> None:
 
 def step(run: Run) -> None:
     """Time a step of the backend `torch`, by what the layers keep, tokens and segments; and where the GPU waits."""
-    kept = memory.WORTH_RECOMPUTING_BYTES
     # The tiny model's layers are below the limit from which `learner/memory.py` works.
-    modes = {"default": (run.pick(kept, 0), False), "checkpointing": (kept, True), "all kept": (1 << 62, False)}
+    memory.WORTH_RECOMPUTING_BYTES = run.pick(memory.WORTH_RECOMPUTING_BYTES, 0)
     batches = run.pick(((2048, 2), (2048, 32), (8192, 32), (16384, 2), (16384, 32)), ((256, 2), (256, 8)))
     for size in run.pick(("1.5B", "0.5B"), ("0.5B",)):
-        for mode, (limit, checkpointing) in modes.items():
-            memory.WORTH_RECOMPUTING_BYTES = limit
+        for mode in ("default", "checkpointing", "products kept"):
             with measured(f"{size}, {mode}") as values:
-                time_steps(run, size, mode, batches, checkpointing, values)
+                time_steps(run, size, mode, batches, values)
 
 
-def time_steps(
-    run: Run, size: str, mode: str, batches: Sequence[tuple[int, int]], checkpointing: bool, start: dict[str, Any]
-) -> None:
+def time_steps(run: Run, size: str, mode: str, batches: Sequence[tuple[int, int]], start: dict[str, Any]) -> None:
     shape, model_dir = run.shape(size), run.model_dir(size)
     most = max(tokens for tokens, _ in batches)
-    with run.engine(model_dir, most, gradient_checkpointing=checkpointing) as engine:
+    with run.engine(model_dir, most, gradient_checkpointing=mode == "checkpointing") as engine:
         start["states_gb"] = peak_gb()
+        if mode == "products kept" and ON_GPU:  # on a CPU it is the default
+            scorer: Any = vars(engine)["_backend"].scorer
+            memory.keep_products(scorer.lm)
         for tokens, episodes in batches:
             batch = make_batch(shape.vocabulary, episodes, tokens)
 
@@ -512,7 +512,7 @@ def read_7b(run: Run, values: dict[str, Any]) -> None:
     shape, tokens = run.shape("7B"), run.pick(32768, 256)
     lm = language_model(shape)
     memory.checkpoint_layers(lm)
-    scorer = TokenScorer(lm, head_dtype="bfloat16")
+    scorer = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE)
     places = torch.arange(tokens, device=DEVICE)
     asked = (places % shape.vocabulary, places, torch.tensor([[0, tokens, 0, 0]]), places[tokens // 2 :])
     values["weights_gb"] = peak_gb()
@@ -679,7 +679,7 @@ def head(run: Run) -> None:
     """Score tokens with 7B's head: the learner's way, and in chunks; time, memory, gradients against float64."""
     rows, chunks = run.pick((8192, (220, 2048, 8192)), (64, (8, 64)))
     lm = language_model(replace(run.shape("7B"), layers=1, tied=False))
-    scorer, hidden = TokenScorer(lm, head_dtype="bfloat16"), list[Tensor]()
+    scorer, hidden = TokenScorer(lm, head_dtype="bfloat16", device=DEVICE), list[Tensor]()
     weight_VD: Tensor = lm.lm_head.weight
     places = torch.arange(rows + 1, device=DEVICE)
     ids = places * 7919 % len(weight_VD)
