@@ -4,7 +4,6 @@ import os
 import socket
 from pathlib import Path
 
-from horizonrl.actors.agreement import agreed
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.engines.registry import start_policy
 from horizonrl.actors.gateway.server import gateway_for
@@ -12,6 +11,7 @@ from horizonrl.actors.loop import ActorLoop, ActorSettings
 from horizonrl.actors.native import parser_if_needed
 from horizonrl.actors.rollout import Rollout
 from horizonrl.actors.weights import WeightsFollower
+from horizonrl.broker.agreement import agreed
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.broker.weights.changes import warm_up_in_thread

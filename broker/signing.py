@@ -46,6 +46,13 @@ class TicketSigner:
         """Whether tickets are signed, so that an end id proves that the controller issued its ticket."""
         return self.key is not None
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells two keys of a run apart and gives neither away; empty without a key."""
+        return (
+            hmac.digest(self.key, self.run.encode() + b"\nfingerprint", hashlib.sha256).hex()[:32] if self.key else ""
+        )
+
     def sign(self, ticket: Ticket) -> Ticket:
         """Return the ticket with its signature."""
         return ticket.model_copy(update={"signature": self._signature(ticket)}) if self.key else ticket

@@ -30,6 +30,7 @@ from horizonrl.common.types import (
 MAX_ENTRIES = 16
 """Most entries of a map that has one per kind or per reason."""
 MAX_ENVIRONMENTS = 1_024
+MAX_FINGERPRINT, MAX_SHARED_KEYS = 64, 256
 
 Ranges = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=MAX_SPANS, fail_fast=True)]
 
@@ -269,3 +270,7 @@ class RunSettings(Record):
     context: ContextRule = ContextRule.STOP
     """What happens when the context is full before the horizon is."""
     environments: Annotated[tuple[EnvironmentSettings, ...], Field(max_length=MAX_ENVIRONMENTS, fail_fast=True)]
+    ticket_key: Annotated[str, Field(max_length=MAX_FINGERPRINT)] = ""
+    """A fingerprint of the key that the controller signs tickets with; empty if it signs none."""
+    recipe: Annotated[dict[str, str], Field(max_length=MAX_SHARED_KEYS)] = {}
+    """What controller and learner must agree on besides, by key, as JSON; a long value as its digest."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from horizonrl.broker.agreement import stays_agreed
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.signing import TicketSigner
@@ -57,6 +58,7 @@ class LearnerLoop:
     def __post_init__(self) -> None:
         config, transport, metrics = self.config, self.transport, self.metrics
         signer = TicketSigner.load(config.run.name, config.broker.ticket_key)
+        self._settings = config.settings.model_copy(update={"ticket_key": signer.fingerprint})
         self._log = GroupLog(transport, signer)
         self._state = LearnerState(config, self.rules, self.eval_tasks)
         fence, journal = Fence(transport), Journal(config.run_dir)
@@ -107,6 +109,7 @@ class LearnerLoop:
         # A version is published and a checkpoint becomes durable in this group while the next step trains. If that
         # fails, the run ends.
         async with asyncio.TaskGroup() as background:
+            agreeing = background.create_task(stays_agreed(self.transport, self._settings))
             await until_stopped(self._recovery.resume(), self.stopping)
             # Only after `resume`: it moves the cursor if the broker has lost the end of the log.
             reader = await self._log.read(after=state.collector.read_after)
@@ -129,6 +132,7 @@ class LearnerLoop:
             await self._recorder.written()
             if state.complete:  # the last round judges the last version, so it has only just begun
                 await until_stopped(self._intake.await_evaluations(reader), self.stopping)
+            agreeing.cancel()
         # The last word of the run: actors and `train` end at it, so the checkpoint and the evaluations have to be in.
         if state.complete and not self.stopping.is_set():
             await until_stopped(self._announcer.announce_end(), self.stopping)

@@ -5,11 +5,13 @@ them, and `schedule.py` computes what follows from them. Config stops at a packa
 passes plain values on.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+import xxhash
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -172,6 +174,16 @@ class TrackerSection(Section):
     online: bool = False
     """Whether to send to wandb's server, or to the Space or server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
     False keeps everything on this machine."""
+
+
+SHARED_SECTIONS = ("rollout", "horizon", "curriculum", "imitation", "rl", "eval")
+"""What the controller issues tickets by, and the learner takes groups by."""
+MOST_SHARED_CHARS = 300
+
+
+def own_rate(name: str) -> bool:
+    """Return whether a key of a phase is a learning rate's, which the controller does not read."""
+    return name.startswith(("lr", "warmup"))
 
 
 class RunConfig(RunSchedule, BaseSettings):
@@ -365,7 +377,23 @@ class RunConfig(RunSchedule, BaseSettings):
                 )
                 for env in self.envs
             ),
+            recipe=self._shared_recipe(),
         )
+
+    def _shared_recipe(self) -> dict[str, str]:
+        """Return what controller and learner must agree on, by key, but for what `settings` names itself.
+
+        Which tickets are issued, and which groups a step takes. Rates and losses are the learner's own affair.
+        """
+        dumped = self.model_dump(mode="json")
+        values: dict[str, Any] = {"run.seed": dumped["run"]["seed"], "envs": dumped["envs"]}
+        for section in SHARED_SECTIONS:
+            values |= {f"{section}.{name}": value for name, value in dumped[section].items() if not own_rate(name)}
+        texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
+        return {
+            name: text if len(text) <= MOST_SHARED_CHARS else xxhash.xxh3_128_hexdigest(text)
+            for name, text in texts.items()
+        }
 
     @classmethod
     def load(

@@ -45,6 +45,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
+        self._settings = self.config.settings.model_copy(update={"ticket_key": signer.fingerprint})
         self._queue = TicketQueue(self.transport, signer)
         self._state = StateStore(self.transport)
         self._log = GroupLog(self.transport, signer)
@@ -59,7 +60,7 @@ class Controller:
         """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
         self.metrics.set("run_finished", 0)
         # Before the first ticket: actors read what the environments are made with before they play one.
-        await self._state.put(Key.RUN, self.config.settings)
+        await self._state.put(Key.RUN, self._settings)
         if isinstance(recorded := await self._state.get(Key.HORIZON), HorizonState):
             self._recorded = recorded
         async with asyncio.TaskGroup() as group:

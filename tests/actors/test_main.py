@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.agreement import agreed
 from horizonrl.actors.main import run_actor
+from horizonrl.broker.agreement import agreed
 from horizonrl.broker.api import Key
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
