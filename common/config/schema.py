@@ -391,7 +391,7 @@ class RunConfig(RunSchedule, BaseSettings):
             values |= {f"{section}.{name}": value for name, value in dumped[section].items() if not own_rate(name)}
         texts = {name: json.dumps(value, sort_keys=True) for name, value in values.items()}
         return {
-            name: text if len(text) <= MOST_SHARED_CHARS else xxhash.xxh3_128_hexdigest(text)
+            name: text if len(text) <= MOST_SHARED_CHARS else xxhash.xxh3_128_hexdigest(text.encode())
             for name, text in texts.items()
         }
 
