@@ -89,8 +89,8 @@ def test_what_the_learner_refused_is_no_evidence() -> None:
 
 
 def test_a_task_that_is_always_stale_is_not_repeated_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = tuple(f"task{n}" for n in range(7))
-    source = TaskSource("textcraft", tasks, 1.0, categories=("all",) * 7)
+    tasks = tuple(f"task{n}" for n in range(60))
+    source = TaskSource("textcraft", tasks, 1.0, categories=("all",) * 60)
     monkeypatch.setattr(world, "SOURCES", [source])
     monkeypatch.setattr("horizonrl.learner.state.sources_of", lambda _: [source])
     run = World(

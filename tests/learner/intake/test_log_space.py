@@ -10,6 +10,7 @@ from horizonrl.broker.api import Stream
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.errors import ConfigError, LogFull
+from horizonrl.learner.records.checkpoint import CheckpointStore
 from tests.learner.world import World
 from tests.records import make_group
 
@@ -32,7 +33,7 @@ def small(tmp_path: Path, groups: float, overrides: tuple[str, ...] = FREED) -> 
 
 
 async def finish(world: World) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await world.run()
     assert [line["step"] for line in world.ledger()] == list(range(1, world.config.total_steps + 1))
 
@@ -64,6 +65,24 @@ def test_what_a_crash_left_between_a_checkpoint_and_its_purge_is_freed_at_the_st
         assert log.first_sequence > 20
 
     asyncio.run(scenario())
+
+
+def test_what_a_checkpoint_holds_for_a_later_step_is_not_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = (*FREED, "--learner.checkpoint_every=1", "--learner.keep_checkpoints=1", "--rl.steps=8")
+    world = World(tmp_path, hand=5, patience_s=0.3, server=MemoryServer(ack_wait_s=5), overrides=overrides)
+    purged: list[tuple[int, list[int]]] = []
+    purge = GroupLog.purge_below
+
+    async def noted(self: GroupLog, sequence: int) -> None:
+        newest = CheckpointStore(world.config.run_dir / "checkpoints", 1).newest()
+        assert newest is not None
+        purged.append((sequence, newest.held))
+        await purge(self, sequence)
+
+    monkeypatch.setattr(GroupLog, "purge_below", noted)
+    asyncio.run(finish(world))
+    assert any(held for _, held in purged), "groups came out of order"
+    assert all(sequence <= min(held, default=sequence) for sequence, held in purged)
 
 
 def test_a_log_that_cannot_hold_a_step_ends_the_run_with_numbers_and_the_fix(tmp_path: Path) -> None:
