@@ -93,6 +93,7 @@ MetricsLine = create_model(
     environments=(dict[str, StepOutcome], {}),
     growths=(list[HorizonGrowth], []),
     curriculum=(list[DrawShare], []),
+    durations=(dict[str, list[float]], {}),
 )
 SHAPES: Mapping[str, type[Shape]] = {
     METRICS: MetricsLine,  # type: ignore[dict-item]
