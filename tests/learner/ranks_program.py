@@ -61,8 +61,6 @@ def place(rank: int, machine: Machine, machines: tuple[Machine, ...], port: int)
         "MASTER_ADDR": machines[0].address,
         "MASTER_PORT": port,
         "GLOO_SOCKET_IFNAME": machine.interface,
-        # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
-        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     }
     return machine, {name: str(value) for name, value in variables.items()}
 
@@ -74,6 +72,9 @@ def _start(
     # With that of the tests, which may say where this tree is installed.
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **variables}
+    if mode == "uneven":
+        # Names the ranks that call different collectives, which would else wait for each other or exchange garbage.
+        environment["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     command = [*machine.prefix, sys.executable, __file__, mode, str(model_dir), str(directory)]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
