@@ -1,6 +1,7 @@
 """One connection to an MCP server: a program that it starts and ends, or an address."""
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,19 @@ from httpx2 import AsyncClient, Timeout
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import INVALID_PARAMS, TextContent, Tool
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    ContentBlock,
+    EmbeddedResource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+    Tool,
+)
 
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.common.scratch import scratch
@@ -23,6 +36,9 @@ STOP_S = 20.0
 CONNECT_S, READ_S = 30.0, 300.0
 """The SDK's own: a stream of events may be silent for long."""
 MOST_PAGES = 100
+SERVERS_FAULT = (CONNECTION_CLOSED, REQUEST_TIMEOUT, PARSE_ERROR, INVALID_REQUEST)
+"""Errors that no argument of the agent causes. Servers answer its mistakes with any other code: an unknown entity and a
+wrong type with -32603, an unknown tool with -32601."""
 TAIL_CHARS = 400
 """Of what a failed server wrote to stderr."""
 
@@ -61,7 +77,7 @@ class Session:
             for _ in range(MOST_PAGES):
                 page = await client.list_tools(cursor=cursor)
                 tools += page.tools
-                if (cursor := page.next_cursor) is None:
+                if not (cursor := page.next_cursor):  # some servers end with an empty one
                     return tools
         except Exception as error:
             raise EnvironmentFailure(f"the MCP server lists no tools: {leaf(error)}") from error
@@ -73,13 +89,12 @@ class Session:
         try:
             result = await client.call_tool(name, dict(arguments))
         except MCPError as error:
-            if error.error.code == INVALID_PARAMS:  # the agent's mistake
-                return f"Error: {error.error.message}"
-            raise EnvironmentFailure(f"the MCP server failed in {name}: {error.error.message}") from error
+            if error.error.code in SERVERS_FAULT:
+                raise EnvironmentFailure(f"the MCP server failed in {name}: {error.error.message}") from error
+            return f"Error: {error.error.message}"
         except Exception as error:
             raise EnvironmentFailure(f"the MCP server failed in {name}: {leaf(error)}") from error
-        blocks = (block.text if isinstance(block, TextContent) else f"[{block.type}]" for block in result.content)
-        text = "\n".join(blocks)
+        text = _text_of(result)
         return f"Error: {text}" if result.is_error and not text.startswith("Error") else text
 
     async def stop(self) -> None:
@@ -137,6 +152,26 @@ class Session:
             env={"PYTHONUNBUFFERED": "1"} | values,
         )
         return Client(stdio_client(parameters, errlog=stderr))
+
+
+def _text_of(result: CallToolResult) -> str:
+    """Return what an agent reads of a result: its texts, or its structured content if it has no other."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(_text_of_block(block) for block in result.content)
+
+
+def _text_of_block(block: ContentBlock) -> str:
+    match block:
+        case TextContent():
+            return block.text
+        case EmbeddedResource(resource=TextResourceContents() as resource):
+            return resource.text
+        case EmbeddedResource():
+            return f"[resource {block.resource.uri}]"
+        case ResourceLink():
+            return f"[resource_link {block.name} {block.uri}]"
+    return f"[{block.type}]"
 
 
 def leaf(error: BaseException) -> str:

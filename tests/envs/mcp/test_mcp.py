@@ -23,6 +23,7 @@ from horizonrl.envs import registry
 from horizonrl.envs.api import ToolCall
 from horizonrl.envs.check import check
 from horizonrl.envs.mcp.env import McpTools, arguments_of
+from horizonrl.envs.mcp.session import Server, Session
 from tests.actors.players import SayingPolicy
 from tests.actors.test_native import JsonCalls
 from tests.templates import tool_tokenizer
@@ -327,3 +328,56 @@ def test_arguments_are_what_every_server_reads() -> None:
     assert arguments_of(ToolCall("put", "")) == {}
     for odd in ("[" * 5000, "{" * 3000, '{"a": -Infinity}', f'{{"a": {1 << 63}}}', '{"a": "' + "x" * 10_000 + '"}'):
         assert arguments_of(ToolCall("put", odd)) is None
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ({"error": {"code": -32603, "message": "Entity with name nobody not found"}}, "Error: Entity with name nobody"),
+        ({"error": {"code": -32601, "message": "Unknown tool: y"}}, "Error: Unknown tool: y"),
+        ({"error": {"code": -32602, "message": "bad params"}}, "Error: bad params"),
+        ({"result": {"content": [], "structuredContent": {"answer": 42}}}, '{"answer": 42}'),
+        ({"result": {"content": [text("1 row")], "structuredContent": {"rows": [7]}}}, "1 row"),
+        (
+            {"result": {"content": [{"type": "resource", "resource": {"uri": "file:///a.txt", "text": "its words"}}]}},
+            "its words",
+        ),
+        (
+            {"result": {"content": [{"type": "resource", "resource": {"uri": "file:///a.bin", "blob": "AAAA"}}]}},
+            "[resource file:///a.bin]",
+        ),
+        (
+            {"result": {"content": [{"type": "resource_link", "uri": "file:///b.txt", "name": "b"}, text("after")]}},
+            "[resource_link b file:///b.txt]\nafter",
+        ),
+        ({"result": {"content": [], "isError": True}}, "Error: "),
+    ],
+)
+def test_what_servers_answer_reaches_the_agent_as_text(answer: dict[str, Any], read: str) -> None:
+    async def scenario() -> str:
+        session = Session(Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py")))))
+        await session.start()
+        try:
+            assert [tool.name for tool in await session.tools()] == ["say"]
+            return await session.call("say", {"answer": json.dumps(answer)})
+        finally:
+            await session.stop()
+
+    assert asyncio.run(scenario()).startswith(read)
+
+
+def test_an_error_that_no_argument_causes_is_the_servers_failure() -> None:
+    async def scenario() -> None:
+        session = Session(Server(command=(sys.executable, str(Path(__file__).with_name("raw_server.py")))))
+        await session.start()
+        try:
+            await session.call("say", {"answer": json.dumps({"error": {"code": -32700, "message": "parse error"}})})
+        finally:
+            await session.stop()
+
+    with pytest.raises(EnvironmentFailure, match="parse error"):
+        asyncio.run(scenario())
