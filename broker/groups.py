@@ -43,6 +43,10 @@ JOINED = "groups.joined"
 REPEAT = ".again-"
 """Marks, in a message id, what is appended once more: a part that was purged before it was joined, or an end whose
 predecessor ended nothing. The sequence of the first attempt follows."""
+CHAIN = 4
+"""Ends of one ticket that ended nothing, after which the next one is named after the learner's cursor."""
+AGAIN_S, LONGEST_AGAIN_S = 0.01, 5.0
+"""Wait before an end is published again, doubled with each attempt."""
 ENDS = (*(f"groups.{kind.value}" for kind in Kind), VOID, JOINED)
 """The subjects whose messages end a ticket."""
 PARTS = "Horizon-Parts"
@@ -123,32 +127,41 @@ class GroupLog:
 
     async def _end(self, ticket: Ticket, subject: str, data: bytes) -> Stored:
         """Append the message that ends a ticket; repeat until the learner can read the one that is stored."""
-        message_id = ticket.end_id
+        message_id, attempts = ticket.end_id, 0
         # Conservation: a ticket whose stored end cannot be read would stay open for ever.
         while True:
             if len(data) > self._transport.max_payload_bytes:
                 stored, readable = await self._publish_parts(ticket.end_id, message_id, data)
             else:
                 stored, readable = await self._transport.publish(subject, data, message_id=message_id), True
+            failed = stored.sequence
             if stored.duplicate:
-                readable = not await self._passed_over(ticket, stored)
+                readable = (cursor := await self._passed_over(ticket, stored)) is None
+                # A learner that refused many ends in a row would make each one walk through all before it.
+                failed = cursor if cursor is not None and attempts >= CHAIN else failed
             if readable:
                 return stored
-            log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
+            if not attempts:
+                log.warning("end_published_again", ticket=ticket.ticket_id, sequence=stored.sequence)
             # Named after the end that failed: every actor that sees it uses the same id, so only one ends the ticket.
-            message_id = f"{ticket.end_id}{REPEAT}{stored.sequence}"
+            message_id = f"{ticket.end_id}{REPEAT}{failed}"
+            await asyncio.sleep(min(AGAIN_S * 2**attempts, LONGEST_AGAIN_S))
+            attempts += 1
 
-    async def _passed_over(self, ticket: Ticket, stored: Stored) -> bool:
-        """Return whether the learner has read beyond the stored end of this ticket, and the ticket is still open.
+    async def _passed_over(self, ticket: Ticket, stored: Stored) -> int | None:
+        """Return the learner's cursor if it is beyond the stored end of this ticket and the ticket is still open.
 
-        Then the parts of that end had been purged, and its sender died: a living one would have published again.
+        Then the learner refused that end, or its parts had been purged and its sender died: a living one would have
+        published again.
         """
         progress = await StateStore(self._transport).get(Key.PROGRESS)
-        return (
+        if (
             isinstance(progress, Progress)
             and progress.cursor >= stored.sequence
             and not progress.ended(ticket.kind, ticket.number)
-        )
+        ):
+            return progress.cursor
+        return None
 
     async def _publish_parts(self, end_id: str, message_id: str, data: bytes) -> tuple[Stored, bool]:
         """Append the parts, then the message that joins them; return it, and whether the log then held every part.

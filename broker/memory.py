@@ -310,7 +310,7 @@ class MemoryTransport:
     async def watch(self, key: Key) -> AsyncIterator[bytes]:
         seen = 0
         while True:
-            await self.server.wait_until(lambda: self._run.state.get(key, (0, b""))[0] > seen)  # noqa: B023
+            await self.server.wait_until(lambda: self._run.state.get(key, (0, b""))[0] != seen)  # noqa: B023
             seen, data = self._run.state[key]
             yield data
 

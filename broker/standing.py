@@ -26,14 +26,12 @@ class StandingTickets:
     def __init__(self, transport: Transport, queue: TicketQueue) -> None:
         self._transport = transport
         self._queue = queue
-        self._order: list[tuple[int, Kind, int, bool]] = []
-        """Sequence, kind, number, and whether it is a ticket that was issued again; ascending."""
+        self._order: list[tuple[int, Kind, int, str]] = []
+        """Sequence, kind, number and subject; ascending."""
         self._newest: dict[Name, int] = {}
         """The sequence of each ticket's newest copy."""
-        self._last: dict[Kind, int] = {}
-        """The sequence of the last ticket of a kind, which is never purged: `count_issued` reads it."""
-        self._last_again = 0
-        """The sequence of the last ticket that was issued again."""
+        self._last: dict[str, int] = {}
+        """By subject, the sequence of its last ticket. That of a kind is never purged: `count_issued` reads it."""
         self._absent: set[Name] = set()
         """Tickets that should stand in the stream and did not when it was scanned."""
         self._purged: dict[str, int] = {}
@@ -49,16 +47,13 @@ class StandingTickets:
         self._foreign += 1
         self._scanned_at = None
 
-    def add(self, ticket: Ticket, sequence: int, *, again: bool = False) -> None:
-        """Note where a ticket that was published lies; `again` for one that was lost."""
-        name = ticket.kind, ticket.number
+    def add(self, ticket: Ticket, sequence: int, subject: str | None = None) -> None:
+        """Note where a ticket that was published lies; without `subject`, under that of its kind."""
+        name, subject = (ticket.kind, ticket.number), subject or subject_of(ticket.kind)
         if self._newest.get(name, -1) < sequence:
-            insort(self._order, (sequence, *name, again))
+            insort(self._order, (sequence, *name, subject))
             self._newest[name] = sequence
-        if again:
-            self._last_again = max(self._last_again, sequence)
-        else:
-            self._last[ticket.kind] = max(self._last.get(ticket.kind, 0), sequence)
+        self._last[subject] = max(self._last.get(subject, 0), sequence)
         self._absent.discard(name)
 
     async def refresh(self, progress: Progress, issued: dict[Kind, int]) -> None:
@@ -75,9 +70,11 @@ class StandingTickets:
                 return
         # Until the scan is complete, nothing may be purged by what is known so far.
         self._order, self._newest, self._scanned_at = [], {}, None
+        # A broker that has lost its end gives these sequences to other tickets.
+        self._last, self._purged = {}, {}
         foreign = self._foreign
         for message, ticket in await self._queue.stored_tickets():
-            self.add(ticket, message.sequence, again=message.subject == REISSUED)
+            self.add(ticket, message.sequence, message.subject)
         self._absent = {name for name in open_tickets(progress, issued) if name not in self._newest}
         if self._foreign == foreign:  # else one may have come after the end of this scan
             self._scanned_at = now
@@ -111,12 +108,12 @@ class StandingTickets:
             return
         self._forget_ended(progress)
         first: dict[str, int] = {}
-        for sequence, kind, _, again in self._order:
-            first.setdefault(REISSUED if again else subject_of(kind), sequence)
-        for kind, last in self._last.items():
-            await self._purge_below(subject_of(kind), min(first.get(subject_of(kind), last), last))
-        # Here the last one may go too: nothing is counted by this subject.
-        await self._purge_below(REISSUED, first.get(REISSUED, self._last_again + 1))
+        for sequence, _, _, subject in self._order:
+            first.setdefault(subject, sequence)
+        for subject, last in list(self._last.items()):
+            # The last one that was issued again may go too: nothing is counted by that subject.
+            most = last + 1 if subject == REISSUED else last
+            await self._purge_below(subject, min(first.get(subject, most), most))
 
     def _now(self, progress: Progress) -> tuple[int, int]:
         """Return what a scan is good for: one connection, and one learner.
@@ -133,8 +130,8 @@ class StandingTickets:
 
     def _forget_ended(self, progress: Progress) -> None:
         self._order = [
-            (sequence, kind, number, again)
-            for sequence, kind, number, again in self._order
+            (sequence, kind, number, subject)
+            for sequence, kind, number, subject in self._order
             if self._newest[kind, number] == sequence and not progress.ended(kind, number)
         ]
         self._newest = {(kind, number): sequence for sequence, kind, number, _ in self._order}

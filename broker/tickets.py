@@ -22,7 +22,8 @@ log = get_logger()
 
 REISSUED = "tickets.again"
 """Subject of tickets that were issued again. It is not the subject of their kind, because the last message there tells
-how many tickets of that kind were issued."""
+how many tickets of that kind were issued. That message may be lost: a ticket above what is left there is issued again
+on the subject of its kind, so that it counts as issued."""
 SCAN_BATCH = 256
 """Tickets are small, so that a scan may hold many of them."""
 ISSUED_AT_ONCE = 64
@@ -145,11 +146,19 @@ class TicketQueue:
             self._issued[kind] = max(self._issued.get(kind, 0), number + 1)
         return stored
 
-    async def reissue(self, ticket: Ticket, earlier: int) -> Stored:
-        """Publish a lost ticket again, under its own id; `earlier` is the sequence of its newest copy, or 0."""
+    async def reissue(self, ticket: Ticket, earlier: int) -> tuple[Stored, str]:
+        """Publish a lost ticket again, under its own id; return where it is stored, and under which subject.
+
+        `earlier` is the sequence of its newest copy, or of the stream's last message if there is none. Give tickets in
+        the order of their numbers.
+        """
+        last = await self.last_issued(ticket.kind)
+        counted = last is not None and ticket.number <= last.number
+        subject = REISSUED if counted else subject_of(ticket.kind)
         # A message id of its own: the server remembers the ticket's first one for an hour, and would store nothing.
         data = encode(self._signer.sign(ticket))
-        return await self._transport.publish(REISSUED, data, message_id=f"{ticket.ticket_id}.again-{earlier}")
+        message_id = f"{ticket.ticket_id}.again-{earlier}"
+        return await self._transport.publish(subject, data, message_id=message_id), subject
 
     async def count_issued(self, kind: Kind) -> int:
         """Return how many tickets of a kind were issued: the number of the next one.

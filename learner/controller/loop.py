@@ -124,12 +124,16 @@ class Controller:
         gone = {f"{kind.value}-{number:08d}": (kind, number) for kind, number in self._standing.gone(progress, floor)}
         # After the queue: a group is stored before its ticket is acknowledged, so a gone ticket's end lies below.
         log_end = await self._log.end() if gone else 0
-        for ticket_id in sorted(self._audit.vanished(progress, set(gone), log_end)):
+        vanished = self._audit.vanished(progress, set(gone), log_end)
+        # Names a copy of a ticket that the stream does not hold any more, or never held.
+        newest = (await self.transport.extent(Stream.TICKETS)).last_sequence if vanished else 0
+        # By number and not by text, as `reissue` wants them.
+        for ticket_id in sorted(vanished, key=lambda ticket_id: gone[ticket_id]):
             kind, number = gone[ticket_id]
             held = await self._standing.stored(kind, number)
-            earlier, ticket = held or (0, self._ticket(kind, number, progress))
-            stored = await self._queue.reissue(ticket, earlier)
-            self._standing.add(ticket, stored.sequence, again=True)
+            earlier, ticket = held or (newest, self._ticket(kind, number, progress))
+            stored, subject = await self._queue.reissue(ticket, earlier)
+            self._standing.add(ticket, stored.sequence, subject)
             self.metrics.count("tickets_reissued_total", kind=kind.value)
             log.warning("ticket_reissued", ticket=ticket_id, floor=floor, cursor=progress.cursor)
 

@@ -8,7 +8,7 @@ import pytest
 
 from horizonrl.broker.api import Key, Stored, Stream, Transport
 from horizonrl.broker.codec import encode
-from horizonrl.broker.groups import DeadLetter, Entry, GroupLog
+from horizonrl.broker.groups import CHAIN, REPEAT, DeadLetter, Entry, GroupLog
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.scan import scan
 from horizonrl.broker.state import StateStore
@@ -394,5 +394,31 @@ def test_joined_parts_that_hold_no_group_are_kept_whole_in_dead(small: SmallLog)
         pieces = await reader.fetch(10, 1.0)
         assert b"".join(piece.data for piece in pieces) == junk
         assert [piece.headers["Horizon-Offset"] for piece in pieces] == ["0", "1024", "2048"]
+
+    asyncio.run(scenario())
+
+
+def test_a_group_whose_earlier_ends_were_all_refused_does_not_walk_through_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("horizonrl.broker.groups.AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        log, state = GroupLog(transport), StateStore(transport)
+        published: list[str] = []
+        publish = transport.publish
+
+        async def noted(subject: str, data: bytes, *, message_id: str | None = None, **named: Any) -> Any:
+            published.append(message_id or "")
+            return await publish(subject, data, message_id=message_id, **named)
+
+        transport.publish = noted  # type: ignore[method-assign]
+        for cursor in range(1, 21):
+            published.clear()
+            assert not (await log.publish(make_group(0))).duplicate
+            await state.put(Key.PROGRESS, Progress(cursor=cursor))  # the learner passes over it
+        assert len(published) == CHAIN + 2
+        assert published[-1] == f"train-00000000{REPEAT}19"
 
     asyncio.run(scenario())

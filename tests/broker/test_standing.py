@@ -105,8 +105,8 @@ def test_a_stream_that_has_lost_its_end_is_read_again_and_the_lost_tickets_are_a
         stream.last_sequence = 3
         await standing.refresh(ended(), {Kind.TRAIN: 5})
         assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 3), (Kind.TRAIN, 4)}
-        stored = await queue.reissue(make_ticket(3), 0)
-        standing.add(make_ticket(3), stored.sequence, again=True)
+        stored, subject = await queue.reissue(make_ticket(3), 0)
+        standing.add(make_ticket(3), stored.sequence, subject)
         assert standing.gone(ended(), floor=0) == {(Kind.TRAIN, 4)}
         assert await standing.stored(Kind.TRAIN, 3) == (stored.sequence, make_ticket(3))
         assert await standing.stored(Kind.TRAIN, 4) is None
@@ -194,5 +194,34 @@ def test_tickets_of_another_controller_that_come_during_a_scan_are_found_by_the_
         await standing.refresh(ended((0, 0), lowest=1), {Kind.TRAIN: 3})
         await standing.purge(ended((0, 0), lowest=1))
         assert [ticket.number for _, ticket in await queue.stored_tickets()] == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_the_last_ticket_of_a_kind_stays_though_the_broker_has_lost_later_ones() -> None:
+    async def scenario() -> None:
+        server = MemoryServer()
+        transport = MemoryTransport(server, "run")
+        queue = TicketQueue(transport)
+        standing = StandingTickets(transport, queue)
+        await queue.issue_all([make_ticket(number) for number in range(9)])
+        await standing.refresh(ended(lowest=8), {Kind.TRAIN: 9})
+        await standing.purge(ended(lowest=8))
+        stream = server.runs["run"].streams[Stream.TICKETS]
+        stream.messages.clear()
+        stream.ids.clear()
+        stream.last_sequence = 0
+        transport.counters.reconnects += 1
+        await queue.issue_all([make_ticket(number) for number in range(5)])
+        await standing.refresh(ended(lowest=5), {Kind.TRAIN: 5})
+        await standing.purge(ended(lowest=5))
+        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [4]
+        # What is issued again counts as issued, and is not removed either.
+        for number in (7, 8):
+            stored, subject = await queue.reissue(make_ticket(number), 0)
+            standing.add(make_ticket(number), stored.sequence, subject)
+        assert await TicketQueue(transport).count_issued(Kind.TRAIN) == 9
+        await standing.purge(ended(lowest=9))
+        assert [ticket.number for _, ticket in await queue.stored_tickets()] == [8]
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ from horizonrl.broker.api import Message, Stream, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.memory import MemoryReader, MemoryServer, MemoryTransport
 from horizonrl.broker.standing import StandingTickets
-from horizonrl.broker.tickets import LATEST, Lease, TicketQueue
+from horizonrl.broker.tickets import LATEST, REISSUED, Lease, TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, LeaseLost
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
@@ -88,7 +88,8 @@ def test_a_vanished_ticket_is_issued_again_under_its_own_id(broker: Broker) -> N
             (message, ticket), _ = await queue.stored_tickets()
             sequence = message.sequence
             for _ in range(2):  # the second time is a repeat of the first
-                assert (await queue.reissue(ticket, sequence)).sequence == sequence + 2
+                stored, subject = await queue.reissue(ticket, sequence)
+                assert (stored.sequence, subject) == (sequence + 2, REISSUED)
             assert [ticket.number for _, ticket in await queue.stored_tickets()] == [0, 1, 0]
             assert await queue.count_issued(Kind.TRAIN) == 2
             again = await queue.lease(5.0)
