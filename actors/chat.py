@@ -8,7 +8,7 @@ here, also where the tokenizer does not say so.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,8 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
     },
 }
+SPACE = r"[^\S\x1c-\x1f]*"
+"""White space as tokenizers know it."""
 SHAPES = (("user",), ("tool",), ("tool", "tool"))
 """What follows a generation where an environment is played with tools, by role, as it is proven at start."""
 
@@ -85,15 +87,12 @@ class ChatTemplate:
         special = {str(token) for _, token in tokens if token.special}
         self._disguise, self._tool_disguise = Disguise(special | talk), Disguise(self._special)
         self._inside, self._inside_turn = _inside(self._special.keys() - special), _inside(talk - special)
-        # An alternation takes its first match, so a token that begins another one must come after it.
-        longest_first = sorted(self._special, key=len, reverse=True)
-        # An empty pattern would match everywhere; `(?!)` matches nowhere.
-        self._special_text = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._special_text = _as_written({str(token): token for _, token in tokens if str(token) in self._special})
         self._problem = lru_cache(self._problem_of)
         # Before the first ticket: a text that the tokenizer changes would be changed in every episode of the run.
         if problem := self._problem(("user",)) or self._system_problem():
             raise ConfigError(problem)
-        self._check_round_trip()
+        self._check_parts()
         self.tools_problem = self._tools_problem()
         """Why this template cannot hold a conversation with tools; empty if it can."""
 
@@ -143,10 +142,15 @@ class ChatTemplate:
         mark = self._disguise.mark_for(messages)
         text = self._written((ChatMessage("user", USER), ChatMessage("assistant", ANSWER), *messages), (), mark)
         # Cut out of a whole conversation: a template may render the last turn in another way than the ones before.
-        ids = self._encode(text.partition(ANSWER)[2], mark)
-        # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt.
+        tail = text.partition(ANSWER)[2]
         last = tuple(last_output_ids[-1:])
-        return ids[1:] if ids[:1] == last and set(last) <= set(self.stop_ids) else ids
+        if last and set(last) <= set(self.stop_ids):
+            # Only a turn that max_tokens cut off lacks its end: a second end of turn would be another prompt. The
+            # space that Llama 2's template writes before it is the policy's to sample, too.
+            ids = self._encode(tail.lstrip(), mark)
+            if ids[:1] == last:
+                return ids[1:]
+        return self._encode(tail, mark)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Return whether a text alone has more than so many tokens. Takes a second per megabyte; for another thread."""
@@ -209,7 +213,7 @@ class ChatTemplate:
 
     def _first_special(self, text: str) -> int | None:
         match = self._special_text.match(text)
-        return self._special[match.group()] if match else None
+        return self._special[match[match.lastindex or 0]] if match else None
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -244,10 +248,12 @@ class ChatTemplate:
         ids: list[int] = []
         start = 0
         for special in self._special_text.finditer(text):
-            if mark and text[max(0, special.start() - 1) : special.start()] == mark:  # spelled by a content
+            token = special.lastindex or 0
+            begin = special.start(token)
+            if mark and text[max(0, begin - 1) : begin] == mark:  # spelled by a content
                 continue
             ids += self._encode_plain(text[start : special.start()].replace(mark, ""))
-            ids.append(self._special[special.group()])
+            ids.append(self._special[special[token]])
             start = special.end()
         return (*ids, *self._encode_plain(text[start:].replace(mark, "")))
 
@@ -364,13 +370,19 @@ class ChatTemplate:
             return str(error)
         return next(filter(None, map(self._problem, SHAPES)), "")
 
-    def _check_round_trip(self) -> None:
-        """Raise ConfigError if encoding by parts does not reproduce the template's text."""
+    def _check_parts(self) -> None:
+        """Raise ConfigError if encoding by parts does not give the ids that the tokenizer gives the whole text."""
         conversation = (ChatMessage("user", "Hello, world."),)
-        meant = self._written(conversation, ())
-        written = self._decode(self.render(conversation), skip_special_tokens=False)
-        if written != meant:
-            raise ConfigError(f"this tokenizer does not keep its chat template's text: {meant!r} became {written!r}")
+        ours = list(self.render(conversation))
+        # Ids and not texts: where a decoder writes a space after a special token (Llama 2), the ids are right.
+        theirs = self.tokenizer.apply_chat_template(
+            as_template_reads(conversation), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        if ours != list(theirs):
+            raise ConfigError(
+                "this tokenizer encodes a text between special tokens in another way than the same text by itself: "
+                f"{self._written(conversation, ())!r} became {self._decode(ours, skip_special_tokens=False)!r}"
+            )
 
 
 def end_ids_of(model_dir: Path) -> tuple[int, ...]:
@@ -378,6 +390,21 @@ def end_ids_of(model_dir: Path) -> tuple[int, ...]:
     file = model_dir / "generation_config.json"
     ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
     return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _as_written(tokens: Mapping[str, Any]) -> re.Pattern[str]:
+    """Return a pattern that matches each of these tokens, its last group, with the white space that it takes along.
+
+    Phi-3's tokenizer drops what follows `<|user|>`, although its template writes a line break there.
+    """
+    # An alternation takes its first match, so a token that begins another one must come after it.
+    longest_first = sorted(tokens.items(), key=lambda item: len(item[0]), reverse=True)
+    forms = (
+        f"{SPACE if token.lstrip else ''}({re.escape(text)}){SPACE if token.rstrip else ''}"
+        for text, token in longest_first
+    )
+    # An empty pattern would match everywhere; `(?!)` matches nowhere.
+    return re.compile("|".join(forms) or "(?!)")
 
 
 def _inside(tokens: Iterable[str]) -> re.Pattern[str]:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.tiny_model import CHATML, make_tokenizer
+from horizonrl.ops.bench.tiny_model import CHATML, TEXT, make_tokenizer
 from tests.templates import with_tokens
 
 CHATML_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -219,4 +221,70 @@ def test_a_template_that_leaves_out_messages_is_refused() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(ConfigError, match="leaves out"):
+        ChatTemplate(tokenizer)
+
+
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+ZEPHYR = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+
+
+def sentence_piece(template: str) -> Any:
+    """Return a tokenizer in the manner of Llama 2: every section between special tokens begins with a space."""
+    own = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    own.decoder = decoders.Sequence(parts)
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    own.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False))
+    fast: Any = PreTrainedTokenizerFast
+    tokenizer = fast(tokenizer_object=own, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def whole(tokenizer: Any, *contents: str) -> list[int]:
+    """Return the ids that the tokenizer itself gives a conversation, user first."""
+    conversation = [{"role": ("user", "assistant")[n % 2], "content": content} for n, content in enumerate(contents)]
+    return list(
+        tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=True, return_dict=False)
+    )
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_the_white_space_that_a_special_token_takes_along_is_not_encoded(side: str) -> None:
+    """Phi-3's template writes a line break after `<|user|>`, which its tokenizer drops."""
+    tokenizer = make_tokenizer(("<|endoftext|>",))
+    tokens = [AddedToken(word, special=True, normalized=False, **{side: True}) for word in PHI3_SPECIAL[1:]]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    tokenizer.chat_template = PHI3
+    chat = ChatTemplate(tokenizer)
+    for text in ("hello", " \n\thello\u3000", "\x1chello\x1f", "<|end|> hello <|end|>"):
+        ids = whole(tokenizer, text)
+        # What a content spells is text, so the last one is longer than what the tokenizer itself would read.
+        assert ("<|end|>" in text) is not (list(chat.open(None, text)) == ids)
+    ids = whole(tokenizer, "hello", "fine", "what next?")
+    assert ids[-len(chat.delta((7,), "what next?")) :] == list(chat.delta((7,), "what next?"))
+
+
+@pytest.mark.parametrize("template", [LLAMA2, ZEPHYR])
+def test_a_tokenizer_whose_decoder_writes_spaces_after_special_tokens_keeps_its_ids(template: str) -> None:
+    tokenizer = sentence_piece(template)
+    chat = ChatTemplate(tokenizer)
+    assert list(chat.open(None, "get 2 oak log")) == whole(tokenizer, "get 2 oak log")
+    following = chat.delta((7, tokenizer.eos_token_id), "what next?")
+    ids = whole(tokenizer, "get 2 oak log", "done", "what next?")
+    assert ids[-len(following) - 1 :] == [tokenizer.eos_token_id, *following]
+
+
+def test_a_tokenizer_that_encodes_a_part_otherwise_than_the_whole_is_refused() -> None:
+    tokenizer = sentence_piece(ZEPHYR)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\n", "⏎")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    with pytest.raises(ConfigError, match="encodes a text between special tokens in another way"):
         ChatTemplate(tokenizer)
