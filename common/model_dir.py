@@ -97,6 +97,11 @@ def mixture(config: Mapping[str, Any]) -> str | None:
 def refuse_untrainable(model_dir: Path) -> None:
     """Raise ConfigError for a model whose new weights would not reach the actors as they are trained."""
     config = model_config(model_dir)
+    if (adapter := model_dir / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.name is {str(model_dir)!r}, which holds {adapter.name}: transformers would load the adapter onto "
+            "another model. Merge it into the weights (peft's merge_and_unload), or move it elsewhere if it is merged"
+        )
     if (experts := mixture(config)) is not None:
         raise ConfigError(
             f"model.name is {str(model_dir)!r}, a mixture of experts ({experts}), of which new weights do not reach "

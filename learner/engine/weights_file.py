@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.model_dir import model_config
 from horizonrl.common.scratch import filling
 
 if TYPE_CHECKING:
@@ -25,8 +26,11 @@ VERSION_FILE = "version.json"
 
 MODEL_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "LICENSE*")
 """A model's other files: configurations, tokenizer, chat template."""
-# An index names the model's shards, but the export is a single file.
-_NOT_COPIED = ("*.index.json", VERSION_FILE)
+# An index names the model's shards, but the export is a single file, in which adapters are merged.
+_NOT_COPIED = ("*.index.json", VERSION_FILE, "adapter_config.json")
+
+_DTYPES = ("dtype", "torch_dtype")
+"""The key of a configuration for the precision of its weights, and its name before transformers 5."""
 
 
 def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str:
@@ -60,6 +64,9 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
     with filling(out):
         for source in _model_files(model_dir):
             shutil.copyfile(source, out / source.name)
+        config = model_config(model_dir)
+        if (told := _in_bfloat16(config)) != config:
+            (out / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(weights_file, out / "model.safetensors")
         written = {**facts, "digest": digest_file(out / "model.safetensors")}
         (out / "README.md").write_text(card(written), encoding="utf-8")
@@ -67,6 +74,15 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
         incoming.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         os.replace(incoming, out / VERSION_FILE)
     return out
+
+
+def _in_bfloat16(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration that says of its weights what `write_weights_file` has made of them."""
+    kept = {key: value for key, value in config.items() if key not in (*_DTYPES, "quantization_config")}
+    for name, part in config.items():
+        if isinstance(part, dict) and any(key in part for key in _DTYPES):  # `text_config`
+            kept[name] = _in_bfloat16(part)
+    return kept | {"dtype": "bfloat16"}
 
 
 def _model_files(model_dir: Path) -> list[Path]:

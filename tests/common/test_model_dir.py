@@ -123,6 +123,14 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(config: Any, 
         refuse_untrainable(tmp_path)
 
 
+def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    refuse_untrainable(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds adapter_config\.json.*Merge it"):
+        refuse_untrainable(tmp_path)
+
+
 def test_a_dense_model_is_trained(tiny_models: tuple[Path, Path]) -> None:
     refuse_untrainable(tiny_models[0])
     assert is_tied(model_config(tiny_models[0]))

@@ -1,6 +1,7 @@
 """An export is a directory that transformers opens."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,25 @@ def test_an_export_says_what_it_is(tiny_model: Path, weights: Path, tmp_path: Pa
     written = (out / "README.md").read_text()
     assert written == "made by the caller: ['digest', 'run', 'version']"
     assert (out / "generation_config.json").is_file() and not list(out.glob(".*"))
+
+
+def test_an_export_says_which_precision_its_weights_have(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    config = json.loads((tiny_model / "config.json").read_text())
+    said = {"dtype": "float16", "torch_dtype": "float16", "text_config": {"torch_dtype": "float32", "kept": 1}}
+    others = {"rope_scaling": {"factor": 2.0}, "quantization_config": {"quant_method": "fp8"}}
+    (model / "config.json").write_text(json.dumps(config | said | others))
+    (model / "adapter_config.json").write_text("{}")
+    out = export(model, weights, tmp_path / "out", {}, card)
+    told = {"dtype": "bfloat16", "text_config": {"dtype": "bfloat16", "kept": 1}, "rope_scaling": {"factor": 2.0}}
+    assert json.loads((out / "config.json").read_text()) == config | told
+    assert not (out / "adapter_config.json").exists()
+
+
+def test_a_configuration_that_is_right_is_copied_as_it_is(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
+    out = export(tiny_model, weights, tmp_path / "out", {}, card)
+    assert (out / "config.json").read_bytes() == (tiny_model / "config.json").read_bytes()
 
 
 def test_an_export_is_never_written_over(tiny_model: Path, weights: Path, tmp_path: Path) -> None:
