@@ -204,6 +204,8 @@ class LossStats:
     valued: float = 0.0
     """Tokens with a target of the critic."""
     value_squared: float = 0.0
+    moving: float = 0.0
+    """Tokens that move the policy: neither dropped by a mask, nor of weight or advantage 0."""
     log_product_max: float = -math.inf
     """Not a sum but the logarithm of the largest Π r, to which both products are relative."""
     importance_max: float = 0.0
@@ -264,8 +266,16 @@ def loss_stats(loss_N: Tensor, output: ScorerOutput, inputs: LossInputs, objecti
     product_E = torch.where(counted_E, log_product_E - log_max, -math.inf).exp()
     columns += [counted_E, product_E, product_E.square()]
     columns += [(~inputs.targets_N.isnan()).to(loss_N.dtype), critic_error(output, inputs).square()]
+    columns += [_moving(output, inputs, objective)]
     largest = ratio_N.amax() if ratio_N.numel() else ratio_N
     return torch.stack([column.detach().double().sum() for column in (*columns, log_max, largest)])
+
+
+def _moving(output: ScorerOutput, inputs: LossInputs, objective: Objective) -> Tensor:
+    """Return whether each token moves the policy."""
+    if objective.loss.entropy > 0 or (objective.reference.kl > 0 and objective.reference.place == "loss"):
+        return inputs.scales_N > 0  # both terms reach tokens that a mask drops
+    return ((policy_loss(output.logprobs_N, inputs, objective) != 0) | inputs.demo_N) & (inputs.scales_N > 0)
 
 
 def log_products(log_ratio_N: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:

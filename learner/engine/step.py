@@ -266,6 +266,16 @@ class PolicyGradientEngine:
         # Without such an episode the ESS is NaN, and the rate would be too.
         if objective.correction.ess_lr and stats.episodes:
             lr *= math.sqrt(stats.ess_of_episodes)
+        if lr and not stats.moving:
+            # A rate of 0 pauses the optimizer, whose momentum would move the weights without any gradient. The version
+            # is committed all the same, with the weights of the one before: its groups are settled.
+            lr = 0.0
+            if self.rank == 0:
+                log.warning(
+                    "nothing_trained",
+                    version=version,
+                    why="correction has dropped every token, or all advantages are 0: the weights stay as they are",
+                )
         self._unsaved()
         # Demonstrations have no target for a critic: what AdamW counts of it begins with the first episodes.
         critic_lr = objective.critic.lr if stats.episodes else 0.0

@@ -256,3 +256,33 @@ def test_demonstrations_may_stand_beside_episodes(start: StartEngine) -> None:
     mixed = replace(batch, traces=tuple(replace(t, demo=index % 2 == 0) for index, t in enumerate(batch.traces)))
     stats = start(objective=Objective()).train_step(mixed, 1e-3)
     assert stats.trained_tokens == batch.trained_tokens and math.isfinite(stats.ess)
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        CorrectionSection(geometric_band=(0.9, 1.1)),
+        CorrectionSection(k3_max=1e-9),
+        CorrectionSection(veto_band=(0.9, 1.1)),
+        CorrectionSection(stale_negative_max=1e-9),
+        CorrectionSection(kind="icepop", icepop_band=(0.9, 1.1)),
+    ],
+)
+@pytest.mark.parametrize("backend", ["deepspeed", "torch"])
+def test_a_batch_that_a_correction_drops_whole_leaves_the_policy_as_it_is(
+    start: StartEngine, tmp_path: Path, correction: CorrectionSection, backend: str
+) -> None:
+    reinforce = LossSection(kind="reinforce")
+    objective = Objective(advantage=RETURNS.advantage, correction=correction, loss=reinforce)
+    engine = start(objective=objective, backend=backend)
+    first, batch = make_batch(0), make_batch(1, version=2)
+    engine.train_step(demonstrations(first), 1e-3)
+    before = weights_of(engine, tmp_path / "before")
+    # Sampled by a policy that found each token likelier, and rewarded below 0: what every correction here drops.
+    traces = [replace(t, logprobs_L=np.where(t.mask_L, -1e-3, 0).astype(np.float32)) for t in batch.traces]
+    traces = [replace(t, rewards_L=-np.abs(t.rewards_L)) for t in traces]
+    stats = engine.train_step(replace(batch, traces=tuple(traces)), 1e-3)
+    assert (stats.grad_norm, stats.lr) == (0.0, 0.0)
+    assert torch.equal(weights_of(engine, tmp_path / "after"), before)
+    assert engine.train_step(demonstrations(first), 1e-3).lr == 1e-3
+    assert not torch.equal(weights_of(engine, tmp_path / "moved"), before)
