@@ -85,7 +85,7 @@ def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("share", "cache"), [(0.9, None), (0.45, 0.45 * CARD)])
-def test_on_a_shared_gpu_vllm_is_told_the_size_of_its_cache(
+def test_an_engine_names_its_gpu_and_is_told_the_size_of_its_cache_on_one_that_it_shares(
     share: float, cache: float | None, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {f"get_{name}": lambda *_: 2 for name in ("hidden_size", "num_layers", "num_kv_heads", "head_size")}
@@ -108,8 +108,7 @@ def test_on_a_shared_gpu_vllm_is_told_the_size_of_its_cache(
     put_vllm(monkeypatch, Arguments, on_cpu=False)
     monkeypatch.setattr(engine, "fields", lambda of: ())
     settings = InferenceSettings(tiny_models[0], 128, gpu_memory_share=share, shares_gpu=share <= LARGEST_SHARED)
-    with pytest.raises(InterruptedError):
-        engine._start_engine(settings)
+    assert engine._start_engine(settings) == ("engine", "vllm 0.32.0 bfloat16 NVIDIA H100")
     told = config.cache_config.kv_cache_memory_bytes
     # Weights and workspace of the tiny model are small beside the runtime of CUDA.
     assert told == (None if cache is None else pytest.approx(cache - RUNTIME_BYTES, rel=0.001))
@@ -117,18 +116,17 @@ def test_on_a_shared_gpu_vllm_is_told_the_size_of_its_cache(
 
 def put_vllm(monkeypatch: pytest.MonkeyPatch, arguments: Any, on_cpu: bool) -> None:
     """Put a vLLM in the place of the installed one that gets as far as its engine, and starts none."""
-
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise InterruptedError
-
     platform = SimpleNamespace(
-        is_cpu=lambda: on_cpu, device_type="cpu" if on_cpu else "cuda", get_device_total_memory=lambda: CARD
+        is_cpu=lambda: on_cpu,
+        device_type="cpu" if on_cpu else "cuda",
+        get_device_total_memory=lambda: CARD,
+        get_device_name=lambda: "NVIDIA H100",
     )
     for name, held in {
         "vllm": {"AsyncEngineArgs": arguments, "__version__": "0.32.0"},
         "vllm.platforms": {"current_platform": platform},
         "vllm.usage.usage_lib": {"UsageContext": SimpleNamespace(LLM_CLASS="LLM_CLASS")},
-        "vllm.v1.engine.async_llm": {"AsyncLLM": interrupt},
+        "vllm.v1.engine.async_llm": {"AsyncLLM": lambda *_, **__: "engine"},
         "vllm.v1.executor": {"Executor": SimpleNamespace(get_class=lambda config: None)},
     }.items():
         module = ModuleType(name)

@@ -144,3 +144,18 @@ def test_layers_are_plain_if_all_compute_with_their_parameters(extra: nn.Module,
 def test_on_a_cpu_a_worker_takes_no_words_and_tries_nothing() -> None:
     assert vllm_words.is_plain(MixedModel())
     assert not worker_of(MixedModel()).takes_words({"mixer.out_proj.weight": (8, 6)})
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_on_a_gpu_a_worker_takes_words_if_the_trial_was_right_and_loads_its_weights_if_not(
+    right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    reloads: list[bool] = []
+    monkeypatch.setattr(vllm_words, "takes_words", lambda model, shapes: tried.append(shapes) or right)
+    worker = worker_of(MixedModel().to("meta"))  # not the CPU: a patch is fast there
+    worker.reload_weights = lambda: reloads.append(True)
+    shapes = {"mixer.out_proj.weight": (8, 6)}
+    assert worker.takes_words(shapes) is right
+    assert tried == [shapes]
+    assert reloads == ([] if right else [True])

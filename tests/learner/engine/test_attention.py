@@ -211,16 +211,21 @@ def test_a_model_is_tried_on_the_path_that_trains_it(
     assert not TokenScorer(lm).packs, "the kernel's result is not what an episode has alone"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_model_is_tried_on_the_device_and_left_in_the_memory_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, windowed_model: Path
+    monkeypatch: pytest.MonkeyPatch, windowed_model: Path, device: str
 ) -> None:
     lm = load_language_model(windowed_model)
     tensors = [*lm.parameters(), *lm.buffers()]
     before = [tensor.data_ptr() for tensor in tensors]
     monkeypatch.setattr(Tensor, "to", lambda tensor, device: tensor.clone())  # a device of its own
-    with model._moved(lm, torch.device("cpu")):
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    with model._moved(lm, torch.device(device)):
         assert not {tensor.data_ptr() for tensor in tensors} & set(before)
     assert [tensor.data_ptr() for tensor in tensors] == before
+    assert emptied == ([True] if device == "cuda" else [])
 
 
 def test_a_gpu_without_room_leaves_the_trial_to_the_cpu(monkeypatch: pytest.MonkeyPatch, windowed_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,3 +116,16 @@ def test_doctor_and_train_say_how_to_use_the_gpus_of_a_machine_set_up_for_cpus(
     put_nvidia_smi(tmp_path, monkeypatch, H100.replace("CUDA Version: 13.0", "CUDA Version: 12.8"))
     driver = next(doctor._gpus())
     assert "580 or later" in str(driver.cure) and not driver.needed
+
+
+def test_doctor_names_the_gpus_that_torch_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    put_nvidia_smi(tmp_path, monkeypatch, H100)
+    card = SimpleNamespace(name="NVIDIA H100", total_memory=85e9)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    _, finding, *_ = doctor._gpus()
+    assert (finding.found, finding.cure) == ("built for CUDA 13.0, sees 1 of 1 NVIDIA H100 85 GB", None)

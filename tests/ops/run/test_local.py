@@ -3,6 +3,8 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -10,11 +12,13 @@ import yaml
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.ops.cli.main import main
+from horizonrl.ops.run import local
 from horizonrl.ops.run.broker import earlier_port
 from horizonrl.ops.run.directory import only_train, read_config, write_config
 from horizonrl.ops.run.gpus import divide
 from horizonrl.ops.run.local import _parts
 from horizonrl.ops.run.supervision import SupervisedProcess
+from tests.nvidia import WHOLE, put_nvidia_smi
 
 LOCAL = Path(__file__).parents[3] / "ops/deploy/prometheus/local.yml"
 
@@ -40,6 +44,30 @@ def test_each_part_of_train_has_a_metrics_port_of_its_own(tmp_path: Path, monkey
         "actor-0": 9102,
         "actor-1": 9103,
     }
+
+
+@pytest.mark.parametrize(
+    ("listed", "said", "learners"),
+    [(WHOLE, ["GPUs: learner 0; actor-0 1"], {"CUDA_VISIBLE_DEVICES": "0"}), ("", [], {})],
+    ids=["two gpus", "none"],
+)
+def test_train_says_how_it_divides_the_gpus_that_the_machine_has(
+    listed: str, said: list[str], learners: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_nvidia_smi(tmp_path, monkeypatch, listed)
+    seen: list[dict[str, str]] = []
+
+    def interrupt(config: RunConfig, recipe: Path, division: Any) -> None:
+        seen.append(division.environment("learner"))
+        raise InterruptedError
+
+    monkeypatch.setattr(local, "_parts", interrupt)
+    lines: list[str] = []
+    console: Any = SimpleNamespace(say=lines.append)
+    config = RunConfig.load([], [f"--run.root={tmp_path}", "--actor.count=1"])
+    with pytest.raises(InterruptedError):
+        asyncio.run(local._supervise(config, console, asyncio.Event()))
+    assert (lines, seen) == (said, [learners])
 
 
 def test_without_a_port_each_part_takes_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
