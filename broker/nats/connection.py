@@ -324,7 +324,13 @@ class Connection:
         """Tell a refusal from the noise of a lost connection; raise one that comes before the first connection."""
         # The server reports a refusal as a line of text on the connection, so the text is all there is to go by.
         text = str(error).removeprefix("nats: ").strip("'")
-        if "permissions violation" in text.lower():
+        if "permissions violation" in text.lower() and "_inbox." in text.lower():
+            # Every key of a run may hear the answers of its own role, whatever else it may not.
+            self._refuse(
+                f"{self.url} refuses: {text}: the key in broker.nats.nkey_seed, or the user, is not of this role of this "
+                "run (`horizonrl broker keys` writes one for each role): give the role its own"
+            )
+        elif "permissions violation" in text.lower():
             self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
         elif "authorization violation" in text.lower():
             self._refuse(

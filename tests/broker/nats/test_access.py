@@ -228,6 +228,15 @@ def test_a_refusal_is_counted_and_ends_the_role_with_a_clear_error(
     assert "Traceback" not in errors
 
 
+def test_a_key_of_another_role_is_told_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with secured(tmp_path) as broker:
+            await connect(RUN, broker.settings(Role.ACTOR), Role.LEARNER)
+
+    with pytest.raises(BrokerDenied, match="is not of this role of this run"):
+        asyncio.run(scenario())
+
+
 def changed(settings: BrokerSection, **keys: Path | None) -> BrokerSection:
     return settings.model_copy(update={"nats": settings.nats.model_copy(update=keys)})
 
