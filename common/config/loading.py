@@ -243,6 +243,8 @@ def _explain(problem: Any, model: type[BaseModel]) -> str:
 def _meant(place: tuple[Any, ...], known: Sequence[str], model: type[BaseModel]) -> str:
     """Return the suggestion for an unknown section or key. A key may belong to its own section or to another one."""
     given = ".".join(map(str, place))
+    if given == "env":
+        return ': environments are a list, for example --envs \'[{"id": "maze"}]\'.'
     if len(place) == 1:
         return did_you_mean(given, known)
     beside = [f"{given.rpartition('.')[0]}.{key}" for key in known]

@@ -50,6 +50,7 @@ def test_a_section_and_a_key_of_it_are_both_set_in_any_order() -> None:
         (["--rl.steps=5", "--rl=fast"], r"--rl sets as a whole what another flag has set a part of"),
         (["--rl.learning_rate", "1"], r"rl\.learning_rate: no such key\. Known keys: .*\blr\b"),
         (["--rll.lr", "1"], r"rll: no such key; did you mean rl\? Known keys: "),
+        (["--env.id", "maze"], r"env: no such key: environments are a list, for example --envs .*maze"),
         (["--horizon.horizons", "[0]"], r"horizon\.horizons\.0: .*greater than or equal to 1 \(got 0\)"),
         (["--rl.lr=-1"], r"rl\.lr: .*greater than 0 \(got -1\)"),
         (["--rl.lr"], r"--rl\.lr has no value"),
