@@ -327,8 +327,8 @@ class Connection:
         if "permissions violation" in text.lower() and "_inbox." in text.lower():
             # Every key of a run may hear the answers of its own role, whatever else it may not.
             self._refuse(
-                f"{self.url} refuses: {text}: the key in broker.nats.nkey_seed, or the user, is not of this role of this "
-                "run (`horizonrl broker keys` writes one for each role): give the role its own"
+                f"{self.url} refuses: {text}: the key in broker.nats.nkey_seed, or the user, is not of this role of "
+                "this run (`horizonrl broker keys` writes one for each role): give the role its own"
             )
         elif "permissions violation" in text.lower():
             self._refuse(f"{self.url} refuses: {text}; give this user the permission (broker/PROTOCOL.md)")
