@@ -1,9 +1,11 @@
 """A call and its answer, whatever API it came by; and how a call is refused."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
+from horizonrl.actors.gateway.matching import canonical
 from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
 
 CALLS_LEFT_HEADER = "x-horizonrl-calls-left"
@@ -15,7 +17,10 @@ TRAIN_HEADER = "x-train"
 RETRY_HEADER = "x-stainless-retry-count"
 """OpenAI's clients number their retries in it."""
 
-SERVED = ("model", "messages", "input", "instructions", "tools", "tool_choice", "stop", "stream", "logprobs", "n")
+SERVED = (
+    *("model", "messages", "input", "previous_response_id", "instructions", "tools", "tool_choice", "stop"),
+    *("stream", "logprobs", "n"),
+)
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 ACCEPTED = frozenset((*SERVED, *LIMITS, *LABELS, "stream_options", "include", "modalities"))
@@ -55,6 +60,8 @@ class CallRequest:
     logprobs: bool = False
     ignored: tuple[str, ...] = ()
     """Names of parameters that have no effect."""
+    instructed: bool = False
+    """Whether the first message is a Responses request's `instructions`, which no later request inherits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,44 @@ class Answer:
     """Empty unless the request asks for logprobs."""
     calls_left: int
     ignored: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PastReply:
+    """A reply of this episode, with what it answers: later requests may name it."""
+
+    request: CallRequest
+    answer: Answer
+
+    def message(self) -> ChatMessage:
+        answer = self.answer
+        return ChatMessage("assistant", answer.content, answer.calls, answer.reasoning)
+
+
+Replies = Mapping[str, PastReply]
+"""By name, which is a part of every id that a reply has: `call_NAME_0`, `msg_NAME`, `resp_NAME`."""
+NO_REPLIES: Replies = MappingProxyType({})
+
+
+def reply_name(item_id: str) -> str:
+    """Return the name of the reply to which an id belongs, if it is one of the gateway's."""
+    return (*item_id.split("_"), "")[1]
+
+
+def with_words(reply: ChatMessage, call_ids: Sequence[str], replies: Replies) -> ChatMessage:
+    """Return a reply with the words beside its calls, if a client that left them out repeats the calls and their ids.
+
+    The ids tell which reply it is, so it is continued as one whose thoughts were left out is.
+    """
+    names = set(map(reply_name, call_ids))
+    past = replies.get(names.pop()) if len(names) == 1 else None
+    if past is None or reply.content or spelled(reply.calls) != spelled(past.answer.calls):
+        return reply
+    return replace(reply, content=past.answer.content)
+
+
+def spelled(calls: Sequence[ToolCall]) -> list[tuple[str, str]]:
+    return [(call.name, canonical(call.arguments)) for call in calls]
 
 
 def ignored_parameters(body: dict[str, Any]) -> tuple[str, ...]:

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from horizonrl.actors.gateway.calls import (
+    NO_REPLIES,
     Answer,
     CallRefused,
     CallRequest,
+    Replies,
     clean,
     ignored_parameters,
     in_order_of_calls,
     text_of,
     tools_of,
+    with_words,
 )
 from horizonrl.actors.messages import ChatMessage, ToolCall
 
@@ -24,14 +27,14 @@ MOST_STOPS = 16
 REASONING = ("reasoning_content", "reasoning")
 
 
-def parse(body: dict[str, Any]) -> CallRequest:
+def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
     """Return the call that a body asks for. Raises CallRefused."""
     for name in REFUSED:
         if body.get(name):
             raise CallRefused(400, "unsupported_parameter", f"{name} is not served", name)
     if body.get("n") not in (None, 1):
         raise CallRefused(400, "unsupported_parameter", f"n is {body['n']!r}: one reply is sampled per call", "n")
-    messages = conversation(body.get("messages"))
+    messages = conversation(body.get("messages"), replies)
     return CallRequest(
         messages=messages,
         tools=tools_of(body.get("tools"), nested=True),
@@ -61,7 +64,7 @@ def _stops(given: Any) -> tuple[str, ...]:
     return stops
 
 
-def conversation(given: Any) -> tuple[ChatMessage, ...]:
+def conversation(given: Any, replies: Replies) -> tuple[ChatMessage, ...]:
     """Return a body's messages, tool results in the order of the calls that they answer."""
     if not isinstance(given, list) or not given:
         raise CallRefused(400, "invalid_request", "messages is a list of at least one message", "messages")
@@ -84,7 +87,7 @@ def conversation(given: Any) -> tuple[ChatMessage, ...]:
             if not isinstance(calls, list):
                 raise CallRefused(400, "invalid_request", f"tool_calls is a list, not {calls!r:.100}", "messages")
             call_ids = [str(call.get("id")) for call in calls if isinstance(call, dict)]
-            messages.append(_reply(one, calls))
+            messages.append(with_words(_reply(one, calls), call_ids, replies))
         elif role in ("system", "developer"):
             messages.append(ChatMessage("system", text_of(one.get("content"))))
         elif role == "user":

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, as far as its Agents SDK needs it: nothing is stored, and every call has its whole input."""
+"""OpenAI's Responses API, as far as agents need it. What the episode's replies hold can be named instead of sent."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -6,24 +6,29 @@ from itertools import count
 from typing import Any
 
 from horizonrl.actors.gateway.calls import (
+    NO_REPLIES,
     Answer,
     CallRefused,
     CallRequest,
+    PastReply,
+    Replies,
     clean,
     ignored_parameters,
     in_order_of_calls,
+    reply_name,
     text_of,
     tools_of,
+    with_words,
 )
 from horizonrl.actors.gateway.chat_completions import limit_of, marks, sse
 from horizonrl.actors.messages import ChatMessage, ToolCall
 
 PATH = "responses"
-REFUSED = ("previous_response_id", "conversation", "prompt", "background")
+REFUSED = ("conversation", "prompt", "background")
 """Parameters that name something stored, or ask for it."""
 
 
-def parse_response_request(body: dict[str, Any]) -> CallRequest:
+def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
     """Return the call that a body asks for. Raises CallRefused."""
     for name in REFUSED:
         if body.get(name):
@@ -33,26 +38,48 @@ def parse_response_request(body: dict[str, Any]) -> CallRequest:
     if not isinstance(items, list) or not items:
         raise CallRefused(400, "invalid_request", "input is a text or a list of items", "input")
     instructions = body.get("instructions")
+    if not isinstance(instructions, str | None):
+        raise CallRefused(400, "invalid_request", "instructions is a text", "instructions")
     system = [ChatMessage("system", text_of(instructions))] if instructions else []
+    conversation = _Items(replies)
+    if body.get("previous_response_id") is not None:
+        conversation.go_on_from(str(body["previous_response_id"]))
     return CallRequest(
-        messages=(*system, *_Items().conversation(items)),
+        messages=(*system, *conversation.of(items)),
         tools=tools_of(body.get("tools"), nested=False),
         may_call=body.get("tool_choice") != "none",
         max_tokens=limit_of(body, "max_output_tokens"),
         ignored=ignored_parameters(body),
+        instructed=bool(system),
     )
 
 
 class _Items:
     """Joins items into messages: reasoning, text and calls of one reply are several items."""
 
-    def __init__(self) -> None:
+    def __init__(self, replies: Replies) -> None:
+        self._replies = replies
         self._messages: list[ChatMessage] = []
         self._reply: ChatMessage | None = None
         self._call_ids: list[str] = []
         self._results: list[tuple[str, ChatMessage]] = []
 
-    def conversation(self, items: list[Any]) -> tuple[ChatMessage, ...]:
+    def go_on_from(self, response_id: str) -> None:
+        """Begin with the conversation that ends with a response of this episode."""
+        name = reply_name(response_id)
+        past = self._replies.get(name)
+        if past is None or response_id != f"resp_{name}":
+            raise CallRefused(
+                400,
+                "invalid_request",
+                f"no response of this episode is {response_id!r:.100}: send the whole input",
+                "previous_response_id",
+            )
+        self._messages += past.request.messages[past.request.instructed :]
+        self._reply = past.message()
+        self._call_ids = [_call_id(name, place) for place in range(len(past.answer.calls))]
+
+    def of(self, items: list[Any]) -> tuple[ChatMessage, ...]:
         for item in items:
             if not isinstance(item, dict):
                 raise CallRefused(400, "invalid_request", f"an item is an object, not {item!r:.100}", "input")
@@ -79,15 +106,33 @@ class _Items:
                 self._flush()
                 self._extend(reasoning=text_of(item.get("content") or item.get("summary")))
             case "function_call":
-                if self._results:
+                call_id = str(item.get("call_id"))
+                if self._results and not self._same_reply(call_id):
                     self._flush()
-                self._call_ids.append(str(item.get("call_id")))
+                self._call_ids.append(call_id)
                 call = ToolCall(clean(str(item.get("name"))), clean(str(item.get("arguments") or "")))
                 self._extend(call=call)
             case "function_call_output":
                 self._results.append((str(item.get("call_id")), ChatMessage("tool", text_of(item.get("output")))))
+            case "item_reference":
+                self._add(self._named(str(item.get("id"))))
             case kind:
                 raise CallRefused(400, "unsupported_content", f"an item {kind!r:.100} is not read", "input")
+
+    def _named(self, item_id: str) -> Mapping[str, Any]:
+        """Return the item of an earlier reply that has this id."""
+        name = reply_name(item_id)
+        past: PastReply | None = self._replies.get(name)
+        for item in _output(past.answer, name) if past else ():
+            if item["id"] == item_id:
+                return item
+        message = f"no reply of this episode has the item {item_id!r:.100}: send the item itself"
+        raise CallRefused(400, "invalid_request", message, "input")
+
+    def _same_reply(self, call_id: str) -> bool:
+        """Return whether a call belongs to the reply of the call before it, whose result stands between them."""
+        name = reply_name(call_id)
+        return name in self._replies and [name] == [*map(reply_name, self._call_ids[-1:])]
 
     def _extend(self, content: str = "", reasoning: str = "", call: ToolCall | None = None) -> None:
         reply = self._reply or ChatMessage("assistant")
@@ -97,7 +142,7 @@ class _Items:
     def _flush(self) -> None:
         """End the reply and its results."""
         if self._reply is not None:
-            self._messages.append(self._reply)
+            self._messages.append(with_words(self._reply, self._call_ids, self._replies))
         self._messages += in_order_of_calls(self._call_ids, self._results)
         self._reply, self._call_ids, self._results = None, [], []
 
@@ -169,6 +214,10 @@ def _response_envelope(reply_id: str, body: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def _call_id(reply_id: str, place: int) -> str:
+    return f"call_{reply_id}_{place}"
+
+
 def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -189,7 +238,7 @@ def _output(answer: Answer, reply_id: str) -> list[dict[str, Any]]:
         {
             "type": "function_call",
             "id": f"fc_{reply_id}_{place}",
-            "call_id": f"call_{reply_id}_{place}",
+            "call_id": _call_id(reply_id, place),
             "name": call.name,
             "arguments": call.arguments,
             "status": "completed",

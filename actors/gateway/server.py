@@ -1,7 +1,7 @@
 """The gateway's HTTP service: one address for all episodes of an actor, and a key for each of them.
 
     POST /v1/chat/completions    OpenAI's Chat Completions
-    POST /v1/responses           OpenAI's Responses, without storage
+    POST /v1/responses           OpenAI's Responses; what it names is of the episode
     GET  /v1/models              the one model
 
 The key comes as `Authorization: Bearer`, as `x-api-key`, or in the path: /e/KEY/v1/... Without the key of an episode
@@ -31,6 +31,7 @@ from horizonrl.actors.gateway.calls import (
     Answer,
     CallRefused,
     CallRequest,
+    Replies,
 )
 from horizonrl.actors.gateway.session import Call, Session
 from horizonrl.actors.policy import Policy
@@ -54,7 +55,7 @@ ANY_HOST = "0.0.0.0"
 class Api:
     """How one API reads a body and writes an answer."""
 
-    parse: Callable[[dict[str, Any]], CallRequest]
+    parse: Callable[[dict[str, Any], Replies], CallRequest]
     reply: Callable[[Answer, str, dict[str, Any]], dict[str, Any]]
     events: Callable[[Answer, str, dict[str, Any]], Iterator[str]]
 
@@ -147,7 +148,7 @@ class Gateway:
             raw = await _body(request)
             body = _object(raw)
             await turn()  # tokenising a long conversation takes milliseconds
-            asked = api.parse(body)
+            asked = api.parse(body, session.replies)
             await session.refuse_overlong(asked)
             if asked.tools:
                 session.parser = await self._tool_parser()

@@ -14,7 +14,7 @@ from functools import partial
 from secrets import token_hex, token_urlsafe
 
 from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, SampledToken
+from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, PastReply, SampledToken
 from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
 from horizonrl.actors.messages import ChatMessage
 from horizonrl.actors.policy import Generation, Policy
@@ -35,6 +35,7 @@ LIKELY_CHARS = 8
 
 @dataclass(eq=False, slots=True)
 class Call:
+    request: CallRequest
     sample: SampledCall
     answered: asyncio.Future[Answer | CallRefused]
     client: asyncio.BaseTransport | None
@@ -64,6 +65,8 @@ class Session:
     key: str = field(default_factory=lambda: token_urlsafe(KEY_BYTES))
     """128 random bits: who has them plays this episode."""
     graph: MatchingGraph = field(default_factory=MatchingGraph)
+    replies: dict[str, PastReply] = field(default_factory=dict)
+    """Those that have been sampled, by name."""
     generate_s: float = 0.0
     cut: StopReason | None = None
     """Set by a refusal after which no further call can succeed, or by a full context until the next call succeeds."""
@@ -101,7 +104,7 @@ class Session:
         ids = self._fitting(sample, wanted)
         self._reserved += 1
         self.metrics.count("gateway_parameters_ignored_total", len(request.ignored))
-        call = Call(sample, asyncio.get_running_loop().create_future(), client)
+        call = Call(request, sample, asyncio.get_running_loop().create_future(), client)
         self._calls[body].append(call)
         left = self.ticket.horizon_turns - self._reserved
         task = asyncio.get_running_loop().create_task(self._run(sample, request, ids, wanted, left))
@@ -231,6 +234,8 @@ class Session:
         if isinstance(result, CallRefused):
             self.graph.release(call.sample)
             self._reserved -= 1  # nothing was sampled
+        else:
+            self.replies[call.name] = PastReply(call.request, result)
         call.answered.set_result(result)
 
     async def _generate(self, ids: tuple[int, ...], wanted: int) -> Generation:
