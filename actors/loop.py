@@ -160,14 +160,19 @@ class ActorLoop:
                 if ticket.kind is not Kind.DEMO:  # an expert needs no weights
                     # No matter the result: spans name the version, and the learner decides (bounded staleness).
                     await self.follower.reached(ticket.issued_at_version, WEIGHTS_WAIT_S)
+                futures = self.follower.lost_futures
                 group = await self._run_group(ticket, lease.deliveries)
+            if futures != self.follower.lost_futures:
+                # Its versions have the names of others that are trained now: nobody could tell them apart.
+                await self._give_back(lease, "run_restored", 0.0)
+                return
             # A baseline needs two valid episodes. With fewer the learner would drop the group; a retry may do better.
             if len(group.valid_episodes) >= min(2, ticket.group_size):
                 self._unfit_in_a_row = 0
                 # Not `held()`, which may cancel: a finished group is worth publishing however long the broker is away.
                 async with lease.kept():
                     await self._publish(group)  # before the acknowledgement: a crash in between can only repeat it
-                    await lease.acknowledge()
+                    await self._acknowledge(lease)
                 return
         # Before BaseException: what may be another actor's by now is not ours to give back.
         except LeaseLost:
@@ -195,9 +200,13 @@ class ActorLoop:
         # The same order as for a group: stored, then acknowledged (the broker remembers).
         async with lease.kept():
             await self._log.publish_void(Void(ticket=lease.ticket, reason=reason[:1024], actor=self.provenance.actor))
-            await lease.acknowledge()
+            await self._acknowledge(lease)
         self.metrics.count("tickets_void_total", reason=label)
         log.warning("ticket_voided", ticket=lease.ticket.ticket_id, reason=reason)
+
+    async def _acknowledge(self, lease: Lease) -> None:
+        if not await lease.acknowledge():
+            self.metrics.count("tickets_given_back_total", reason="ack_unconfirmed")
 
     async def _void_unfit(self, lease: Lease, reason: str) -> None:
         """End a ticket that no retry makes fit. Raises ConfigError if nothing fits: the run would never end."""

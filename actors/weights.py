@@ -72,6 +72,10 @@ class WeightsFollower:
         self._merged = MergedImage(transport, shadow_dir, self._metrics)
         self._announced: WeightsManifest | None = None
         self._base: _Applied | None = None
+        self._digest: str | None = None
+        """Of the weights that were applied last; None before there were any."""
+        self.lost_futures = 0
+        """How often the run has gone back behind the weights that were applied, as with a backup that was restored."""
         self._news = asyncio.Event()
         self.finished = asyncio.Event()
         """Set when the learner reports that the run is over."""
@@ -131,7 +135,7 @@ class WeightsFollower:
             self._news.clear()
             wait_s = RETRY_S
             # Read anew each time: after a slow fetch the newest version counts, not the one that was next.
-            while self._announced is not None and not self._is_applied(self._announced.policy):
+            while self._announced is not None and not self._is_current(self._announced):
                 if await self._apply(self._announced):
                     wait_s = RETRY_S
                     continue
@@ -141,6 +145,7 @@ class WeightsFollower:
     async def _apply(self, manifest: WeightsManifest) -> bool:
         """Fetch and apply one version; return False if it could not be fetched."""
         started = time.monotonic()
+        restored = self._is_restored()
         async with AsyncExitStack() as stack:
             try:
                 # Only this is tried again. A WeightsRejected of the policy ends the actor: its engine is in doubt.
@@ -157,7 +162,11 @@ class WeightsFollower:
                 changed = ChangedWords(self._policy.version, path_of(stack.enter_context(words)))
                 words_bytes = os.fstat(words.fileno()).st_size
             fetched = time.monotonic()
+            if restored:
+                self.lost_futures += 1
+                log.warning("run_restored", applied=str(self._policy.version), announced=str(manifest.policy))
             await self._policy.apply(file, manifest.policy, changed)
+            self._digest = manifest.digest
             if self._policy.takes_words:
                 held = None if shared is None else os.fdopen(os.dup(shared.fileno()), "rb")
                 self._rebase(_Applied(manifest.policy, manifest.digest, held))
@@ -221,7 +230,18 @@ class WeightsFollower:
         self._news.clear()
 
     def _is_applied(self, version: PolicyVersion) -> bool:
-        return age(self._policy.version) >= age(version)
+        return age(self._policy.version) >= age(version) and not self._is_restored()
+
+    def _is_current(self, manifest: WeightsManifest) -> bool:
+        # The digest too: a run that went back to a backup gives a name to other weights than before.
+        return (self._policy.version, self._digest) == (manifest.policy, manifest.digest)
+
+    def _is_restored(self) -> bool:
+        """Return whether the run has gone back, and announces a version that is no newer than what was applied."""
+        announced = self._announced
+        if announced is None or self._digest is None or self._is_current(announced):
+            return False
+        return age(announced.policy) <= age(self._policy.version)
 
 
 def path_of(file: BinaryIO) -> Path:

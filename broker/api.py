@@ -136,7 +136,10 @@ class Delivery(Protocol):
         """Hold the lease for another `ack_wait_s`; return when the server has confirmed it."""
 
     async def acknowledge(self) -> None:
-        """End the lease for good; return when the server has confirmed it."""
+        """End the lease for good; return when the server has confirmed it.
+
+        Raises BrokerUnreachable if it does not within `ack_wait_s`: it may have lost the message.
+        """
 
     async def give_back(self, delay_s: float = 0.0) -> None:
         """End the lease so that another delivery follows after `delay_s`."""

@@ -14,7 +14,7 @@ from horizonrl.broker.codec import decode, encode
 from horizonrl.broker.dead_letters import store_dead_letter
 from horizonrl.broker.scan import scan
 from horizonrl.broker.signing import TicketSigner
-from horizonrl.common.errors import BrokerError, LeaseLost, LogGap, RecordError
+from horizonrl.common.errors import BrokerError, BrokerUnreachable, LeaseLost, LogGap, RecordError
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import Kind, Ticket
 
@@ -109,8 +109,13 @@ class Lease:
             # A third, so that two extensions in a row may fail before the lease is lost.
             await asyncio.sleep(max(0.0, asked + self.ack_wait_s / 3 - loop.time()))
 
-    async def acknowledge(self) -> None:
-        await self.delivery.acknowledge()
+    async def acknowledge(self) -> bool:
+        """End the lease for good; return whether the broker has confirmed it within `ack_wait_s`.
+
+        It does not answer for a ticket that it has lost. An acknowledgement saves a repeat, which would be recognised,
+        so it is not worth a longer wait.
+        """
+        return await _acknowledged(self.delivery)
 
     async def give_back(self, delay_s: float = 0.0) -> None:
         await self.delivery.give_back(delay_s)
@@ -222,7 +227,7 @@ class TicketQueue:
             except RecordError as error:
                 # Stored before it is acknowledged: a crash in between repeats this, and DEAD keeps each message once.
                 await store_dead_letter(self._transport, Stream.TICKETS, delivery.message, str(error))
-                await delivery.acknowledge()
+                await _acknowledged(delivery)
                 continue
             return Lease(ticket, delivery.deliveries, delivery, self._transport.ack_wait_s)
         return None
@@ -247,6 +252,15 @@ class TicketQueue:
                 with suppress(RecordError):
                     found.append((message, decode(message.data, Ticket)))
         return found
+
+
+async def _acknowledged(delivery: Delivery) -> bool:
+    try:
+        await delivery.acknowledge()
+    except BrokerUnreachable as error:
+        log.warning("ack_unconfirmed", sequence=delivery.message.sequence, error=str(error))
+        return False
+    return True
 
 
 def subject_of(kind: Kind) -> str:

@@ -94,9 +94,9 @@ ACTOR = (
     Metric(
         "counter",
         "tickets_given_back_total",
-        "Leases ended without a group.",
+        "Leases that ended without a group, or without an answer to the acknowledgement.",
         labels=("reason",),
-        reasons=("broken", "drained", "failed", "lease_lost"),
+        reasons=("ack_unconfirmed", "broken", "drained", "failed", "lease_lost", "run_restored"),
     ),
     Metric("counter", "groups_published_total", "Groups stored in the group log.", ("kind",)),
     Metric("counter", "groups_refused_total", "Groups refused because another actor delivered the ticket first."),

@@ -90,7 +90,7 @@ async def stored_message(
     try:
         return await connection.ask(one)
     except nats.js.errors.NotFoundError:
-        raise _gone(stream) from None
+        raise gone(stream) from None
 
 
 async def add_batch(connection: Connection, stream: str, prefix: str, query: Query, found: list[Message]) -> None:
@@ -160,7 +160,7 @@ def _seconds(rfc3339: str) -> float:
     return datetime.fromisoformat(f"{rfc3339[:19]}+00:00").timestamp()
 
 
-def _gone(stream: str) -> LogGap:
+def gone(stream: str) -> LogGap:
     return LogGap(f"stream {stream} is gone: restore the broker's files or begin a new run")
 
 
@@ -249,7 +249,7 @@ class NatsReader:
         try:
             state = await self._freshness.at_least(self._stream, look, lambda state: state.last_seq, wanted - 1)
         except nats.js.errors.NotFoundError:
-            raise _gone(self._stream) from None
+            raise gone(self._stream) from None
         check_gap(self._stream, wanted, state.first_seq, state.last_seq)
 
     async def close(self) -> None:

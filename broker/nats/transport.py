@@ -23,11 +23,11 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo
 
 from horizonrl.broker.api import Extent, Key, Message, QueueState, Stored, Stream
-from horizonrl.broker.nats.connection import CALL_DEADLINE_S, Connection, is_full
+from horizonrl.broker.nats.connection import Connection, is_full
 from horizonrl.broker.nats.freshness import Freshness
-from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, stored_message, to_message
+from horizonrl.broker.nats.reader import MESSAGE_ID, NatsReader, gone, stored_message, to_message
 from horizonrl.broker.nats.streams import ACTORS, UNLIMITED, bucket_name, news_subject, spec_of, stream_name
-from horizonrl.common.errors import BrokerUnreachable, RecordTooLarge, StateConflict
+from horizonrl.common.errors import BrokerUnreachable, LogGap, RecordTooLarge, StateConflict
 
 HEADER_ROOM = 4_096
 """Bytes left for headers, which count towards the server's payload limit."""
@@ -68,14 +68,14 @@ class NatsDelivery:
         await self._say(b"+WPI", self._ack_wait_s / 3)
 
     async def acknowledge(self) -> None:
-        await self._say(b"+ACK")
+        await self._say(b"+ACK", self._ack_wait_s)
 
     async def give_back(self, delay_s: float = 0.0) -> None:
         # JetStream counts the delay in nanoseconds.
-        await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode())
+        await self._say(b"-NAK " + json.dumps({"delay": int(delay_s * 1e9)}).encode(), self._ack_wait_s)
 
-    async def _say(self, word: bytes, deadline_s: float = CALL_DEADLINE_S) -> None:
-        """Send an acknowledgement as a request, which the server confirms."""
+    async def _say(self, word: bytes, deadline_s: float) -> None:
+        """Send an acknowledgement as a request, which the server confirms: not if it has lost ticket or consumer."""
         # If an acknowledgement were lost unnoticed, the lease would lapse and the ticket would be played again.
         await self._connection.ask(
             lambda: self._connection.client.request(self._reply, word, timeout=ANSWER_S),
@@ -239,7 +239,10 @@ class NatsTransport:
         js = self._connection.jetstream(name)
 
         async def look() -> StreamInfo:
-            return await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
+            try:
+                return await self._connection.ask(lambda: js.stream_info(name), what=f"look at {name}")
+            except nats.js.errors.NotFoundError:
+                raise gone(name) from None
 
         found = await self._freshness.at_least(name, look, lambda info: info.state.last_seq)
         # A stream without a limit has -1 here, or nothing.
@@ -254,7 +257,12 @@ class NatsTransport:
 
     async def queue(self) -> QueueState:
         name = stream_name(self.run, Stream.TICKETS)
-        consumer = await self._connection.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
+        try:
+            consumer = await self._connection.ask(lambda: self._js.consumer_info(name, ACTORS), what=f"look at {name}")
+        except nats.js.errors.NotFoundError:
+            raise LogGap(
+                f"the consumer {ACTORS} of {name} is gone: a controller makes it again when it starts"
+            ) from None
         floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
         return QueueState(consumer.num_pending or 0, consumer.num_ack_pending or 0, floor, consumer.num_waiting or 0)
 
@@ -264,7 +272,10 @@ class NatsTransport:
         name, filtered = stream_name(self.run, stream), subject and f"{self.run}.{subject}"
         # Safe to repeat, because it names a sequence and not a number of messages.
         purge = self._js.purge_stream
-        await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
+        try:
+            await self._connection.ask(lambda: purge(name, seq=below, subject=filtered), what=f"purge {name}")
+        except nats.js.errors.NotFoundError:
+            raise gone(name) from None
 
     async def put(self, key: Key, data: bytes, after: int | None = None) -> int:
         # JetStream's compare-and-set, on which "one learner speaks" rests (invariants). An unconditional put names the

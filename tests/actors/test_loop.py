@@ -20,6 +20,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, EngineDead, RecordTooLarge
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, Task, Ticket, Void
+from horizonrl.envs.api import Step
 from tests.actors.players import Breaking, Echo, Hanging, SayingPolicy, make_chat
 
 CHAT = make_chat()
@@ -354,5 +355,62 @@ def test_the_end_of_the_run_ends_the_actor(tmp_path: Path) -> None:
         await StateStore(transport).put(Key.POLICY, last)
         async with asyncio.timeout(5):
             await running
+
+    asyncio.run(scenario())
+
+
+class Forgetful(MemoryTransport):
+    """A broker that has lost its tickets: it answers no acknowledgement, as the transport finds after `ack_wait_s`."""
+
+    async def lease(self, timeout_s: float) -> MemoryDelivery | None:
+        delivery = await super().lease(timeout_s)
+        if delivery is not None:
+
+            async def acknowledge() -> None:
+                raise BrokerUnreachable("no answer")
+
+            delivery.acknowledge = acknowledge  # type: ignore[method-assign]
+        return delivery
+
+
+def test_an_acknowledgement_that_is_not_answered_frees_the_slots(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        transport = Forgetful(MemoryServer())
+        for number in range(6):
+            await TicketQueue(transport).issue(ticket(number))
+        loop = actor(transport, tmp_path, slots=2)
+        running = asyncio.create_task(loop.run())
+        assert len(await entries(transport, 6)) == 6
+        await until(lambda: loop.metrics.value("tickets_given_back_total", reason="ack_unconfirmed") == 6)
+        loop.stopping.set()
+        await running
+
+    asyncio.run(scenario())
+
+
+def test_a_group_of_a_future_that_the_run_has_lost_is_played_again(tmp_path: Path) -> None:
+    """Its versions have the names of others that the restored run makes."""
+
+    go_on = asyncio.Event()
+
+    class Waiting(Echo):
+        async def step(self, text: str) -> Step:
+            await go_on.wait()
+            return await super().step(text)
+
+    async def scenario() -> None:
+        transport = MemoryTransport(MemoryServer(), "run")
+        await TicketQueue(transport).issue(ticket())
+        loop = actor(transport, tmp_path, environment=Waiting, slots=2)
+        running = asyncio.create_task(loop.run())
+        await until(lambda: loop.metrics.value("episodes_running") == 2)
+        loop.follower.lost_futures += 1
+        go_on.set()
+        (entry,) = await entries(transport, 1)
+        assert isinstance(entry.record, Group)
+        assert entry.record.deliveries == 2
+        assert loop.metrics.value("tickets_given_back_total", reason="run_restored") == 1
+        loop.stopping.set()
+        await running
 
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import ChangedWords
 from horizonrl.actors.weights import WeightsFollower
-from horizonrl.broker.api import Key, Transport
+from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import digest_file, publish_frame
@@ -50,10 +50,12 @@ class Play:
         self.scratch = folder / "scratch"
         self.follower = WeightsFollower(transport, self.policy, self.scratch, shared_dir=folder)
 
-    async def announce(self, version: int, lineage: int = 0, *, spoil: bool = False) -> PolicyVersion:
+    async def announce(
+        self, version: int, lineage: int = 0, *, spoil: bool = False, text: str | None = None
+    ) -> PolicyVersion:
         policy = PolicyVersion(version=version, lineage=lineage)
         file = self.folder / f"{policy}.frame"
-        await asyncio.to_thread(file.write_bytes, f"weights of {policy}".encode())
+        await asyncio.to_thread(file.write_bytes, (text or f"weights of {policy}").encode())
         digest = "spoilt" if spoil else await asyncio.to_thread(digest_file, file)
         manifest: WeightsManifest = await publish_frame(self.transport, file, policy, digest)
         await StateStore(self.transport).put(Key.POLICY, manifest)
@@ -209,5 +211,28 @@ def test_a_shared_file_that_the_learner_removes_during_a_drain_is_loaded(play: P
             ended.set()
             assert await play.follower.reached(policy, 5)
         assert play.policy.applied == [("v1.l0", b"weights")]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("version", "lineage"), [(3, 1), (5, 1), (4, 0)])
+def test_a_run_that_went_back_to_a_backup_is_followed_though_its_versions_have_been_applied(
+    play: Play, version: int, lineage: int
+) -> None:
+    """Broker and run directory were restored: the lineage that the next learner draws is one that was used before."""
+
+    async def scenario() -> None:
+        async with play.following():
+            assert await play.follower.reached(await play.announce(5, lineage=1), 5)
+            assert isinstance(play.transport, MemoryTransport)
+            play.transport.server.runs["run"].streams[Stream.WEIGHTS].ids.clear()  # as those of a restored broker
+            restored = await play.announce(version, lineage=lineage, text="another future")
+            while play.policy.version != restored or len(play.policy.applied) < 2:
+                await asyncio.sleep(0.01)
+            assert await play.follower.reached(restored, 5)
+            assert play.follower.lost_futures == 1
+            assert await play.follower.reached(await play.announce(version + 1, lineage=lineage), 5)
+            assert play.follower.lost_futures == 1
+        assert play.policy.applied[1] == (str(restored), b"another future")
 
     run(scenario())

@@ -14,6 +14,7 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import BrokerSection
+from horizonrl.common.errors import LogGap
 from tests.records import make_ticket
 
 pytestmark = pytest.mark.process
@@ -127,5 +128,25 @@ def test_a_restarted_server_is_asked_again_at_once(tmp_path: Path) -> None:
                 await TicketQueue(controller).issue(make_ticket())
                 async with asyncio.timeout(10.0):
                     assert await waiting is not None
+
+    asyncio.run(scenario())
+
+
+def test_a_ticket_that_the_server_has_lost_holds_nobody_up(tmp_path: Path) -> None:
+    """The server does not answer an acknowledgement for a consumer that is gone, nor for what it has lost."""
+
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server:
+            broker = BrokerSection(url=server.url, ack_wait_s=2.0)
+            async with connected("r", broker) as controller, connected("r", broker, Role.ACTOR) as actor:
+                await TicketQueue(controller).issue(make_ticket())
+                lease = await TicketQueue(actor).lease(10.0)
+                assert lease is not None
+                js = controller._connection.jetstream()  # type: ignore[attr-defined]
+                await js.delete_consumer("r_TICKETS", "actors")
+                async with asyncio.timeout(10.0):
+                    assert not await lease.acknowledge()
+                with pytest.raises(LogGap, match="a controller makes it again when it starts"):
+                    await controller.queue()
 
     asyncio.run(scenario())
