@@ -7,7 +7,7 @@ grader says what the result is worth. What the program does between its calls is
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from hashlib import sha256
@@ -16,17 +16,19 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
+from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout, did_you_mean
 from horizonrl.common.scratch import scratch
 from horizonrl.envs.api import Endpoint, Outcome, Split, TaskSpec
+from horizonrl.envs.program.files import LARGEST_BYTES, read_regular, write_new
 from horizonrl.envs.program.function import ANSWER, VERDICT
-from horizonrl.envs.program.functions import absolute, load_function
+from horizonrl.envs.program.functions import absolute, load_function, require_function
 from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
 from horizonrl.envs.program.warm import Function, run_function
 
 EXAMPLE = 'options = { program = "agent.py:solve", tasks = "tasks.jsonl", grader = "agent.py:grade" }'
 GRADE_S = 120.0
-OUTPUT = "output.txt"
+MOST_TASKS = 1_000_000
+TASK, OUTPUT = "task.json", "output.txt"
 Command = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -56,8 +58,9 @@ class ProgramEnvironment:
     program: a command as a list, or a Python function (`module:function`, `file.py:function`) that gets the task
     tasks: a file with one JSON object per line, or a function that returns them; keys `id`, `split`, `category`
     grader: a function that gets the task and the answer, a command, or the name of a JSON file that the program writes
+    hidden: keys of a task that the grader gets, and the program does not
     timeout_s: the longest run; timeout_truncates: grade a run that takes longer instead of calling it broken
-    memory_mib: the largest address space of a process
+    memory_mib: the most private memory that a process may ask for
     environment: further environment variables of the program
     """
 
@@ -71,6 +74,7 @@ class ProgramEnvironment:
         program: Command | str | None = None,
         tasks: str | None = None,
         grader: Command | str = "reward.json",
+        hidden: tuple[str, ...] = (),
         timeout_s: Annotated[float, Field(gt=0)] = 600.0,
         timeout_truncates: bool = False,
         memory_mib: Annotated[int, Field(ge=64)] = 8192,
@@ -78,8 +82,11 @@ class ProgramEnvironment:
     ) -> None:
         if program is None:
             raise ConfigError(f"which program? For example: {EXAMPLE}")
+        _require_functions(program, grader)
         listed = load_tasks(tasks)
-        digest = sha256(json.dumps([listed.digest, program, grader], sort_keys=True).encode())
+        listed.require_keys(hidden)
+        parts = [listed.digest, program, grader, *([hidden] if hidden else [])]
+        digest = sha256(json.dumps(parts, sort_keys=True).encode())
         self.version = f"{self.version} sha256:{digest.hexdigest()[:16]}"
         self._tasks = listed.tasks
         self._given = environment or {}
@@ -87,16 +94,27 @@ class ProgramEnvironment:
         self._prints = not isinstance(program, str)
         """A command's answer is what it prints."""
         self._grader = grader
+        self._hidden = hidden
         self._limits = Limits(timeout_s, memory_mib << 20)
         self._timeout_truncates = timeout_truncates
         self._held = ExitStack()
+        self._task: dict[str, Any] = {}
         self._directory: Path | None = None
         self._truncated = False
 
     @classmethod
     @validate_call
-    def tasks(cls, *, tasks: str | None = None) -> Sequence[TaskSpec]:
-        """Return the tasks of the file or function, in its order."""
+    def tasks(
+        cls,
+        *,
+        tasks: str | None = None,
+        program: Command | str | None = None,
+        grader: Command | str = "reward.json",
+        hidden: tuple[str, ...] = (),
+    ) -> Sequence[TaskSpec]:
+        """Return the tasks of the file or function, in its order. Raises ConfigError also for what plays or grades."""
+        _require_functions(program, grader)
+        load_tasks(tasks).require_keys(hidden)
         fields = (TaskFields.model_validate(task) for task in load_tasks(tasks).tasks.values())
         return [TaskSpec(field.id, field.split, field.category) for field in fields]
 
@@ -104,18 +122,20 @@ class ProgramEnvironment:
         """Play the task to the program's own end; cancelling this kills the program."""
         if task_id not in self._tasks:
             raise ConfigError(f"{self.env_id} ({self.version}) has no task {task_id!r}: every machine reads the same")
-        directory = self._directory = self._held.enter_context(scratch())
-        (directory / "task.json").write_text(json.dumps(self._tasks[task_id]), encoding="utf-8")
+        self._task = self._tasks[task_id]
+        shown = {key: value for key, value in self._task.items() if key not in self._hidden}
+        directory = self._directory = self._scratch()
+        write_new(directory / TASK, json.dumps(shown))
         model = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.key}
         try:
-            ended = await self._run(self._play, directory, model, self._limits)
+            ended = await self._run(self._play, directory, model, self._limits, OUTPUT)
         except EnvironmentTimeout:
             if not self._timeout_truncates:
                 raise
             self._truncated = True
             return
         if ended.code:
-            raise EnvironmentFailure(f"the program ended with exit code {ended.code}: {ended.last_words()[-800:]}")
+            raise EnvironmentFailure(f"the program {await _end(ended)}")
 
     async def grade(self, finished: bool) -> Outcome:
         """Return what the run is worth. One that was cut may have left nothing to grade: a reward of 0.
@@ -133,27 +153,41 @@ class ProgramEnvironment:
 
     async def _verdict(self, directory: Path, finished: bool) -> Verdict:
         if isinstance(self._grader, str) and ":" not in self._grader:
-            file = directory / self._grader
-            if not file.is_file() and not finished:
+            text = await asyncio.to_thread(read_regular, directory / self._grader)
+            if text is None and not finished:
                 return Verdict(reward=0.0)
-            return _verdict_of(_read(file), f"{self._grader}, which the program writes,")
-        answer = directory / ANSWER
-        if self._prints:
-            printed = (directory / OUTPUT).read_text("utf-8", "replace") if (directory / OUTPUT).is_file() else ""
-            answer.write_text(json.dumps(printed), encoding="utf-8")
+            if text is None:
+                raise EnvironmentFailure(f"there is no verdict: the program has not written {self._grader}")
+            return _verdict_of(text, f"{self._grader}, which the program writes,")
+        court = await asyncio.to_thread(self._court, directory)
         limits = Limits(GRADE_S, self._limits.memory_bytes)
-        runnable = self._runnable("grade", self._grader)
-        ended = await self._run(runnable, directory, {"ANSWER_FILE": str(answer)}, limits, "grade.txt")
+        more = {"ANSWER_FILE": str(court / ANSWER), "PROGRAM_DIRECTORY": str(directory)}
+        ended = await self._run(self._runnable("grade", self._grader), court, more, limits, OUTPUT)
         if ended.code:
-            raise EnvironmentFailure(f"the grader ended with exit code {ended.code}: {ended.last_words()[-800:]}")
+            raise EnvironmentFailure(f"the grader {await _end(ended)}")
         if isinstance(self._grader, str):
-            return _verdict_of(_read(directory / VERDICT), "the grader")
-        return _verdict_of(ended.last_words().rpartition("\n")[2], "the last line of the grader")
+            return _verdict_of(await asyncio.to_thread(read_regular, court / VERDICT) or "", "the grader")
+        words = await asyncio.to_thread(ended.last_words)
+        return _verdict_of(words.rpartition("\n")[2], "the last line of the grader")
+
+    def _court(self, directory: Path) -> Path:
+        """Return a new directory for the grader, with the whole task and the answer. The program has ended."""
+        if self._prints:
+            answer = json.dumps(read_regular(directory / OUTPUT, tail_bytes=LARGEST_BYTES) or "")
+        else:
+            answer = read_regular(directory / ANSWER) or "null"
+        court = self._scratch()
+        write_new(court / TASK, json.dumps(self._task))
+        write_new(court / ANSWER, answer)
+        return court
+
+    def _scratch(self) -> Path:
+        return self._held.enter_context(scratch()).resolve()
 
     async def _run(
-        self, what: Command | Function, directory: Path, more: Mapping[str, str], limits: Limits, output: str = OUTPUT
+        self, what: Command | Function, directory: Path, more: Mapping[str, str], limits: Limits, output: str
     ) -> Ended:
-        task = {"TASK_FILE": str(directory / "task.json")}
+        task = {"TASK_FILE": str(directory / TASK)}
         environment = clean_environment(directory) | self._given | task | dict(more)
         if isinstance(what, Function):
             return await run_function(what, directory, environment, directory / output, limits)
@@ -172,11 +206,9 @@ def _with_whole_paths(given: Command) -> Command:
     return tuple(str(Path(word).absolute()) if os.path.isfile(word) else word for word in given)
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EnvironmentFailure(f"there is no verdict: {error}") from None
+async def _end(ended: Ended) -> str:
+    words = await asyncio.to_thread(ended.last_words)
+    return f"ended with exit code {ended.code}: {words[-800:]}"
 
 
 def _verdict_of(text: str, whose: str) -> Verdict:
@@ -184,8 +216,17 @@ def _verdict_of(text: str, whose: str) -> Verdict:
         value = json.loads(text)
         # True and False are verdicts too: 1 and 0.
         return Verdict(reward=value) if isinstance(value, int | float) else Verdict.model_validate(value)
-    except (ValueError, RecursionError) as error:
-        raise EnvironmentFailure(f"{whose} says {text[:200]!r}, which is no reward: {error}") from None
+    except (ValueError, RecursionError):
+        wanted = 'a number up to a billion, or {"reward": 0.5, "success": true}'
+        raise EnvironmentFailure(f"{whose} says {text[:200]!r}, which is no verdict: write {wanted}") from None
+
+
+def _require_functions(program: Command | str | None, grader: Command | str) -> None:
+    """Raise ConfigError if a function that plays or grades is not there, or takes other arguments."""
+    if isinstance(program, str):
+        require_function(absolute(program), 1)
+    if isinstance(grader, str) and ":" in grader:
+        require_function(absolute(grader), 2)
 
 
 class TaskList(BaseModel):
@@ -193,6 +234,13 @@ class TaskList(BaseModel):
 
     tasks: dict[str, dict[str, Any]]
     digest: str
+
+    def require_keys(self, keys: Iterable[str]) -> None:
+        """Raise ConfigError for a key that no task has."""
+        known = {key for task in self.tasks.values() for key in task}
+        for key in keys:
+            if key not in known:
+                raise ConfigError(f"hidden: no task has the key {key!r}{did_you_mean(key, known)}")
 
 
 @cache
@@ -203,6 +251,8 @@ def load_tasks(source: str | None) -> TaskList:
     given = load_function(absolute(source))() if ":" in source else _lines(Path(source))
     tasks: dict[str, dict[str, Any]] = {}
     for number, task in enumerate(given, 1):
+        if number > MOST_TASKS:
+            raise ConfigError(f"{source} lists more than {MOST_TASKS:,} tasks: does it end?")
         try:
             fields = TaskFields.model_validate(task)
         except ValidationError as error:

@@ -1,11 +1,12 @@
 """Runs a function as a program: `python -m horizonrl.envs.program.function play|grade NAME`, in the scratch directory.
 
     play     function(task) -> answer                  the answer goes to ANSWER
-    grade    function(task, answer) -> verdict         the verdict goes to VERDICT
+    grade    function(task, answer) -> verdict         the answer is in ANSWER_FILE, the verdict goes to VERDICT
 
 A function may be async. The task is the JSON object in the file that TASK_FILE names.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from horizonrl.envs.program.files import write_new
 from horizonrl.envs.program.functions import load_function
 
 ANSWER, VERDICT = "answer.json", "verdict.json"
@@ -29,8 +31,7 @@ def call(what: str, function: Callable[..., Any]) -> None:
     if what == "play":
         _write(ANSWER, _called(function, task))
     else:
-        given = Path(ANSWER)
-        answer = json.loads(given.read_text(encoding="utf-8")) if given.is_file() else None
+        answer = json.loads(Path(os.environ["ANSWER_FILE"]).read_text(encoding="utf-8"))
         _write(VERDICT, _called(function, task, answer))
 
 
@@ -48,7 +49,9 @@ def _write(name: str, value: Any) -> None:
         text = json.dumps(value)
     except TypeError as error:  # as text, an object would be graded by its address
         raise TypeError(f"return a text, a number, a list or a dict instead: {error}") from None
-    Path(name).write_text(text, encoding="utf-8")
+    with contextlib.suppress(FileNotFoundError):  # an agent with a shell may have made something of this name
+        Path(name).unlink()
+    write_new(Path(name), text)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
     python -I -S keeper.py < pipe
 
-The first line of the pipe is a JSON object: argv, environment, directory, output (a file), memory_bytes. The keeper
+The first line of the pipe is a JSON object: argv, environment, directory, output (a new file), memory_bytes. The keeper
 ends with the program's exit code, 128 + N for signal N. When the pipe closes, because its other end closed it or died,
 the keeper kills everything. It imports nothing but the standard library's smallest parts: one is started per episode.
+
+A guard starts the keeper, and kills what is left if the program kills its keeper.
 """
 
 import contextlib
@@ -22,10 +24,22 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LARGEST_FILE = 1 << 30
 NOT_STARTED = 127
 GONE_S = 0.005
+HEIRS = 16
+"""Process ids after that of a child that has ended, among which a child of its own is looked for."""
 
 
 def main() -> int:
-    """Run the program that stdin describes; return what to exit with."""
+    """Run the program that stdin describes, under a keeper; return what to exit with."""
+    libc = adopt()
+    guard = os.getpid()
+    keeper = os.fork()
+    if keeper:
+        os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOWAIT)
+        code = os.waitstatus_to_exitcode(_end(keeper))
+        if code < 0:
+            os.kill(guard, signal.SIGKILL)  # what the keeper ended with is what its starter hears of
+        return code
+    _die_with(guard, libc)
     kept = keep()
     if isinstance(kept, int):
         return kept
@@ -71,11 +85,11 @@ def _enter(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
     """Take on the session, files, directory and limits of the program."""
     try:
         os.setsid()
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
-            os._exit(NOT_STARTED)
+        _die_with(keeper, libc)
         nothing = os.open(os.devnull, os.O_RDONLY)
-        output = os.open(spec["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # Nobody has written to it, and nobody has put a link there.
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_APPEND
+        output = os.open(spec["output"], new, 0o600)
         os.dup2(nothing, 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -83,7 +97,8 @@ def _enter(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
         os.close(output)
         os.chdir(spec["directory"])
         for kind, most in (
-            (resource.RLIMIT_AS, spec["memory_bytes"]),
+            # Not RLIMIT_AS: Node and browsers reserve terabytes of addresses that they never use.
+            (resource.RLIMIT_DATA, spec["memory_bytes"]),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_FSIZE, LARGEST_FILE),
         ):
@@ -95,35 +110,61 @@ def _enter(spec: dict[str, Any], keeper: int, libc: ctypes.CDLL) -> None:
         os._exit(NOT_STARTED)
 
 
+def _die_with(parent: int, libc: ctypes.CDLL) -> None:
+    """End this process when its parent ends."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(NOT_STARTED)
+
+
 def _end(program: int) -> int:
     """Kill what is left and wait for it; return the program's status."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(program, signal.SIGKILL)
     status = 0
     while True:
         for pid in children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
+        reaped = False
         try:
-            pid, ended = os.waitpid(-1, os.WNOHANG)
+            # What one that is killed leaves becomes ours next.
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                reaped = True
+                if ended[0] == program:
+                    status = ended[1]
+                _kill_heirs(ended[0])
         except ChildProcessError:
             return status
-        if pid == program:
-            status = ended
-        elif pid == 0:  # killed, and not gone yet: what it leaves becomes ours next
+        if not reaped:
             time.sleep(GONE_S)
+
+
+def _kill(pid: int) -> None:
+    """Kill a child with its group: a signal to a group reaches those, too, that are being forked."""
+    with contextlib.suppress(OSError):
+        group = os.getpgid(pid)
+        if group != os.getpgrp():  # which it leaves when it starts
+            os.killpg(group, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_heirs(pid: int) -> None:
+    """Kill a child that one which has ended had started just before: in a chain of those, every list is out of date."""
+    for heir in range(pid + 1, pid + 1 + HEIRS):
+        if _parent(heir) == os.getpid():
+            _kill(heir)
 
 
 def children() -> list[int]:
     """Return the ids of this process's children."""
-    own, found = os.getpid(), []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # The name of a process may hold spaces and brackets: what follows the last one is ours to read.
-                if int(stat.read().rpartition(b")")[2].split()[1]) == own:
-                    found.append(int(name))
-    return found
+    own = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(int(name)) == own]
+
+
+def _parent(pid: int) -> int | None:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+        # The name of a process may hold spaces and brackets: what follows the last one is ours to read.
+        return int(stat.read().rpartition(b")")[2].split()[1])
+    return None
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ import psutil
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.envs.program import keeper
+from horizonrl.envs.program.files import read_regular
 
-KEPT_CHARS = 4_096
-"""Characters that are read of the end of a program's output."""
+KEPT_BYTES = 4_096
+"""Bytes that are read of the end of a program's output."""
 END_S = 10.0
 """Longest time that a keeper may take to end what it keeps."""
 
@@ -24,7 +25,7 @@ END_S = 10.0
 class Limits:
     timeout_s: float
     memory_bytes: int
-    """Address space of each process."""
+    """Private memory that each process may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,9 @@ class Ended:
     output: Path
 
     def last_words(self) -> str:
-        """Return the end of what the program printed."""
-        with contextlib.suppress(OSError), self.output.open("rb") as file:
-            file.seek(max(0, self.output.stat().st_size - KEPT_CHARS))
-            return file.read().decode("utf-8", "replace").strip()
+        """Return the end of what the program printed; nothing if it has put something else there."""
+        with contextlib.suppress(OSError, EnvironmentFailure):
+            return (read_regular(self.output, tail_bytes=KEPT_BYTES) or "").strip()
         return ""
 
 
@@ -88,8 +88,9 @@ async def run_program(
     `environment` names the directory, as `clean_environment` does. Raises EnvironmentTimeout when it takes too long.
     """
     kept = await asyncio.create_subprocess_exec(
-        *keeper_command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env={}, cwd="/"
-    )
+        *keeper_command(), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env={}, cwd="/",
+        start_new_session=True,  # an interrupt from the keyboard is for the actor, whose end the keeper sees
+    )  # fmt: skip
     assert kept.stdin is not None
     try:
         with contextlib.suppress(ConnectionError):

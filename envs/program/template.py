@@ -6,31 +6,36 @@ warm.py starts it under a keeper, with the descriptor of a Unix socket that list
 first line is what a keeper reads, and it hears BEGUN, and at the end the keeper's exit code. Each episode has a keeper
 of its own, a fork of this process, and the keeper's fork is the program.
 
-A process that is to be forked must have one thread, and must know nothing of an episode. If the module starts threads,
-or reads a variable that only an episode has, this process ends with NOT_WARM and says why.
+A process that is to be forked must have one thread and no open file of its module's, and must know nothing of an
+episode. If the module starts threads, keeps a connection, or reads what only an episode has in its environment, this
+process ends with NOT_WARM and says why.
 """
 
 import atexit
 import contextlib
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs.program import keeper
+from horizonrl.envs.program.files import read_regular
 from horizonrl.envs.program.function import call
 from horizonrl.envs.program.functions import load_function
 
-EPISODE_VARIABLES = frozenset({"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE"})
+EPISODE_VARIABLES = frozenset({"OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE", "ANSWER_FILE", "PROGRAM_DIRECTORY"})
 BEGUN = b"begun\n"
 NOT_WARM = 75
 IDLE_S = 60.0
@@ -38,6 +43,8 @@ IDLE_S = 60.0
 IMPORT_S = 60
 MODULES = "modules.json"
 """What the first program that ended well had imported by then: clients import most of themselves when they are used."""
+READS_ITS_OWN = ("tqdm.utils",)
+"""Modules that go through the whole environment for variables with a prefix of their own."""
 SEEDED = ("numpy.random", "torch.random")
 """Modules whose generators every fork would continue from the same state; `random` sees to its own."""
 
@@ -48,12 +55,12 @@ def main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     ended_well: list[bool] = []
     atexit.register(_leave, ended_well)
-    read = _variables_read()
+    fitness = Fitness()
     function = load_function(name)
-    if reason := _unfit(read):
+    if reason := fitness.lacking():
         print(f"{name}: its module {reason}", flush=True)
         sys.exit(NOT_WARM)
-    template = Template(socket.socket(fileno=int(listener)), read)
+    template = Template(what, socket.socket(fileno=int(listener)), fitness)
     if template.serve():
         call(what, function)
         template.tell_modules()
@@ -74,9 +81,10 @@ def _leave(ended_well: list[bool]) -> None:
 class Template:
     """Forks a keeper for each connection, and cleans up after one that is killed."""
 
-    def __init__(self, server: socket.socket, read: set[str]) -> None:
+    def __init__(self, what: str, server: socket.socket, fitness: "Fitness") -> None:
+        self._what = what
         self._server = server
-        self._read = read
+        self._fitness = fitness
         self._home = Path.cwd()
         self._known = set(sys.modules)
         self._learned = False
@@ -142,7 +150,8 @@ class Template:
         os.environ.clear()
         os.environ.update(episode["environment"])
         tempfile.tempdir = None
-        sys.path[:] = [episode["directory"] if place == str(self._home) else place for place in sys.path]
+        if self._what == "play":
+            sys.path.insert(0, episode["directory"])
         for name in SEEDED:
             if name in sys.modules:
                 sys.modules[name].seed()
@@ -165,18 +174,28 @@ class Template:
                 os.waitpid(pid, 0)
 
     def _learn(self) -> None:
-        """Import what a program has imported, if a trial fork shows that it leaves this process fit to be forked."""
-        if self._learned or not (self._home / MODULES).is_file():
+        """Import what a program has imported, if a trial fork shows that it leaves this process fit to be forked.
+
+        Any program can write to the list. What it names is imported only if it is installed.
+        """
+        if self._learned:
             return
+        try:
+            text = read_regular(self._home / MODULES)
+            if text is None:
+                return
+            names = [name for name in json.loads(text) if _is_installed(name)]
+        except (EnvironmentFailure, ValueError, TypeError, AttributeError, RecursionError):
+            names = []  # no program of ours has written that
         self._learned = True
-        names = json.loads((self._home / MODULES).read_text(encoding="utf-8"))
         trial = os.fork()
         if trial == 0:
             code = 1
             try:
                 signal.alarm(IMPORT_S)
+                self._fitness.spare_open_files()
                 _import(names)
-                code = 1 if _unfit(self._read) else 0
+                code = 1 if self._fitness.lacking() else 0
             finally:
                 os._exit(code)
         if os.waitpid(trial, 0)[1] == 0:
@@ -184,29 +203,75 @@ class Template:
             gc.freeze()
 
 
-def _variables_read() -> set[str]:
-    """Return a set that fills with the episode's variables that are looked up in this process from now on."""
-    read: set[str] = set()
-    environ: Any = os.environ  # which encodes the name of each variable that is looked up
-    encode = environ.encodekey
+class Fitness:
+    """Notes from now on what would make forks of this process share what each of them needs for itself."""
 
-    def noting(name: Any) -> Any:
-        if name in EPISODE_VARIABLES:
-            read.add(name)
-        return encode(name)
+    def __init__(self) -> None:
+        self._read: set[str] = set()
+        self.spare_open_files()
+        environ: Any = os.environ  # which encodes the name of each variable that is looked up
+        encode = environ.encodekey
 
-    environ.encodekey = noting
-    return read
+        def noting(name: Any) -> Any:
+            if name in EPISODE_VARIABLES:
+                self._read.add(name)
+            return encode(name)
+
+        environ.encodekey = noting
+        variables = _Variables(environ._data, self._read)
+        environ._data = variables
+        os.environb._data = variables  # type: ignore[attr-defined]
+
+    def spare_open_files(self) -> None:
+        """Take what is open at this moment for this process's own."""
+        self._files = _open_files()
+
+    def lacking(self) -> str:
+        """Return why this process may not be forked, if it may not."""
+        if self._read:
+            return f"reads {', '.join(sorted(self._read))} while it is imported"
+        if (count := len(os.listdir("/proc/self/task"))) > 1:
+            names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+            return f"starts {count - 1} threads while it is imported ({', '.join(names) or 'not in Python'})"
+        if opened := _open_files() - self._files:
+            return f"leaves open when it is imported: {', '.join(sorted(target for _, target in opened))}"
+        return ""
 
 
-def _unfit(read: Iterable[str]) -> str:
-    """Return why this process may not be forked, if it may not."""
-    if read:
-        return f"reads {', '.join(sorted(read))} while it is imported"
-    if (count := len(os.listdir("/proc/self/task"))) > 1:
-        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        return f"starts {count - 1} threads while it is imported ({', '.join(names) or 'not in Python'})"
-    return ""
+class _Variables(dict[bytes, bytes]):
+    """The environment, which notes who goes through all of it."""
+
+    def __init__(self, variables: dict[bytes, bytes], read: set[str]) -> None:
+        super().__init__(variables)
+        self._read = read
+
+    def __iter__(self) -> Iterator[bytes]:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+            frame = frame.f_back
+        if (reader := frame.f_globals.get("__name__")) not in READS_ITS_OWN:
+            self._read.add(f"the whole environment (in {reader})")
+        return super().__iter__()
+
+
+def _open_files() -> set[tuple[str, str]]:
+    """Return the descriptors that forks would share, with what they lead to: not devices such as /dev/null."""
+    opened = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not stat.S_ISCHR(os.fstat(int(name)).st_mode):
+                opened.add((name, target))
+    return opened
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether a module is found among the installed packages, where no episode is meant to write."""
+    installed = [folder for folder in sys.path if Path(folder).is_relative_to(sys.prefix)]
+    installed += [folder for folder in sys.path if Path(folder).is_relative_to(sys.base_prefix)]
+    with contextlib.suppress(ImportError, ValueError):
+        return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], installed) is not None
+    return False
 
 
 def _import(names: Iterable[str]) -> None:

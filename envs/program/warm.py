@@ -47,8 +47,8 @@ class Function:
 
     def command(self, *more: str) -> list[str]:
         module = "template" if more else "function"
-        # A program may have written modules to the scratch directory, which is also its home: no grader imports them.
-        apart = ["-P", "-s"] if self.what == "grade" else []
+        # A program may write modules to its directory and to the template's: no grader and no template imports them.
+        apart = ["-P", "-s"] if more or self.what == "grade" else []
         return ["python", *apart, "-m", f"horizonrl.envs.program.{module}", self.what, self.name, *more]
 
     def edited(self) -> int:
@@ -90,7 +90,7 @@ class Template:
             argv = function.command(str(listener.fileno()))
             self._keeper = subprocess.Popen(
                 keeper_command(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}, cwd="/",
-                pass_fds=[listener.fileno()],
+                pass_fds=[listener.fileno()], start_new_session=True,
             )  # fmt: skip
             self._held = held.pop_all()
         atexit.register(self.close)

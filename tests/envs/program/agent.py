@@ -1,10 +1,12 @@
 """Programs and graders that the tests run, as a user would write them."""
 
+import itertools
 import json
 import os
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,10 @@ def looks(task: dict[str, Any]) -> list[Any]:
 
 def listed() -> list[dict[str, Any]]:
     return [{"id": 1, "question": "1 + 1"}, {"id": "b", "split": "test", "category": "hard"}]
+
+
+def for_ever() -> Iterator[dict[str, Any]]:
+    yield from ({"id": number} for number in itertools.count())
 
 
 if __name__ == "__main__":

@@ -66,8 +66,11 @@ def test_a_program_may_write_its_reward_and_a_grader_may_say_what_success_is(tas
         ({"program": f"{AGENT}:hang", "timeout_s": 5}, StopReason.ENV_TIMEOUT, "longer than 5 s"),
         ({"program": f"{AGENT}:silent"}, StopReason.ENV_ERROR, "without a call of the model"),
         ({"program": f"{AGENT}:solve", "grader": "reward.json"}, StopReason.ENV_ERROR, "no verdict"),
-        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"}, StopReason.ENV_ERROR, "no reward"),
-        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:missing"}, StopReason.ENV_ERROR, "no function 'missing'"),
+        (
+            {"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"},
+            StopReason.ENV_ERROR,
+            "no verdict: write a number",
+        ),
         ({"program": ["no-such-program"]}, StopReason.ENV_ERROR, "exit code 127"),
     ],
 )
@@ -112,6 +115,7 @@ def test_a_program_knows_its_endpoint_and_its_task_and_nothing_of_ours(
     ours = {"PATH", "HOME", "TMPDIR", "LANG", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TASK_FILE"}
     assert set(environment) - {"LC_CTYPE"} == ours
     assert "OPENAI_API_KEY" not in graders
+    assert graders["PROGRAM_DIRECTORY"] == place
     assert "a secret of the broker" not in seen.read_text()
     assert environment["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
     assert files == ["output.txt", "task.json"]
@@ -120,12 +124,12 @@ def test_a_program_knows_its_endpoint_and_its_task_and_nothing_of_ours(
 
 
 def test_tasks_come_from_a_file_or_a_function_and_name_the_version(tasks: str) -> None:
-    listed = registry.tasks("program", {"tasks": f"{AGENT}:listed", "program": "unused"})
+    listed = registry.tasks("program", {"tasks": f"{AGENT}:listed", "program": ["unused"]})
     found = [(task.task_id, task.split, task.category) for task in listed]
     assert found == [("1", "train", "program"), ("b", "test", "hard")]
     versions = [
         asyncio.run(registry.versioned_id("program", {"program": program, "tasks": source}))
-        for program, source in (("a.py:f", tasks), ("a.py:g", tasks), ("a.py:f", f"{AGENT}:listed"))
+        for program, source in ((["f"], tasks), (["g"], tasks), (["f"], f"{AGENT}:listed"))
     ]
     assert len(set(versions)) == 3
     assert versions[0].startswith("program 1 sha256:")
@@ -153,18 +157,34 @@ def test_a_wrong_file_of_tasks_is_told_with_its_line(tmp_path: Path, lines: str,
     ("options", "error"),
     [
         ({}, "which program"),
-        ({"program": "agent.py:solve"}, "which tasks"),
-        ({"program": "agent.py:solve", "tasks": "gone.jsonl"}, "no tasks at gone.jsonl"),
+        ({"program": f"{AGENT}:solve"}, "which tasks"),
+        ({"program": f"{AGENT}:solve", "tasks": "gone.jsonl"}, "no tasks at gone.jsonl"),
         ({"program": [], "tasks": "x"}, "program"),
-        ({"program": "x", "tasks": "agent.py"}, "no tasks at agent.py"),
-        ({"program": "x", "tasks": "no.such.module:f"}, "no module 'no.such.module'"),
-        ({"program": "x", "tasks": f"{AGENT}:nothing"}, "no function 'nothing'"),
-        ({"program": "x", "tasks": ":f"}, "names no function"),
+        ({"program": ["x"], "tasks": "agent.py"}, "no tasks at agent.py"),
+        ({"program": ["x"], "tasks": "no.such.module:f"}, "no module 'no.such.module'"),
+        ({"program": ["x"], "tasks": f"{AGENT}:nothing"}, "no function 'nothing'"),
+        ({"program": ["x"], "tasks": ":f"}, "names no function"),
+        ({"program": "solve", "tasks": "x"}, "names no function"),
+        ({"program": f"{AGENT}:solv", "tasks": "x"}, r"agent.py has no function 'solv'; did you mean solve"),
+        ({"program": "agnt.py:solve", "tasks": "x"}, "no file .*agnt.py"),
+        ({"program": "horizonrl.nowhere:solve", "tasks": "x"}, "no module 'horizonrl.nowhere'"),
+        ({"program": "horizonrl.envs.program.env:solve", "tasks": "x"}, "env.py has no function 'solve'"),
+        (
+            {"program": f"{AGENT}:grade", "tasks": "x"},
+            r"line \d+: grade\(task: .*\) is called with 1 argument: the task",
+        ),
+        ({"program": ["x"], "tasks": "x", "grader": f"{AGENT}:solve"}, "is called with 2 arguments"),
+        ({"program": ["x"], "tasks": f"{AGENT}:for_ever"}, "lists more than 50 tasks: does it end"),
+        ({"program": ["x"], "tasks": f"{AGENT}:listed", "hidden": ["qestion"]}, "'qestion'; did you mean question"),
     ],
 )
-def test_wrong_options_say_what_to_write(options: dict[str, Any], error: str) -> None:
+def test_wrong_options_say_what_to_write(options: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_module, "MOST_TASKS", 50)
     with pytest.raises(ConfigError, match=error):
         registry.make("program", options)
+    if "program" in options and "tasks" in options:
+        with pytest.raises(ConfigError, match=error):  # before anything starts
+            registry.tasks("program", options)
 
 
 def test_a_task_that_this_machine_does_not_have_is_told() -> None:

@@ -33,6 +33,7 @@ print(*(child.pid for child in children), os.getpid(), flush=True)
 
 def program(directory: Path, code: str, limits: Limits = LIMITS) -> Ended:
     argv = [sys.executable, "-c", code]
+    (directory / "out").unlink(missing_ok=True)
     return asyncio.run(run_program(argv, directory, clean_environment(directory), directory / "out", limits))
 
 

@@ -46,6 +46,9 @@ class Module:
             (directory / name).write_text(text)
         (directory / "task.json").write_text("{}")
         episode = {"TASK_FILE": str(directory / "task.json"), "OPENAI_API_KEY": f"key {self._runs}"}
+        if what == "grade":
+            (directory / "task.answer").write_text("null")
+            episode["ANSWER_FILE"] = str(directory / "task.answer")
         environment = clean_environment(directory) | episode
         function = Function(what, f"{self.file}:{what}", ())
         return await run_function(function, directory, environment, directory / "out", limits)
