@@ -40,7 +40,9 @@ CHEATS = {
     "a byte before the verdict": f"for f in {FILES}; do printf 1 > $f; done",
     "links": f"echo 1 > one; for f in {FILES.replace('output.txt', '')}; do ln -sf one $f; done",
     "removes every file": "rm -rf ./* .[a-z]*",
-    "modules in its directory": "for m in json os sitecustomize usercustomize neighbour; do echo 'print(1); exit()' > $m.py; done",
+    "modules in its directory": (
+        "for m in json os sitecustomize usercustomize neighbour; do echo 'print(1); exit()' > $m.py; done"
+    ),
     "keeps writing": f"setsid bash -c 'while true; do for f in {FILES}; do echo 1 > $f; done; done' & sleep 0.2",
     "a cache beside the grader": """python - "$0" <<'END'
 import importlib.util, marshal, pathlib, struct, sys
@@ -150,7 +152,7 @@ def test_a_reward_that_is_no_file_breaks_the_episode(folder: Path, make: str) ->
         finally:
             await environment.close()
 
-    with pytest.raises(EnvironmentFailure, match="reward.json"):
+    with pytest.raises(EnvironmentFailure, match=r"reward\.json"):
         promptly(scenario())
 
 
@@ -163,7 +165,7 @@ def test_odd_files_under_the_other_names_are_never_followed(folder: Path, make: 
     if "truncate" in make:  # the end of it is the answer
         assert left(folder, made, grader=grader).reward == 0.25
     else:
-        with pytest.raises(EnvironmentFailure, match="output.txt is not a regular file"):
+        with pytest.raises(EnvironmentFailure, match=r"output\.txt is not a regular file"):
             left(folder, made, grader=grader)
     with pytest.raises(EnvironmentFailure, match="exit code 3: "):
         left(folder, f"{made}; exit 3", grader=grader)
