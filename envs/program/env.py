@@ -166,7 +166,8 @@ class ProgramEnvironment:
         if ended.code:
             raise EnvironmentFailure(f"the grader {await _end(ended)}")
         if isinstance(self._grader, str):
-            return _verdict_of(await asyncio.to_thread(read_regular, court / VERDICT) or "", "the grader")
+            text = await asyncio.to_thread(read_regular, court / VERDICT)
+            return _verdict_of(text or "", "the grader")
         words = await asyncio.to_thread(ended.last_words)
         return _verdict_of(words.rpartition("\n")[2], "the last line of the grader")
 
