@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horizonrl.common.errors import EnvironmentTimeout
+from horizonrl.common.errors import EnvironmentFailure, EnvironmentTimeout
 from horizonrl.envs.program.process import Ended, Limits, clean_environment, run_program
 
 LIMITS = Limits(30.0, 1 << 30)
@@ -95,6 +97,72 @@ def test_memory_is_limited(tmp_path: Path) -> None:
     ended = program(tmp_path, "bytearray(2 << 30)")
     assert ended.code == 1
     assert "MemoryError" in ended.last_words()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
+def test_addresses_that_are_only_reserved_are_not_memory(tmp_path: Path) -> None:
+    script = (
+        "const server = require('http').createServer((_, answer) => answer.end('served')).listen(0, '127.0.0.1',"
+        "async () => { const url = 'http://127.0.0.1:' + server.address().port;"
+        "console.log(await (await fetch(url)).text()); server.close(); });"
+    )
+    ended = asyncio.run(
+        run_program(["node", "-e", script], tmp_path, clean_environment(tmp_path), tmp_path / "out", LIMITS)
+    )
+    assert (ended.code, ended.last_words()) == (0, "served")
+    mapped = "import mmap; mmap.mmap(-1, 64 << 30, prot=0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); print('mapped')"
+    assert program(tmp_path, mapped).last_words() == "mapped"
+
+
+def test_what_a_program_leaves_is_ended_in_time_that_grows_with_their_number_only(tmp_path: Path) -> None:
+    children = "import os, time\nfor _ in range(400):\n    if os.fork() == 0:\n        time.sleep(600)\n"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert program(tmp_path, f"{children}print(os.getpid())").code == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
+
+
+# Each process starts the next one and ends: no list of processes holds the one that is alive. It ends by itself.
+CHAIN = """
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    for (int links = 0; links < 20000; links++) {
+        SETSID
+        if (fork() != 0) _exit(0);
+        usleep(200);
+    }
+    FILE *end = fopen("end", "w");
+    fclose(end);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.parametrize("setsid", ["", "setsid();"], ids=["one group", "a session each"])
+def test_a_chain_of_processes_that_end_at_once_is_caught(tmp_path: Path, setsid: str) -> None:
+    (tmp_path / "chain.c").write_text(CHAIN.replace("SETSID", setsid))
+    subprocess.run(["cc", "-o", "chain", "chain.c"], cwd=tmp_path, check=True)
+    started = time.monotonic()
+    program(tmp_path, "import subprocess; subprocess.Popen('./chain', start_new_session=True)")
+    assert time.monotonic() - started < 5.0
+    time.sleep(0.5)
+    assert not [each for each in psutil.process_iter(["name"]) if each.info["name"] == "chain"]
+    assert not (tmp_path / "end").exists(), "it was not waited for"
+
+
+def test_a_program_that_kills_its_keeper_takes_all_with_it(tmp_path: Path) -> None:
+    unmarked = f"""
+import os, signal, subprocess, sys, time
+stray = subprocess.Popen([sys.executable, "-c", {STAY!r}], env={{}}, start_new_session=True, cwd="/")
+print(stray.pid, flush=True)
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(600)
+"""
+    with pytest.raises(EnvironmentFailure, match="killed by signal 9"):
+        program(tmp_path, unmarked)
+    (stray,) = printed(tmp_path / "out", 1)
+    assert left([stray]) == []
 
 
 def test_a_program_that_takes_too_long_ends_with_all_that_it_started(tmp_path: Path) -> None:
