@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -25,7 +26,7 @@ LARGEST_FILE = 1 << 30
 NOT_STARTED = 127
 GONE_S = 0.005
 HEIRS = 16
-"""Process ids after that of a child that has ended, among which a child of its own is looked for."""
+"""Process ids after that of the child that ended last, among which a child of its own is looked for."""
 
 
 def main() -> int:
@@ -121,37 +122,33 @@ def _end(program: int) -> int:
     """Kill what is left and wait for it; return the program's status."""
     status = 0
     while True:
-        for pid in children():
-            _kill(pid)
-        reaped = False
+        _kill(children())
+        last = 0
         try:
             # What one that is killed leaves becomes ours next.
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                reaped = True
-                if ended[0] == program:
+                last = ended[0]
+                if last == program:
                     status = ended[1]
-                _kill_heirs(ended[0])
         except ChildProcessError:
             return status
-        if not reaped:
+        if last:
+            # In a chain of processes that each start the next one and end, every list is out of date.
+            _kill([heir for heir in range(last + 1, last + 1 + HEIRS) if _parent(heir) == os.getpid()])
+        else:
             time.sleep(GONE_S)
 
 
-def _kill(pid: int) -> None:
-    """Kill a child with its group: a signal to a group reaches those, too, that are being forked."""
-    with contextlib.suppress(OSError):
-        group = os.getpgid(pid)
-        if group != os.getpgrp():  # which it leaves when it starts
-            os.killpg(group, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _kill_heirs(pid: int) -> None:
-    """Kill a child that one which has ended had started just before: in a chain of those, every list is out of date."""
-    for heir in range(pid + 1, pid + 1 + HEIRS):
-        if _parent(heir) == os.getpid():
-            _kill(heir)
+def _kill(pids: Iterable[int]) -> None:
+    """Kill children with their groups: a signal to a group reaches those, too, that are being forked."""
+    groups = {os.getpgrp()}  # which a child leaves when it starts
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if (group := os.getpgid(pid)) not in groups:
+                groups.add(group)
+                os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def children() -> list[int]:

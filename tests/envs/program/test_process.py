@@ -110,12 +110,12 @@ def test_addresses_that_are_only_reserved_are_not_memory(tmp_path: Path) -> None
         run_program(["node", "-e", script], tmp_path, clean_environment(tmp_path), tmp_path / "out", LIMITS)
     )
     assert (ended.code, ended.last_words()) == (0, "served")
-    mapped = "import mmap; mmap.mmap(-1, 64 << 30, prot=0, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); print('mapped')"
+    mapped = "import mmap; mmap.mmap(-1, 64 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0); print('mapped')"
     assert program(tmp_path, mapped).last_words() == "mapped"
 
 
 def test_what_a_program_leaves_is_ended_in_time_that_grows_with_their_number_only(tmp_path: Path) -> None:
-    children = "import os, time\nfor _ in range(400):\n    if os.fork() == 0:\n        time.sleep(600)\n"
+    children = "import os, time\nfor _ in range(800):\n    if os.fork() == 0:\n        time.sleep(600)\n"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert program(tmp_path, f"{children}print(os.getpid())").code == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -127,10 +127,9 @@ CHAIN = """
 #include <stdio.h>
 #include <unistd.h>
 int main(void) {
-    for (int links = 0; links < 20000; links++) {
+    for (int links = 0; links < 100000; links++) {
         SETSID
         if (fork() != 0) _exit(0);
-        usleep(200);
     }
     FILE *end = fopen("end", "w");
     fclose(end);
@@ -144,8 +143,8 @@ def test_a_chain_of_processes_that_end_at_once_is_caught(tmp_path: Path, setsid:
     (tmp_path / "chain.c").write_text(CHAIN.replace("SETSID", setsid))
     subprocess.run(["cc", "-o", "chain", "chain.c"], cwd=tmp_path, check=True)
     started = time.monotonic()
-    program(tmp_path, "import subprocess; subprocess.Popen('./chain', start_new_session=True)")
-    assert time.monotonic() - started < 5.0
+    program(tmp_path, "import subprocess, time; subprocess.Popen('./chain', start_new_session=True); time.sleep(0.3)")
+    assert time.monotonic() - started < 20.0
     time.sleep(0.5)
     assert not [each for each in psutil.process_iter(["name"]) if each.info["name"] == "chain"]
     assert not (tmp_path / "end").exists(), "it was not waited for"
