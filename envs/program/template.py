@@ -247,7 +247,7 @@ class _Variables(dict[bytes, bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+        while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
             frame = frame.f_back
         if (reader := frame.f_globals.get("__name__")) not in READS_ITS_OWN:
             self._read.add(f"the whole environment (in {reader})")

@@ -146,6 +146,23 @@ def test_an_edited_program_is_played_as_it_is_now(module: Module) -> None:
             "import os\nKEY = os.environ['OPENAI_' + 'API_KEY']\ndef play(task): return 'played'\n",
             "importing it ahead of an episode failed: KeyError: 'OPENAI_API_KEY'",
         ),
+        (
+            "import socket\nPAIR = socket.socketpair()\ndef play(task): return 'played'\n",
+            "leaves open when it is imported: socket:",
+        ),
+        (
+            "import tempfile\nLOG = tempfile.TemporaryFile('w')\ndef play(task): return 'played'\n",
+            "leaves open when it is imported: /tmp/",
+        ),
+        (
+            "import os\nSEEN = dict(os.environ)\n"
+            "def play(task): return 'played' if SEEN['OPENAI_API_KEY'] == os.environ['OPENAI_API_KEY'] else 'other'\n",
+            "reads the whole environment (in agent)",
+        ),
+        (
+            "import os\nSEEN = os.environ.copy()\ndef play(task): return 'played' if 'TASK_FILE' in SEEN else 'other'\n",
+            "reads the whole environment (in agent)",
+        ),
     ],
 )
 def test_a_module_that_cannot_be_shared_is_imported_for_each_episode(module: Module, text: str, reason: str) -> None:
@@ -179,6 +196,43 @@ def test_a_later_import_that_starts_threads_is_left_to_the_episodes(module: Modu
     )
     ((template, _), *_) = runs = [module.run() for _ in range(3)]
     assert runs == [[template, False]] * 3
+
+
+def test_a_module_of_the_users_is_not_imported_ahead(module: Module, tmp_path: Path) -> None:
+    (tmp_path / "noted.py").write_text("import os\nPLACE = os.getcwd()\n")
+    module.write(
+        "import os, sys\ndef play(task):\n    there = 'wave' in sys.modules\n    import noted, wave\n"
+        "    return [there, noted.PLACE == os.getcwd()]\n"
+    )
+    assert [module.run() for _ in range(3)] == [[False, True], [True, True], [True, True]]
+
+
+@pytest.mark.parametrize("listed", ['["evil"]', "mkfifo", "[1]", '"text"', "{", '["evil", "wave"]'])
+def test_an_episode_does_not_choose_what_later_ones_import(module: Module, listed: str) -> None:
+    module.write(
+        "import json, os, pathlib\ndef play(task):\n"
+        "    if hasattr(json, 'EVIL'): return 'poisoned'\n"
+        "    keeper = pathlib.Path(f'/proc/{os.getppid()}/stat').read_text()\n"
+        "    home = pathlib.Path(os.readlink(f\"/proc/{keeper.rpartition(')')[2].split()[1]}/cwd\"))\n"
+        "    (home / 'evil.py').write_text('import json; json.EVIL = True')\n"
+        "    (home / 'sched.py').write_text('import json; json.EVIL = True')\n"
+        "    names = home / 'modules.json'\n"
+        f"    if not names.exists(): os.mkfifo(names) if {listed!r} == 'mkfifo' else names.write_text({listed!r})\n"
+        "    import sched\n"
+        "    return home.name\n"
+    )
+    first, *others = [module.run() for _ in range(3)]
+    assert first.startswith("horizonrl-scratch-")
+    assert others == [first, first]
+
+
+def test_a_program_may_start_processes_that_import_its_file(module: Module) -> None:
+    module.write(
+        "import multiprocessing\ndef double(number): return 2 * number\n"
+        "def play(task):\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: return pool.map(double, [1, 2])\n"
+    )
+    assert module.run() == [2, 4]
 
 
 def test_errors_exits_and_limits_are_those_of_a_process_of_its_own(module: Module, tmp_path: Path) -> None:
