@@ -160,7 +160,8 @@ def test_an_edited_program_is_played_as_it_is_now(module: Module) -> None:
             "reads the whole environment (in agent)",
         ),
         (
-            "import os\nSEEN = os.environ.copy()\ndef play(task): return 'played' if 'TASK_FILE' in SEEN else 'other'\n",
+            "import os\nSEEN = os.environ.copy()\n"
+            "def play(task): return 'played' if 'TASK_FILE' in SEEN else 'other'\n",
             "reads the whole environment (in agent)",
         ),
     ],
