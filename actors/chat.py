@@ -124,17 +124,13 @@ class ChatTemplate:
 
         Raises ConfigError for tools that the template cannot show, and for a conversation that it refuses.
         """
-        # A template that ignores tools would let the policy guess at them.
-        if tools and self.tools_problem:
-            raise ConfigError(self.tools_problem)
-        mark = self._disguise.mark_for((*messages, *tools))
-        return self._encode(self._written(messages, tools, mark), mark)
+        return self._encode(*self._marked(messages, tools))
 
     def extend(self, last_output_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return the ids that follow a generation: its turn's end unless sampled, the messages, the next prompt.
 
-        The messages are results of tools, a user's message, or both in this order. Raises ConfigError for others, and
-        for a shape which the template does not simply append.
+        The messages are results of tools, then those of users and the system. Raises ConfigError for others, and for a
+        shape which the template does not simply append.
         """
         if problem := self._problem(tuple(message.role for message in messages)):
             raise ConfigError(problem)
@@ -151,6 +147,16 @@ class ChatTemplate:
             if ids[:1] == last:
                 return ids[1:]
         return self._encode(tail, mark)
+
+    def overflows(self, messages: Sequence[ChatMessage], tools: Tools, tokens: int) -> bool:
+        """Return whether a whole conversation has more than so many tokens. For another thread, as `exceeds` is.
+
+        Raises ConfigError as `render` does.
+        """
+        if self.exceeds("\n".join(message.content for message in messages), tokens):
+            return True
+        text, mark = self._marked(messages, tools)
+        return self.exceeds(text.replace(mark, ""), tokens)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Return whether a text alone has more than so many tokens. Takes a second per megabyte; for another thread."""
@@ -220,6 +226,14 @@ class ChatTemplate:
         """The tokens that end a generation: the end of the turn first, then the tokenizer's and the model's own."""
         ids = (self.end_of_turn, self.tokenizer.eos_token_id, *self._end_ids)
         return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+    def _marked(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[str, str]:
+        """Return the template's text of a whole conversation, and the mark that breaks what its contents spell."""
+        # A template that ignores tools would let the policy guess at them.
+        if tools and self.tools_problem:
+            raise ConfigError(self.tools_problem)
+        mark = self._disguise.mark_for((*messages, *tools))
+        return self._written(messages, tools, mark), mark
 
     def _written(self, messages: Sequence[ChatMessage], tools: Tools, mark: str = "") -> str:
         """Return the template's text. Special tokens that contents spell are broken by the mark."""
@@ -319,7 +333,7 @@ class ChatTemplate:
 
         They can if what the template appends depends neither on the conversation so far, nor on its calls and tools.
         """
-        if not re.fullmatch("(tool )*(user )?", "".join(f"{role} " for role in shape)) or not shape:
+        if not re.fullmatch("(tool )*((user|system) )*", "".join(f"{role} " for role in shape)) or not shape:
             return f"{' and '.join(shape) or 'no'} messages cannot follow a reply: give tools' results, then a user's"
         user, answer, called = (
             ChatMessage("user", USER),
@@ -416,4 +430,4 @@ def _inside(tokens: Iterable[str]) -> re.Pattern[str]:
 
 def stand_ins(shape: Sequence[str]) -> tuple[ChatMessage, ...]:
     """Return messages of these roles, each with a content of its own."""
-    return tuple(ChatMessage("tool" if role == "tool" else "user", f"⟦{place}⟧") for place, role in enumerate(shape))
+    return tuple(ChatMessage(role, f"⟦{place}⟧") for place, role in enumerate(shape))  # type: ignore[arg-type]

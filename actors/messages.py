@@ -99,10 +99,13 @@ class Disguise:
         self._longest = max(map(len, self._special), default=0)
 
     def mark_for(self, given: Iterable[ChatMessage | Mapping[str, Any]]) -> str:
-        """Return a character that does not occur in these messages and tools."""
+        """Return a character that does not occur in these messages and tools. Raises ConfigError if all do."""
         written = "".join(map(repr, given))
         # `repr` spells private characters as escapes.
-        return next(mark for mark in MARKS if f"\\u{ord(mark):04x}" not in written)
+        mark = next((mark for mark in MARKS if f"\\u{ord(mark):04x}" not in written), None)
+        if mark is None:
+            raise ConfigError(f"a conversation has all {len(MARKS)} private characters of Unicode: leave one out")
+        return mark
 
     def hide(self, value: T, mark: str) -> T:
         """Return a text, or a structure of texts, with every special token in it broken."""

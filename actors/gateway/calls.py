@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from horizonrl.actors.gateway.matching import canonical
+from horizonrl.actors.gateway.matching import spelled
 from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
 
 CALLS_LEFT_HEADER = "x-horizonrl-calls-left"
@@ -23,7 +23,7 @@ SERVED = (
 )
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 LABELS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-ACCEPTED = frozenset((*SERVED, *LIMITS, *LABELS, "stream_options", "include", "modalities"))
+ACCEPTED = frozenset((*SERVED, *LIMITS, *LABELS, "stream_options", "include"))
 """Parameters that are served, or that change nothing of what is sampled. Any other one is ignored, and said so."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
@@ -31,6 +31,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "parallel_tool_calls": (None, True),
     "truncation": (None, "disabled"),
+    "modalities": (None, ["text"]),
 }
 """Values with which a parameter asks for what happens anyway."""
 
@@ -120,18 +121,17 @@ def with_words(reply: ChatMessage, call_ids: Sequence[str], replies: Replies) ->
     return replace(reply, content=past.answer.content)
 
 
-def spelled(calls: Sequence[ToolCall]) -> list[tuple[str, str]]:
-    return [(call.name, canonical(call.arguments)) for call in calls]
-
-
-def ignored_parameters(body: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of a request's parameters that have no effect here.
+def ignored_parameters(body: dict[str, Any], messages: Sequence[ChatMessage]) -> tuple[str, ...]:
+    """Return the names of what has no effect here: of a request's parameters, and of parts of them.
 
     Sampling is the ticket's, and nothing may constrain the behaviour policy that the learner's does not know of.
     """
     found = [name for name, value in body.items() if value is not None and _has_no_effect(name, value)]
     if isinstance(choice := body.get("tool_choice"), dict) or choice == "required":
         found.append("tool_choice")
+    found += {f"tools.{tool['type']}" for tool in body.get("tools") or () if _is_hosted(tool)}
+    if messages[-1].role == "assistant":  # the policy begins a reply, and goes on with none
+        found.append("prefill")
     return tuple(sorted(found))
 
 
@@ -140,21 +140,31 @@ def _has_no_effect(name: str, value: Any) -> bool:
 
 
 def tools_of(given: Any, nested: bool) -> Tools:
-    """Return declared functions in Chat Completions' form; `nested` tells it from that of Responses."""
+    """Return declared functions in Chat Completions' form; `nested` tells it from that of Responses.
+
+    Tools of other types, which a provider would run or read in a way of its own, are left out.
+    """
     if given is None:
         return ()
     if not isinstance(given, list):
         raise CallRefused(400, "invalid_request", "tools is no list", "tools")
-    return tuple(_tool(tool, nested) for tool in given)
+    return tuple(_tool(tool, nested) for tool in given if not _is_hosted(tool))
+
+
+def _is_hosted(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind != "function"
 
 
 def _tool(given: Any, nested: bool) -> dict[str, Any]:
     function = given.get("function") if nested and isinstance(given, dict) else given
     if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(function, dict):
-        kind = given.get("type") if isinstance(given, dict) else given
-        raise CallRefused(400, "unsupported_parameter", f"a tool is a function here, not {kind!r}", "tools")
+        form = '{"type": "function", "function": {"name": ...}}' if nested else '{"type": "function", "name": ...}'
+        raise CallRefused(400, "invalid_request", f"a tool has the form {form}, not {given!r:.100}", "tools")
     if not isinstance(function.get("name"), str) or not isinstance(function.get("parameters") or {}, dict):
         raise CallRefused(400, "invalid_request", "a tool's function has a name and a schema of parameters", "tools")
+    if not isinstance(function.get("description") or "", str):
+        raise CallRefused(400, "invalid_request", f"the description of {function['name']!r:.100} is no text", "tools")
     described = {
         "name": function["name"],
         "description": function.get("description") or "",

@@ -42,7 +42,7 @@ def parse(body: dict[str, Any], replies: Replies = NO_REPLIES) -> CallRequest:
         max_tokens=limit_of(body, "max_completion_tokens", "max_tokens"),
         stop=_stops(body.get("stop")),
         logprobs=bool(body.get("logprobs")),
-        ignored=ignored_parameters(body),
+        ignored=ignored_parameters(body, messages) + ("messages.name",) * _names_speakers(body["messages"]),
     )
 
 
@@ -95,6 +95,11 @@ def conversation(given: Any, replies: Replies) -> tuple[ChatMessage, ...]:
         else:
             raise CallRefused(400, "invalid_request", f"no message has the role {role!r:.100}", "messages")
     return (*messages, *in_order_of_calls(call_ids, results))
+
+
+def _names_speakers(given: list[dict[str, Any]]) -> bool:
+    # Templates have no place for them. A result's name is that of its call, which is known.
+    return any(one.get("name") for one in given if one["role"] != "tool")
 
 
 def _reply(one: Mapping[str, Any], calls: list[Any]) -> ChatMessage:

@@ -8,19 +8,19 @@ so a call is matched to a recorded reply by its messages, and then goes on from 
     fork      the reply has been continued before (parallel calls, an edited history): a new branch begins with a copy
               of the ids up to that reply
 
-A reply is continued by `tool* user?`, at least one message. Messages are compared by role, flattened content and calls,
-not by the ids that clients give to calls; arguments by their canonical JSON. Reasoning that a client leaves out
-matches, other reasoning does not.
+A reply is continued by any messages that are not replies, as far as the chat template appends them. Messages are
+compared by role, flattened content and calls, not by the ids that clients give to calls; arguments by their canonical
+JSON, replies without the white space around them. Reasoning that a client leaves out matches, other reasoning does not.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from horizonrl.actors.messages import ChatMessage
+from horizonrl.actors.messages import ChatMessage, ToolCall
 from horizonrl.actors.policy import Generation
 from horizonrl.common.types import MAX_BRANCHES, Branch, Episode, StopReason, Turn
 
@@ -128,6 +128,7 @@ class MatchingGraph:
     def _best(self, candidates: Iterable[SampledCall], history: Sequence[ChatMessage]) -> SampledCall | None:
         """Return the reply that a history ends with: of equal ones the first that nothing has continued yet."""
         fitting = [sample for sample in candidates if _same_reasoning(sample, history)]
+        fitting = [sample for sample in fitting if _same_white_space(sample, history)] or fitting
         free = [sample for sample in fitting if id(sample) not in self._continued]
         return next(iter(free or fitting), None)
 
@@ -187,21 +188,27 @@ def _shown(message: ChatMessage) -> str:
 
 
 def _continues(tail: Sequence[ChatMessage]) -> bool:
-    """Return whether messages may follow a reply within its branch: `tool* user?`, at least one."""
-    before = tail[:-1] if tail and tail[-1].role == "user" else tail
-    return bool(tail) and all(message.role == "tool" for message in before)
+    """Return whether messages may follow a reply within its branch: if there are some, and no other reply."""
+    return bool(tail) and all(message.role != "assistant" for message in tail)
 
 
 def _same_reasoning(sample: SampledCall, history: Sequence[ChatMessage]) -> bool:
     """Return whether the reasoning that a history repeats is the one that was served."""
-    reply: SampledCall | None = sample
-    while reply is not None:
-        assert reply.reply is not None
-        given = history[len(reply.messages)].reasoning
-        if given and given != reply.reply.reasoning:
-            return False
-        reply = reply.parent
-    return True
+    repeated = ((reply.reasoning, said.reasoning) for reply, said in _replies(sample, history))
+    return all(reasoning in ("", sampled) for sampled, reasoning in repeated)
+
+
+def _same_white_space(sample: SampledCall, history: Sequence[ChatMessage]) -> bool:
+    return all(reply.content == said.content for reply, said in _replies(sample, history))
+
+
+def _replies(sample: SampledCall, history: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, ChatMessage]]:
+    """Yield each reply of a branch up to a sample, with the message that repeats it."""
+    last: SampledCall | None = sample
+    while last is not None:
+        assert last.reply is not None
+        yield last.reply, history[len(last.messages)]
+        last = last.parent
 
 
 def _chains(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
@@ -213,13 +220,25 @@ def _chains(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]])
 
 
 def _link(chain: bytes, message: ChatMessage) -> bytes:
-    calls = [(call.name, canonical(call.arguments)) for call in message.calls]
-    return sha256(chain + json.dumps([message.role, message.content, calls]).encode()).digest()
+    # Clients trim what a model says.
+    content = message.content.strip() if message.role == "assistant" else message.content
+    return sha256(chain + json.dumps([message.role, content, spelled(message.calls)]).encode()).digest()
+
+
+def spelled(calls: Sequence[ToolCall]) -> list[tuple[str, str]]:
+    """Return names and arguments as they are compared."""
+    return [(call.name, canonical(call.arguments)) for call in calls]
+
+
+def _number(text: str) -> float | int:
+    """Return a number as JavaScript has it, where 1.0 is 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def canonical(arguments: str) -> str:
     """Return the one spelling of a call's arguments; those that are no JSON are spelled as they are."""
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True, separators=(",", ":"))
+        return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments

@@ -44,12 +44,13 @@ def parse_response_request(body: dict[str, Any], replies: Replies = NO_REPLIES) 
     conversation = _Items(replies)
     if body.get("previous_response_id") is not None:
         conversation.go_on_from(str(body["previous_response_id"]))
+    messages = (*system, *conversation.of(items))
     return CallRequest(
-        messages=(*system, *conversation.of(items)),
+        messages=messages,
         tools=tools_of(body.get("tools"), nested=False),
         may_call=body.get("tool_choice") != "none",
         max_tokens=limit_of(body, "max_output_tokens"),
-        ignored=ignored_parameters(body),
+        ignored=ignored_parameters(body, messages),
         instructed=bool(system),
     )
 

@@ -4,8 +4,8 @@
     POST /v1/responses           OpenAI's Responses; what it names is of the episode
     GET  /v1/models              the one model
 
-The key comes as `Authorization: Bearer`, as `x-api-key`, or in the path: /e/KEY/v1/... Without the key of an episode
-that is being played, nothing is served.
+The key comes as `Authorization: Bearer`, as `x-api-key` or `api-key`, or in the path: /e/KEY/v1/... Without the key of
+an episode that is being played, nothing is served.
 """
 
 import asyncio
@@ -38,16 +38,26 @@ from horizonrl.actors.policy import Policy
 from horizonrl.actors.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.lag import turn
-from horizonrl.common.metrics import Metrics
+from horizonrl.common.logs import get_logger
+from horizonrl.common.metrics import GATEWAY_CALLS, Metrics
+from horizonrl.common.texts import printable
 from horizonrl.common.types import Ticket
 from horizonrl.envs import registry
+
+log = get_logger()
 
 BODY_BYTES = 16 << 20
 KEEP_ALIVE_S = 10.0
 """Interval of the comments of a stream that waits: proxies and clients close a silent one."""
 REMEMBERED = 1024
 """Keys of ended episodes that are answered with 409 rather than 401."""
+ORDINARY = ("episode_over", "too_many_calls")
+"""Codes of refusals that tell of no defect in the program: calls at its end, and more at once than are served."""
+SHOWN_CHARS = 300
 MODEL = "policy"
+MOST_NAMED, NAME_CHARS = 32, 64
+"""Names in the header of what had no effect, and the characters of each."""
+KEY_HEADERS = ("x-api-key", "api-key")
 ANY_HOST = "0.0.0.0"
 
 
@@ -83,17 +93,20 @@ class Gateway:
         self._finding = asyncio.Lock()
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
+        self._refusals: set[str] = set()
+        """As those of a session, of requests that no episode's key came with."""
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator["Gateway"]:
         """Listen while the body runs."""
         app = web.Application(client_max_size=BODY_BYTES)
         for base in ("/v1", "/e/{key}/v1"):
-            app.router.add_get(f"{base}/models", self._models)
             app.router.add_get(f"{base}/models/{{model:.+}}", self._models)
-            for path, api in APIS.items():
-                app.router.add_post(f"{base}/{path}", partial(self._answer, api))
-        app.router.add_route("*", "/{path:.*}", _unknown)
+            for slash in ("", "/"):
+                app.router.add_get(f"{base}/models{slash}", self._models)
+                for path, api in APIS.items():
+                    app.router.add_post(f"{base}/{path}{slash}", partial(self._answer, api))
+        app.router.add_route("*", "/{path:.*}", self._unknown)
         # Episodes end before the gateway does: nothing is left to wait for.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -125,10 +138,12 @@ class Gateway:
 
     def _session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").split()[-1:]  # the scheme is written as anyone likes
-        key = request.match_info.get("key") or request.headers.get("x-api-key") or "".join(bearer)
-        if (session := self._sessions.get(key)) is not None:
-            return session
-        if key in self._ended:
+        sent = (request.match_info.get("key"), *map(request.headers.get, KEY_HEADERS), *bearer)
+        keys = [key for key in sent if key]
+        for key in keys:
+            if (session := self._sessions.get(key)) is not None:
+                return session
+        if not self._ended.keys().isdisjoint(keys):
             raise CallRefused(409, "episode_over", "the episode has ended: its key is not valid any more")
         raise CallRefused(401, "invalid_api_key", "no episode has this key: send the OPENAI_API_KEY of the program")
 
@@ -136,13 +151,14 @@ class Gateway:
         try:
             self._session(request)
         except CallRefused as refused:
-            return web.json_response(refused.body(), status=refused.status)
+            return self._refused(refused)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "horizonrl"}
         if "model" in request.match_info:  # any name is served
             return web.json_response(model | {"id": request.match_info["model"]})
         return web.json_response({"object": "list", "data": [model]})
 
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
+        session: Session | None = None
         try:
             session = self._session(request)  # before the body is read: a stranger gets nothing done
             raw = await _body(request)
@@ -163,10 +179,35 @@ class Gateway:
                 return await self._stream(api, request, body, call)
             return await self._reply(api, request, body, call)
         except CallRefused as refused:
-            return web.json_response(refused.body(), status=refused.status)
+            return self._refused(refused, session)
         except RecursionError:
-            nested = CallRefused(400, "invalid_request", "the body's objects and lists are nested too deeply")
-            return web.json_response(nested.body(), status=nested.status)
+            nested = "the body's objects and lists are nested too deeply"
+            return self._refused(CallRefused(400, "invalid_request", nested), session)
+
+    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        served = ", ".join(("models", *APIS))
+        message = f"{request.method} {request.path} is not served; these are: {served}"
+        return self._refused(CallRefused(404, "not_found", message))
+
+    def _refused(self, refused: CallRefused, session: Session | None = None) -> web.Response:
+        """Answer with a refusal; count it, and log the first one of its code in an episode.
+
+        A program may take it for an answer that has no words: its episode would end well, and nobody would know.
+        """
+        if refused.status < 500 and refused.code not in GATEWAY_CALLS:  # the session counts those
+            self.metrics.count("gateway_calls_total", reason="refused")
+            told = self._refusals if session is None else session.refusals
+            if refused.code not in (*told, *ORDINARY):
+                told.add(refused.code)
+                ticket = session and session.ticket
+                log.warning(
+                    "gateway_refused",
+                    code=refused.code,
+                    reason=printable(str(refused), SHOWN_CHARS),
+                    ticket=ticket and ticket.ticket_id,
+                    task=ticket and ticket.task.task_id,
+                )
+        return web.json_response(refused.body(), status=refused.status)
 
     async def _tool_parser(self) -> ToolParser:
         async with self._finding:
@@ -235,14 +276,10 @@ def _delivering(request: web.Request, call: Call) -> Iterator[None]:
 
 
 def _headers(answer: Answer) -> dict[str, str]:
-    ignored = {IGNORED_HEADER: ", ".join(answer.ignored)} if answer.ignored else {}
+    # A name is anything that a body has: no header takes a line break.
+    names = ", ".join(printable(name, NAME_CHARS) for name in answer.ignored[:MOST_NAMED])
+    ignored = {IGNORED_HEADER: names.replace("\n", "?")} if names else {}
     return {CALLS_LEFT_HEADER: str(answer.calls_left), **ignored}
-
-
-async def _unknown(request: web.Request) -> web.StreamResponse:
-    served = ", ".join(("models", *APIS))
-    refused = CallRefused(404, "not_found", f"{request.method} {request.path} is not served; these are: {served}")
-    return web.json_response(refused.body(), status=refused.status)
 
 
 def _trained(request: web.Request) -> bool:

@@ -5,6 +5,7 @@ never exceed the horizon; it is sampled in a task of its own, so that it outlive
 """
 
 import asyncio
+import json
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -30,7 +31,7 @@ MOST_IN_FLIGHT = 64
 """Calls of one episode at once. One more is answered with 429, which clients try again."""
 KEY_BYTES = 16
 LIKELY_CHARS = 8
-"""Characters per token, generously. Only a text that is longer for its context is counted before it is rendered."""
+"""Characters per token, generously. Only a request that is longer for its context is counted before its turn."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,11 +77,14 @@ class Session:
     def __post_init__(self) -> None:
         self.over = asyncio.Event()
         """Set when no further call can be served: by the horizon, or by an engine that is gone."""
+        self.refusals: set[str] = set()
+        """Codes with which requests were refused that the log has told of."""
         self._reserved = 0
         self._begun = 0
         self._in_flight: set[asyncio.Task[Answer | CallRefused]] = set()
         self._calls: dict[bytes, list[Call]] = defaultdict(list)
         self._closed = False
+        self._counting = asyncio.Lock()
 
     def begin(
         self, request: CallRequest, body: bytes, client: asyncio.BaseTransport | None, *, retried: bool, trained: bool
@@ -113,10 +117,17 @@ class Session:
         return call
 
     async def refuse_overlong(self, request: CallRequest) -> None:
-        """Refuse a text that is far too long before it is rendered, which would hold up all other episodes."""
-        limit, text = self.policy.max_context_tokens, "\n".join(message.content for message in request.messages)
-        if len(text) > LIKELY_CHARS * limit and await asyncio.to_thread(self.chat.exceeds, text, limit):
-            message = f"the conversation has {len(text)} characters: more than the {limit} tokens of the context hold"
+        """Refuse a request that is far too long before it is rendered here, which would hold up all other episodes."""
+        limit, chars = self.policy.max_context_tokens, _chars(request)
+        if chars <= LIKELY_CHARS * limit:
+            return
+        async with self._counting:  # in one thread per episode
+            try:
+                overflows = await asyncio.to_thread(self.chat.overflows, request.messages, request.tools, limit)
+            except ConfigError as error:
+                raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
+        if overflows:
+            message = f"the conversation has {chars} characters: more than the {limit} tokens of the context hold"
             raise self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", message, "messages"))
 
     async def close(self) -> None:
@@ -149,7 +160,6 @@ class Session:
                 CallRefused(400, "horizon_reached", f"the episode's horizon is {horizon} model calls: none is left"),
             )
         if len(self._in_flight) >= MOST_IN_FLIGHT:
-            self._count("refused")
             raise CallRefused(429, "too_many_calls", f"{MOST_IN_FLIGHT} calls of this episode are in flight")
 
     def _reserve(self, request: CallRequest) -> SampledCall:
@@ -172,7 +182,6 @@ class Session:
             raise self._branched_out(error) from None
         except ConfigError as error:
             self.graph.release(sample)
-            self._count("refused")
             raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
         except BaseException:
             self.graph.release(sample)
@@ -295,6 +304,16 @@ def _tokens_until(ids: Sequence[int], stop: Sequence[str], written: Callable[[Se
     """Return how many tokens it takes until the text has one of the stop strings. Their ids are kept: sampled."""
     lengths = range(1, len(ids) + 1)
     return lengths[bisect_left(lengths, True, key=lambda length: any(word in written(ids[:length]) for word in stop))]
+
+
+def _chars(request: CallRequest) -> int:
+    """Return about how many characters a request is rendered with."""
+    chars = len(json.dumps(request.tools, ensure_ascii=False)) if request.tools else 0
+    for message in request.messages:
+        arguments = sum(len(call.arguments) for call in message.calls)
+        # An empty message has a role all the same.
+        chars += len(message.content) + len(message.reasoning) + arguments + LIKELY_CHARS
+    return chars
 
 
 def _over() -> CallRefused:

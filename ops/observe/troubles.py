@@ -45,6 +45,7 @@ TROUBLES = {
     "fetching_actor_stuck": "found an actor of its host stopped in a download: it downloads itself",
     "foreign_consumer_removed": "removed a consumer that does not belong to the run",
     "gateway_call_failed": "the gateway could not serve a call of a program: a defect of HorizonRL",
+    "gateway_refused": "refused a request of a program, whose episode may go on without an answer",
     "group_broken": "a group broke and is played again",
     "horizon_below_experts": "most demonstrations have more turns than RL begins with: raise the first of the horizons",
     "key_frame_asked_for": "published a key frame early: an actor found the changes in the broker damaged",

@@ -211,11 +211,32 @@ def test_a_template_that_shows_no_tools_refuses_them() -> None:
         chat.render((ChatMessage("user", "hello"),), WEATHER)
 
 
-@pytest.mark.parametrize("shape", [(), ("system",), ("user", "user"), ("user", "tool"), ("assistant",)])
-def test_only_results_and_then_a_user_follow_a_reply(shape: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("shape", [(), ("user", "tool"), ("system", "tool"), ("assistant",)])
+def test_results_follow_a_reply_before_all_else(shape: tuple[Any, ...]) -> None:
     _, chat = made("hermes")
     with pytest.raises(ConfigError, match="cannot follow a reply"):
         chat.extend((7,), [ChatMessage(role, "hello") for role in shape])
+
+
+@pytest.mark.parametrize("roles", [("user", "user"), ("tool", "user", "user"), ("user", "user", "user")])
+@pytest.mark.parametrize("family", ["hermes", "xml"])
+def test_several_users_messages_follow_a_reply_as_the_template_writes_them(family: str, roles: tuple[Any, ...]) -> None:
+    _, chat = made(family)
+    first, reply = chat.render((ChatMessage("user", "hi"),)), chat.encode_turn("even")
+    tail = [ChatMessage(role, f"text {number}") for number, role in enumerate(roles)]
+    whole = chat.render((ChatMessage("user", "hi"), ChatMessage("assistant", "even"), *tail))
+    assert (*first, *reply, *chat.extend(reply, tail)) == whole
+
+
+def test_a_system_message_follows_a_reply_where_the_template_writes_it_there() -> None:
+    tail = [ChatMessage("user", "on"), ChatMessage("system", "Be brief."), ChatMessage("user", "and on")]
+    with pytest.raises(ConfigError, match="leaves out system"):
+        made("hermes")[1].extend((7,), tail)
+    chat = ChatTemplate(marked_tokenizer())
+    whole = chat.render((ChatMessage("user", "hi"), ChatMessage("assistant", "even"), *tail))
+    ids = chat.extend((7,), tail)
+    assert ids == whole[-len(ids) :]
+    assert "Be brief." in chat.decode(ids)
 
 
 TOOL_TURN = "{%- elif message.role == 'tool' %}"

@@ -23,7 +23,7 @@ from tests.templates import tool_tokenizer
 
 CHAT = ChatTemplate(tool_tokenizer())
 HELLO: Any = [{"role": "user", "content": "hello"}]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "go",

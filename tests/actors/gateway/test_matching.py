@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +116,9 @@ def test_a_call_that_failed_leaves_its_place_to_the_next_one() -> None:
         (ChatMessage("assistant", "a", (ToolCall("go", '{"y":2,"x":1}'),), "hm"), True),
         (ChatMessage("assistant", "a", (ToolCall("go", '{"y":2,"x":1}'),), "other"), False),
         (ChatMessage("assistant", "a", (ToolCall("go", '{"y":3,"x":1}'),)), False),
+        (ChatMessage("assistant", "a\n", (ToolCall("go", '{"x": 1.0, "y": 2e0}'),)), True),
+        (ChatMessage("assistant", "a", (ToolCall("go", '{"x": 1.5, "y": 2}'),)), False),
+        (ChatMessage("assistant", "b", (ToolCall("go", '{"x": 1, "y": 2}'),)), False),
         (ChatMessage("assistant", "a "), False),
         (ChatMessage("user", "a"), False),
     ],
@@ -140,6 +145,41 @@ def test_equal_replies_are_continued_one_by_one() -> None:
     assert [graph.reserve(following).parent for _ in range(3)] == [roots[0], roots[1], roots[0]]
 
 
+def test_replies_that_differ_in_white_space_alone_are_told_apart_by_clients_that_keep_it() -> None:
+    graph, first = MatchingGraph(), (ChatMessage("user", "hi"),)
+    following: list[tuple[ChatMessage, ...]] = []
+    replies = []
+    for text in ("ok", "ok\n", " ok"):
+        root = graph.reserve(first)
+        graph.complete(root, generation(5), answer := ChatMessage("assistant", text), text)
+        replies.append(root)
+        following.append((*first, answer, ChatMessage("user", "x")))
+    assert [graph.reserve(messages).parent for messages in following] == replies
+    # All are continued by now: the exact one is forked.
+    assert [graph.reserve(messages).parent for messages in following] == replies
+    last = graph.reserve(following[1])
+    graph.complete(last, generation(6), reply := ChatMessage("assistant", "on\n"), "on\n")
+    trimmed = (*first, ChatMessage("assistant", "ok"), ChatMessage("user", "x"), replace(reply, content="on"))
+    assert graph.reserve((*trimmed, ChatMessage("user", "y"))).parent is last
+
+
+@pytest.mark.parametrize(
+    ("roles", "continues"),
+    [
+        (("user", "user", "user"), True),
+        (("tool", "system", "user"), True),
+        (("system",), True),
+        (("user", "assistant", "user"), False),
+    ],
+)
+def test_whatever_is_no_reply_continues_one(roles: tuple[Any, ...], continues: bool) -> None:
+    graph, first = MatchingGraph(), (ChatMessage("user", "hi"),)
+    root = graph.reserve(first)
+    graph.complete(root, generation(3), answer := ChatMessage("assistant", "a"), "a")
+    tail = [ChatMessage(role, f"text {number}") for number, role in enumerate(roles)]
+    assert (graph.reserve((*first, answer, *tail)).parent is root) is continues
+
+
 def test_the_deepest_reply_is_continued() -> None:
     graph, messages = MatchingGraph(), (ChatMessage("user", "hi"),)
     for number in range(3):
@@ -164,6 +204,20 @@ def test_arguments_have_one_spelling(arguments: dict[str, object]) -> None:
     spellings = {canonical(json.dumps(arguments, indent=indent, ensure_ascii=indent is None)) for indent in (None, 1)}
     assert len(spellings) == 1
     assert canonical("{broken") == "{broken"
+
+
+@pytest.mark.parametrize(
+    ("ours", "javascript"),
+    [
+        ('{"n": 1.0, "m": [2.50, -0.0]}', '{"n":1,"m":[2.5,0]}'),
+        ('{"n": 1e3}', '{"n":1000}'),
+        ('{"n": 1e21}', '{"n":1e+21}'),
+        ('{"n": "1.0"}', '{"n":"1.0"}'),
+    ],
+)
+def test_a_number_is_what_javascript_makes_of_it(ours: str, javascript: str) -> None:
+    assert canonical(ours) == canonical(javascript)
+    assert canonical('{"n": 1}') != canonical('{"n": true}') != canonical('{"n": "1"}')
 
 
 def test_an_answer_that_nobody_read_is_counted_and_not_trained() -> None:

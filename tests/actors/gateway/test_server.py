@@ -3,15 +3,18 @@
 import asyncio
 import io
 import json
+import threading
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError, NotFoundError
+from structlog.testing import capture_logs
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.gateway import matching, server
 from horizonrl.actors.gateway.server import Gateway
+from horizonrl.actors.gateway.session import Session
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import PolicyVersion, StopReason
 from tests.actors.gateway.served import (
@@ -198,7 +201,10 @@ def test_sampling_is_the_tickets_and_what_has_no_effect_is_said() -> None:
         ({"messages": []}, "invalid_request"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "invalid_request"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "unsupported_content"),
-        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter"),
+        ({"tools": [{"type": "function", "name": "go"}]}, "invalid_request"),
+        ({"tools": ["go"]}, "invalid_request"),
+        ({"tools": [TOOL | {"function": TOOL["function"] | {"description": {"en": "Go."}}}]}, "invalid_request"),
+        ({"messages": [{"role": "user", "content": "".join(map(chr, range(0xE000, 0xF900)))}]}, "invalid_conversation"),
         ({"max_tokens": 0}, "invalid_request"),
         ({"stop": [""]}, "invalid_request"),
         ({"messages": [{"role": "user"}]}, "invalid_request"),
@@ -233,6 +239,144 @@ def test_a_text_far_beyond_the_context_is_not_rendered_on_the_event_loop(
             with pytest.raises(BadRequestError) as refused:
                 await openai.chat.completions.create(model="m", messages=[{"role": "user", "content": content}])
             assert (refused.value.code, session.cut) == ("context_length_exceeded", StopReason.CONTEXT)
+
+    run(scenario)
+
+
+WORDS = "word " * 400_000
+
+
+def described(text: str) -> dict[str, Any]:
+    return TOOL | {"function": TOOL["function"] | {"description": text}}
+
+
+CALLED: Any = {"id": "a", "type": "function", "function": {"name": "go", "arguments": json.dumps({"to": WORDS})}}
+LONG: dict[str, Any] = {
+    "tool": {"tools": [described(WORDS)]},
+    "tools": {"tools": [described("d" * 100)] * 10_000},
+    "arguments": {
+        "tools": [TOOL],
+        "messages": [
+            *HELLO,
+            {"role": "assistant", "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "a", "content": "there"},
+        ],
+    },
+    "reasoning": {"messages": [*HELLO, {"role": "assistant", "content": "a", "reasoning": WORDS}, *HELLO]},
+    "messages": {"messages": [{"role": "user", "content": ""}] * 60_000},
+}
+
+
+@pytest.mark.parametrize("part", LONG)
+def test_no_part_of_a_request_that_is_far_too_long_is_rendered_on_the_event_loop(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, loop_thread = ChatTemplate._written, threading.get_ident()
+    threads: set[int] = set()
+
+    def noted(chat: ChatTemplate, *given: Any) -> str:
+        threads.add(threading.get_ident())
+        return written(chat, *given)
+
+    monkeypatch.setattr(ChatTemplate, "_written", noted)
+    monkeypatch.setattr(ChatTemplate, "render", None)
+
+    async def scenario() -> None:
+        async with session_of(Remembering()) as (gateway, session):
+            status, body = await post(gateway, session, {"messages": HELLO} | LONG[part])
+            assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+            assert session.cut is StopReason.CONTEXT
+        assert loop_thread not in threads
+
+    run(scenario)
+
+
+def test_thoughts_that_the_template_leaves_out_are_not_counted() -> None:
+    async def scenario() -> None:
+        policy, chat = Remembering(lambda read: "ok"), ChatTemplate(tool_tokenizer(THINKING))
+        async with Gateway(policy, chat).open() as gateway, gateway.session(ticket(), 0) as session:
+            messages = [*HELLO, {"role": "assistant", "content": "a", "reasoning": "word " * 20_000}, *HELLO]
+            assert (await post(gateway, session, {"messages": messages}))[0] == 200
+
+    run(scenario)
+
+
+async def post(
+    gateway: Gateway, session: Session | None, body: Any, path: str = "chat/completions", **headers: str
+) -> tuple[int, Any]:
+    sent = headers or {"Authorization": f"Bearer {session.key if session else 'guess'}"}
+    raw = io.BytesIO(json.dumps(body).encode())
+    async with ClientSession() as http, http.post(f"{gateway.base_url}/{path}", data=raw, headers=sent) as answer:
+        return answer.status, await answer.json()
+
+
+def test_what_the_parser_refuses_is_counted_and_logged_once_per_code_and_episode() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: "ok")
+        image = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+        async with gateway_of(policy) as gateway:
+            for number in (1, 2):
+                async with gateway.session(ticket(), number) as session:
+                    for body in (image, image, {"messages": []}, {"messages": HELLO}):
+                        await post(gateway, session, body)
+                assert (await post(gateway, session, {"messages": HELLO}))[0] == 409
+            for _ in range(2):
+                assert (await post(gateway, None, {"messages": HELLO}))[0] == 401
+                assert (await post(gateway, session, {}, "embeddings"))[0] == 404
+            assert gateway.metrics.value("gateway_calls_total", reason="refused") == 12
+            assert gateway.metrics.value("gateway_calls_total", reason="answered") == 2
+
+    with capture_logs() as logs:
+        run(scenario)
+    told = [(log["code"], log["task"]) for log in logs if log["event"] == "gateway_refused"]
+    once = [("unsupported_content", "one"), ("invalid_request", "one")]
+    assert told == [*once, *once, ("invalid_api_key", None), ("not_found", None)]
+    assert {log["log_level"] for log in logs} == {"warning"}
+    assert "image_url" in logs[0]["reason"]
+
+
+def test_what_ends_an_episode_is_counted_by_its_own_code_and_is_no_refusal_of_the_parser() -> None:
+    async def scenario() -> None:
+        async with session_of(Remembering(lambda read: "ok"), ticket(horizon_turns=1)) as (gateway, session):
+            for _ in range(3):
+                await post(gateway, session, {"messages": HELLO})
+            values = (gateway.metrics.value("gateway_calls_total", reason=r) for r in ("refused", "horizon_reached"))
+            assert [*values] == [0, 2]
+
+    with capture_logs() as logs:
+        run(scenario)
+    assert logs == []
+
+
+def test_what_changes_nothing_is_accepted_and_named() -> None:
+    async def scenario() -> None:
+        policy = Remembering(lambda read: CALLING)
+        async with session_of(policy) as (gateway, session):
+            speaker = [HELLO[0] | {"name": "anna"}, {"role": "assistant", "content": "I"}]
+            hosted = [{"type": kind} for kind in ("web_search", "namespace", "custom", "custom")]
+            odd = {"a\r\nb": 1, "modalities": ["text", "audio"]}
+            _, body = await post(gateway, session, {"messages": speaker, "tools": [*hosted, TOOL]} | odd)
+            ignored = ["a\r\nb", "modalities", "prefill", "tools.custom", "tools.namespace", "tools.web_search"]
+            assert body["horizonrl"]["ignored"] == [*ignored, "messages.name"]
+            assert body["choices"][0]["finish_reason"] == "tool_calls"
+            _, body = await post(gateway, session, {"messages": HELLO, "modalities": ["text"]})
+            assert body["horizonrl"]["ignored"] == []
+            _, body = await post(gateway, session, {"input": "hello", "tools": hosted}, "responses")
+            assert body["horizonrl"]["ignored"] == ["tools.custom", "tools.namespace", "tools.web_search"]
+            assert [item["type"] for item in body["output"]] == ["message"]
+
+    run(scenario)
+
+
+def test_a_key_is_found_wherever_a_client_sends_it_and_a_slash_at_the_end_is_nothing() -> None:
+    async def scenario() -> None:
+        async with session_of(Remembering(lambda read: "ok")) as (gateway, session):
+            right = f"Bearer {session.key}"
+            ways = ({"api-key": session.key}, {"x-api-key": "other", "Authorization": right})
+            for headers in ways:
+                for path in ("chat/completions", "chat/completions/"):
+                    assert (await post(gateway, None, {"messages": HELLO}, path, **headers))[0] == 200
+            assert (await post(gateway, None, {"messages": HELLO}, **{"x-api-key": "other"}))[0] == 401
 
     run(scenario)
 
