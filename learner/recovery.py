@@ -16,7 +16,7 @@ from typing import Any
 from horizonrl.broker.api import Transport
 from horizonrl.broker.continuity import resume_position
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.common.errors import CheckpointMismatch, LogGap
+from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -36,6 +36,9 @@ from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
 
 log = get_logger()
+
+UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What a file raises that has the right size and the wrong bytes."""
 
 
 @dataclass
@@ -70,39 +73,35 @@ class Recovery:
         """Take the run over where its newest checkpoint stands, on a new lineage if the run had one before."""
         config = self.state.config
         earlier, announced = await self.fence.look()
-        checkpoint, lineages = self.checkpoints.newest(), self.journal.lineages()
+        lineages, kept = self.journal.lineages(), self.checkpoints.all()
         # Before this learner has said a word: one with an empty directory must not displace the learner that holds the
         # run.
-        check_directory(config.run_dir, bool(lineages) or checkpoint is not None, earlier)
-        changed: dict[str, Any] = {}
-        if checkpoint is not None:
-            check_identity(checkpoint, self.identity)
-            self.state.restore(checkpoint.state)
-            self._saved_step = checkpoint.step
-        # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
-        log_cut = await self._find_place()
+        check_directory(config.run_dir, bool(lineages) or bool(kept), earlier)
+        # Journal, checkpoints and broker are asked, since any of them may have lost its part. A lineage that is used
+        # twice would give two policies one name.
+        lineages += [checkpoint.lineage for checkpoint in kept]
+        lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
+        self.state.lineage = max(lineages, default=-1) + 1
         if config.lora.rank and not self.weights.share_files:
             # Before `load`: adapters begin at 0, so these are the frozen model's weights.
             await self.engine.write_weights(self.weights.base_file)
-        if checkpoint is not None:
-            changed = changes(checkpoint.state["config"], comparable(config))
-            lineages.append(checkpoint.state["lineage"])
-            await self.engine.load(checkpoint.path)
-        # Journal, checkpoint and broker are asked, since any of them may have lost its part. A lineage that is used
-        # twice would give two policies one name.
-        lineages += [record.policy.lineage for record in (earlier, announced) if record is not None]
-        self.state.lineage = max(lineages, default=-1) + 1
-        digest = ""
+        checkpoint, digest, damaged = await self._load(kept)
+        changed = {} if checkpoint is None else changes(checkpoint.state["config"], comparable(config))
+        # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
+        log_cut = await self._find_place()
         # Actors begin with version 0 of lineage 0 as their own copy, so it is never announced. An evaluation needs its
         # file all the same: it may be the best version.
-        if self.state.lineage or self.state.eval_tasks:
+        if checkpoint is None and (self.state.lineage or self.state.eval_tasks):
             digest = await self.engine.write_weights(self.weights.path_for(self.state.policy))
         # Everything that may refuse to resume has been tried. Repeating the last learner's word fences that learner,
         # and tells the controller nothing new. Only the next word is this learner's own.
         await self.fence.announce(earlier or self.state.progress())
         # Cuts the journal, so it waits until this learner has spoken: one that is refused must not cut another
         # learner's lines.
-        self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut)
+        for name in damaged:
+            self.checkpoints.set_aside(name)
+        passed_over = {"checkpoints_damaged": damaged} if damaged else {}
+        self._record_start(resumed=checkpoint is not None, more={"changed": changed} | log_cut | passed_over)
         # Also for version 0: with a version that was rolled back, actors would make groups that are dropped as
         # `lineage`.
         if self.state.lineage:
@@ -112,6 +111,69 @@ class Recovery:
         # A learner killed between a checkpoint and its purge may leave a full log, on which publishers would wait for
         # ever.
         await self.log_space.free()
+
+    async def _load(self, kept: Sequence[Checkpoint]) -> tuple[Checkpoint | None, str, dict[str, str]]:
+        """Restore state and engine from the newest checkpoint that is whole, and write its weights to their file.
+
+        Returns the checkpoint, the digest of that file, and by their names why newer ones were passed over. Raises
+        CheckpointError if there are checkpoints and none is whole.
+        """
+        damaged = self.checkpoints.damaged()
+        for checkpoint in kept:
+            try:
+                check_identity(checkpoint, self.identity)
+                self.state.restore(checkpoint.state)
+                await self._load_engine(checkpoint)
+                digest = await self._write_checked(checkpoint)
+            except CheckpointMismatch:
+                raise
+            except (CheckpointError, *UNDECODABLE) as error:
+                damaged[checkpoint.path.name] = f"{type(error).__name__}: {error}"
+                continue
+            for name, reason in damaged.items():
+                log.warning("checkpoint_damaged", checkpoint=name, reason=reason, resumed_from=checkpoint.step)
+            self._saved_step = checkpoint.step
+            return checkpoint, digest, damaged
+        if kept:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in damaged.items())
+            raise CheckpointError(
+                f"no checkpoint of {self.state.config.run_dir} is whole ({reasons}): restore one from a copy, or move "
+                "all of them away to train again from the group log, if it was kept (learner.keep_log)"
+            )
+        for name, reason in damaged.items():
+            log.warning("checkpoint_damaged", checkpoint=name, reason=reason, resumed_from=0)
+        return None, "", damaged
+
+    async def _load_engine(self, checkpoint: Checkpoint) -> None:
+        try:
+            await self.engine.load(checkpoint.path)
+        except CheckpointMismatch:
+            raise
+        except (CheckpointError, *UNDECODABLE) as error:
+            learner = self.state.config.learner
+            if learner.ranks * learner.nodes == 1:
+                raise
+            # The other ranks wait in a call that the first one has left.
+            raise CheckpointMismatch(
+                f"{checkpoint.path} is damaged ({error}): move it away, and the learner resumes from the one before it"
+            ) from error
+
+    async def _write_checked(self, checkpoint: Checkpoint) -> str:
+        """Write the weights of a checkpoint that was loaded; return their digest.
+
+        Raises CheckpointError if the ledger has another digest of that step: a bit has flipped on the disk.
+        """
+        file = self.weights.path_for(self.state.policy)
+        digest = await self.engine.write_weights(file)
+        recorded = self.journal.weights_digest(checkpoint.step)
+        if recorded in (None, digest):
+            return digest
+        if self.state.config.lora.rank:
+            # Merging multiplies matrices: another kind of processor may round otherwise.
+            log.warning("weights_differ", step=checkpoint.step, ledger=recorded, loaded=digest)
+            return digest
+        file.unlink()
+        raise CheckpointError(f"its weights have the digest {digest}, and those of the ledger {recorded}")
 
     async def _find_place(self) -> dict[str, Any]:
         """Move the cursor if the log has lost entries that it counts; return what to record of that.

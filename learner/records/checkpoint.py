@@ -23,6 +23,7 @@ FULL_BYTES = 16 << 20
 _VISIBLE = re.compile(r"step-(\d{6,})")
 _INCOMING = ".incoming-"
 _OUTGOING = ".outgoing-"
+_ASIDE = "damaged-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,12 @@ class Checkpoint:
     step: int
     path: Path
     state: Mapping[str, Any]
+
+    @property
+    def lineage(self) -> int:
+        """That of the learner that wrote it; -1 if that cannot be read."""
+        lineage = self.state.get("lineage")
+        return lineage if isinstance(lineage, int) else -1
 
     @property
     def cursor(self) -> int:
@@ -120,6 +127,19 @@ class CheckpointStore:
         """Return the newest complete checkpoint, or None. Damaged and half-written ones are skipped."""
         return next(self._complete(), None)
 
+    def damaged(self) -> dict[str, str]:
+        """Return the names of the directories that are newer than the newest complete checkpoint, each with why."""
+        newest = self.newest()
+        paths = [path for path in self._visible() if newest is None or _step(path) > newest.step]
+        return {path.name: f"its {STATE_FILE} cannot be read, or a file is missing or cut" for path in paths}
+
+    def set_aside(self, name: str) -> None:
+        """Take a damaged checkpoint out of the way of the same step, under a name that nothing reads or removes."""
+        if (visible := self._root / name).exists():
+            aside = self._root / f"{_ASIDE}{name}"
+            _remove(aside)
+            visible.rename(aside)
+
     def all(self) -> list[Checkpoint]:
         """Return the complete checkpoints, newest first."""
         return list(self._complete())
@@ -131,8 +151,8 @@ class CheckpointStore:
                 yield checkpoint
 
     def _visible(self) -> list[Path]:
-        steps = {path: match for path in self._root.iterdir() if (match := _VISIBLE.fullmatch(path.name))}
-        return sorted(steps, key=lambda path: int(steps[path][1]), reverse=True)
+        steps = [path for path in self._root.iterdir() if _VISIBLE.fullmatch(path.name)]
+        return sorted(steps, key=_step, reverse=True)
 
     def _tidy(self) -> None:
         """Remove leftovers, and all visible directories older than the newest `keep` complete checkpoints."""
@@ -140,7 +160,7 @@ class CheckpointStore:
         # Never empty: the checkpoint that was just sealed is complete.
         *_, oldest_kept = self.all()[: self._keep]
         for path in self._visible():
-            if int(path.name.removeprefix("step-")) < oldest_kept.step:
+            if _step(path) < oldest_kept.step:
                 self._discard(path)
 
     def _remove_leftovers(self) -> None:
@@ -156,6 +176,10 @@ class CheckpointStore:
             _remove(visible.rename(outgoing))
 
 
+def _step(visible: Path) -> int:
+    return int(visible.name.removeprefix("step-"))
+
+
 def opened(path: Path) -> Checkpoint:
     """Return the checkpoint at `path`; raise CheckpointError if it is not complete."""
     checkpoint = _opened(path)
@@ -167,13 +191,13 @@ def opened(path: Path) -> Checkpoint:
 def _opened(path: Path) -> Checkpoint | None:
     try:
         sealed = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        step, sizes, state = int(sealed["step"]), dict(sealed["files"]), _upgraded(dict(sealed["state"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     # A file whose size differs was damaged later: the checkpoint is as good as none.
-    sizes = sealed["files"].items()
-    if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes):
+    if any(not (path / name).is_file() or (path / name).stat().st_size != size for name, size in sizes.items()):
         return None
-    return Checkpoint(step=sealed["step"], path=path, state=_upgraded(sealed["state"]))
+    return Checkpoint(step=step, path=path, state=state)
 
 
 def _upgraded(state: dict[str, Any]) -> dict[str, Any]:

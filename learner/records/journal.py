@@ -65,7 +65,17 @@ class Journal:
     def lineages(self) -> list[int]:
         """Return the lineages of the learners that started in this directory."""
         lines = self._lineages.read_bytes().splitlines(keepends=True) if self._lineages.exists() else []
-        return [int(number) for line in lines if not math.isnan(number := _number(line, "lineage"))]
+        return [int(number) for line in lines if math.isfinite(number := _number(line, "lineage"))]
+
+    def weights_digest(self, step: int) -> str | None:
+        """Return the digest of the weights that a step made; None if the ledger has no line of it."""
+        for line in _from_the_end(self._ledger) if self._ledger.exists() else ():
+            number = _number(line, "step")
+            if number == step:
+                return str(json.loads(line).get("weights_digest", "")) or None
+            if number < step:
+                break
+        return None
 
     def write_ledger(self, line: dict[str, Any]) -> None:
         _append(self._ledger, line)

@@ -1,10 +1,12 @@
 """A learner that starts again: what it takes up, what it refuses, and who else may be speaking."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
@@ -12,6 +14,9 @@ from horizonrl.broker.state import StateStore
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
+from horizonrl.learner.engine.api import EngineSettings
+from horizonrl.learner.engine.registry import make_engine
+from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.journal import only_learner
 from horizonrl.learner.records.recorder import Recorder
 from horizonrl.ops.run.lines import read_lines
@@ -186,5 +191,95 @@ def test_a_checkpoint_is_not_durable_before_the_metrics_of_its_step(
         await World(tmp_path, server=first.server).run()
         lines = read_lines(first.config.run_dir / "metrics.jsonl")
         assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7]
+
+    asyncio.run(scenario())
+
+
+def damage(world: World, file: str, content: bytes | None) -> int:
+    """Damage a file of the newest checkpoint, its size unchanged unless `content` is shorter; return its step."""
+    checkpoint = CheckpointStore(world.config.run_dir / "checkpoints", 2).newest()
+    assert checkpoint is not None
+    path = checkpoint.path / file
+    before = path.read_bytes()
+    if content is None:  # the weights' hash has another first digit
+        content = (b"0" if before[:1] != b"0" else b"1") + before[1:]
+    path.write_bytes(content)
+    return checkpoint.step
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("hash", None, "those of the ledger"),
+        ("hash", b"", "cannot be read, or a file is missing or cut"),
+        ("state.json", b"{}", "cannot be read"),
+        ("state.json", b"null", "cannot be read"),
+        ("state.json", b"[]", "cannot be read"),
+        ("state.json", b'{"step": 7, "files": {}, "state": {"identity": {"model": "m"}}}', "TypeError"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_the_run_is_the_same(
+    tmp_path: Path, file: str, content: bytes | None, told: str
+) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        digests = [line["weights_digest"] for line in first.ledger()]
+        step = damage(first, file, content)
+        again = World(tmp_path, server=first.server, overrides=("--rl.steps=7",))
+        with capture_logs() as logs:
+            await again.run()
+        assert [line["weights_digest"] for line in again.ledger()][: len(digests)] == digests
+        (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
+        assert told in warning["reason"]
+        assert warning["checkpoint"] == f"step-{step:06d}"
+        start = read_lines(again.config.run_dir / "lineages.jsonl")[1]
+        assert start["from_step"] == warning["resumed_from"] < step
+        assert told in start["checkpoints_damaged"][f"step-{step:06d}"]
+        assert (again.config.run_dir / "checkpoints" / f"damaged-step-{step:06d}").is_dir()
+
+    asyncio.run(scenario())
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        for checkpoint in CheckpointStore(first.config.run_dir / "checkpoints", 2).all():
+            (checkpoint.path / "hash").write_bytes(bytes((checkpoint.path / "hash").stat().st_size))
+        with pytest.raises(ExceptionGroup) as refused:
+            await first.learner(MortalTransport(first.server, None)).run()
+        assert refused.group_contains(CheckpointError, match="no checkpoint of .* is whole .* move all of them away")
+        assert len(read_lines(first.config.run_dir / "lineages.jsonl")) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(tmp_path: Path, tiny_model: Path) -> None:
+    """The file can be read, and its numbers look like weights."""
+
+    def engine() -> Any:
+        return make_engine(EngineSettings(model_dir=tiny_model, backend="torch", threads=1))
+
+    async def scenario() -> None:
+        quick = ("--imitation.steps=2", "--rl.steps=2", "--learner.checkpoint_every=1")
+        first = World(tmp_path, make_engine=engine, overrides=quick)
+        await first.run()
+        digests = [line["weights_digest"] for line in first.ledger()]
+        newest = CheckpointStore(first.config.run_dir / "checkpoints", 2).newest()
+        assert newest is not None
+        (file,) = newest.path.glob("training-*.safetensors")
+        data = bytearray(file.read_bytes())
+        header = json.loads(data[8 : (begin := 8 + int.from_bytes(data[:8], "little"))])
+        name = next(name for name in header if "master" in name)
+        data[begin + header[name]["data_offsets"][0] + 3] ^= 0x40  # in an exponent
+        file.write_bytes(data)
+        again = World(tmp_path, server=first.server, make_engine=engine, overrides=(*quick, "--rl.steps=3"))
+        with capture_logs() as logs:
+            await again.run()
+        (warning,) = [line for line in logs if line["event"] == "checkpoint_damaged"]
+        assert warning["checkpoint"] == newest.path.name
+        assert [line["step"] for line in again.ledger()] == [1, 2, 3, 4, 5]
+        assert [line["weights_digest"] for line in again.ledger()][:4] == digests
 
     asyncio.run(scenario())
