@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Timer
 from typing import Any, TypeVar
 
-from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.errors import ConfigError, EnvironmentFailure, HorizonError
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Reply, tool_user
 from horizonrl.envs.contract import MAX_ANSWER_CHARS
@@ -65,11 +65,14 @@ async def check(
 
     Raises ConfigError or MissingDependency if the environment cannot be created at all.
     """
-    registry.require_steps(env_id)
     with registry.attributed(env_id, "cannot be created and closed"):
         environment = registry.make(env_id, options)
         await environment.close()
     listed = registry.tasks(env_id, options)
+    if registry.drives_itself(env_id):
+        rehearsed = await _rehearsed(env_id, options, listed[0].task_id)
+        tasks = Check("its tasks are listed", True, f"{len(listed)} tasks")
+        return CheckReport(env_id, environment.version, (tasks, *rehearsed))
     spread = [task.task_id for task in listed[:: max(1, len(listed) // TASKS_TRIED)]][:TASKS_TRIED]
     subject = Subject(env_id, options or {}, task_ids or spread)
     checks: list[Check] = []
@@ -80,6 +83,21 @@ async def check(
             checks.append(Check("the other checks", False, "not tried: mend this first"))
             break
     return CheckReport(env_id, environment.version, tuple(checks))
+
+
+async def _rehearsed(env_id: str, options: Mapping[str, Any] | None, task_id: str) -> list[Check]:
+    """Check what can be checked of an environment that drives itself without a model."""
+    environment = registry.make(env_id, options)
+    rehearse = getattr(environment, "rehearse", None)
+    if rehearse is None:
+        return []
+    name = "its program starts, and its grader judges an episode without an answer"
+    try:
+        return [Check(name, True, await rehearse(task_id))]
+    except HorizonError as error:
+        return [Check(name, False, str(error))]
+    finally:
+        await environment.close()
 
 
 async def _try(name: str, trial: Trial, subject: Subject) -> Check:

@@ -187,8 +187,8 @@ def require_steps(env_id: str) -> None:
     """Raise ConfigError for an environment that drives itself: nobody else can step it."""
     if drives_itself(env_id):
         raise ConfigError(
-            f"environment {env_id!r} drives itself, so there are no steps to check, to serve or to play by "
-            "hand: play it with `horizonrl eval`, or in a run (docs/bring-your-own-agent.md)"
+            f"environment {env_id!r} drives itself, so there are no steps to serve or to play by hand: play it with "
+            "`horizonrl eval`, or in a run (docs/bring-your-own-agent.md)"
         )
 
 

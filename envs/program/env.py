@@ -7,8 +7,10 @@ grader says what the result is worth. What the program does between its calls is
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -85,7 +87,9 @@ class ProgramEnvironment:
         _require_functions(program, grader)
         listed = load_tasks(tasks)
         listed.require_keys(hidden)
-        parts = [listed.digest, program, grader, *([hidden] if hidden else [])]
+        # Without the folders, which differ between machines and between a recipe and what a run has recorded.
+        names = [_without_folder(program), _without_folder(grader)]
+        parts = [listed.digest, *names, *([hidden] if hidden else [])]
         digest = sha256(json.dumps(parts, sort_keys=True).encode())
         self.version = f"{self.version} sha256:{digest.hexdigest()[:16]}"
         self._tasks = listed.tasks
@@ -148,6 +152,23 @@ class ProgramEnvironment:
         success = verdict.reward >= 1.0 if verdict.success is None else verdict.success
         return Outcome(verdict.reward, success, self._truncated)
 
+    async def rehearse(self, task_id: str) -> str:
+        """Return what the grader makes of an episode without an answer, once the program is known to start.
+
+        Raises ConfigError or EnvironmentFailure.
+        """
+        self._task, self._directory = self._tasks[task_id], self._scratch()
+        if isinstance(self._play, Function):
+            argv = replace(self._play, what="import").command()
+            environment = clean_environment(self._directory) | self._given
+            ended = await run_program(argv, self._directory, environment, self._directory / OUTPUT, self._limits)
+            if ended.code:
+                raise EnvironmentFailure(f"importing the program {await _end(ended)}")
+        elif shutil.which(self._play[0], path=clean_environment(self._directory)["PATH"]) is None:
+            raise ConfigError(f"there is no command {self._play[0]!r} on this machine")
+        outcome = await self.grade(finished=False)
+        return f"reward {outcome.reward:g} without an answer"
+
     async def close(self) -> None:
         await asyncio.to_thread(self._held.close)  # a program may leave a thousand files
 
@@ -198,6 +219,13 @@ class ProgramEnvironment:
         if isinstance(given, str):
             return Function(what, absolute(given), tuple(sorted(self._given.items())))
         return _with_whole_paths(given)
+
+
+def _without_folder(given: Command | str) -> list[str] | str:
+    if isinstance(given, str):
+        place, colon, function = given.rpartition(":")
+        return f"{Path(place).name}{colon}{function}" if place.endswith(".py") else given
+    return [Path(word).name if os.path.isfile(word) else word for word in given]
 
 
 def _with_whole_paths(given: Command) -> Command:

@@ -1,5 +1,6 @@
-"""Runs a function as a program: `python -m horizonrl.envs.program.function play|grade NAME`, in the scratch directory.
+"""Runs a function as a program: `python -m horizonrl.envs.program.function WHAT NAME`, in the scratch directory.
 
+    import                                             only its module is imported
     play     function(task) -> answer                  the answer goes to ANSWER
     grade    function(task, answer) -> verdict         the answer is in ANSWER_FILE, the verdict goes to VERDICT
 
@@ -22,7 +23,9 @@ ANSWER, VERDICT = "answer.json", "verdict.json"
 
 def main() -> None:
     what, name = sys.argv[1:]
-    call(what, load_function(name))
+    function = load_function(name)
+    if what != "import":
+        call(what, function)
 
 
 def call(what: str, function: Callable[..., Any]) -> None:

@@ -63,8 +63,9 @@ def check_environment(env_ids: Sequence[str], overrides: Sequence[str]) -> int:
         failed.setdefault((item.detail, item.place), []).append(item)
     for (detail, place), items in failed.items():
         names = [f"NO: {item.name}" for item in items]
+        where = [f"    at: {place}"] if place else []
         after = [f"    after: {items[0].last_call}"] if items[0].last_call else []
-        text = "\n".join([*names, f"    {detail}", f"    at: {place}", *after])
+        text = "\n".join([*names, f"    {detail}", *where, *after])
         console.print(text, highlight=False, soft_wrap=True)
     return 0 if report.passed else 1
 

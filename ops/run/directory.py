@@ -86,8 +86,26 @@ def write_config(config: RunConfig) -> Path:
     """Write the run's config into its directory and return the path."""
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / CONFIG
-    path.write_text(to_toml(config))
+    envs = [env.model_copy(update={"options": _with_whole_paths(env.options)}) for env in config.envs]
+    path.write_text(to_toml(config.model_copy(update={"envs": tuple(envs)})))
     return path
+
+
+def _with_whole_paths(value: Any) -> Any:
+    """Return a value with the whole path of each file in it, at any depth, also of `file.py:function`.
+
+    Whoever reads what a run has recorded may stand in another folder.
+    """
+    if isinstance(value, dict):
+        return {key: _with_whole_paths(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_whole_paths(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    file, colon, function = value.rpartition(":") if ".py:" in value else (value, "", "")
+    # A word without a suffix or a folder may be a command, or the name of anything.
+    is_named = "." in file or "/" in file
+    return f"{Path(file).absolute()}{colon}{function}" if is_named and os.path.isfile(file) else value
 
 
 def read_address(run_dir: Path) -> str | None:

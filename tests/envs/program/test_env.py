@@ -13,6 +13,7 @@ from horizonrl.actors.rollout import Rollout, play
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry
+from horizonrl.envs.check import check
 from horizonrl.envs.program import env as env_module
 from tests.actors.gateway.served import CHAT, Remembering, gateway_of, ticket
 
@@ -192,6 +193,41 @@ def test_a_task_that_this_machine_does_not_have_is_told() -> None:
     options = {"program": f"{AGENT}:solve", "tasks": f"{AGENT}:listed"}
     episode = played(options)
     assert "has no task 'one'" in (episode.error or "")
+
+
+def test_the_version_does_not_depend_on_the_folder(tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("def play(task): ...\ndef grade(task, answer): ...\n")
+    monkeypatch.chdir(tmp_path)
+    for program, grader in (("mine.py:play", "mine.py:grade"), (["python", "mine.py"], ["mine.py"])):
+        whole = json.loads(json.dumps([program, grader]).replace("mine.py", f"{tmp_path}/mine.py"))
+        versions = [
+            asyncio.run(registry.versioned_id("program", {"program": one, "grader": other, "tasks": tasks}))
+            for one, other in ((program, grader), whole)
+        ]
+        assert versions[0] == versions[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "passed", "detail"),
+    [
+        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:grade"}, True, "reward 0 without an answer"),
+        ({"program": ["python", "x"], "grader": f"{AGENT}:half"}, True, "reward 0.5 without an answer"),
+        ({"program": f"{AGENT}:solve"}, True, "reward 0 without an answer"),
+        ({"program": ["no-such-program"]}, False, "there is no command 'no-such-program'"),
+        ({"program": f"{AGENT}:solve", "grader": f"{AGENT}:nonsense"}, False, "says '\"good\"', which is no verdict"),
+        ({"program": "BROKEN:play"}, False, "importing the program ended with exit code 1"),
+    ],
+)
+def test_envs_check_tries_what_needs_no_model(
+    tasks: str, tmp_path: Path, options: dict[str, Any], passed: bool, detail: str
+) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_package\ndef play(task): ...\n")
+    if options["program"] == "BROKEN:play":
+        options = options | {"program": f"{tmp_path}/broken.py:play"}
+    report = asyncio.run(check("program", options | {"tasks": tasks}))
+    assert [item.passed for item in report.checks] == [True, passed]
+    assert report.checks[0].detail == "2 tasks"
+    assert detail in report.checks[1].detail
 
 
 def test_a_word_of_a_command_may_be_a_long_script(tasks: str) -> None:
