@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
@@ -83,6 +83,8 @@ class Entry:
     record: Group | Void | DeadLetter
     digest: str = field(default="", compare=False)
     """Tells it from another entry that a broker may store at this sequence after a power cut (`continuity.py`)."""
+    holes: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """First and last sequence of what the broker has lost between the entry before it and this one."""
 
     @property
     def ends(self) -> tuple[Kind, int] | None:
@@ -195,7 +197,7 @@ class GroupLog:
 
     async def read(self, after: int) -> "LogReader":
         """Read the entries that follow sequence `after`."""
-        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer)
+        return LogReader(self._transport, await self._transport.reader(Stream.GROUPS, after), self._signer, after)
 
     async def end(self) -> int:
         """Return the sequence of the last entry, or 0 if the log has none."""
@@ -217,11 +219,15 @@ class GroupLog:
 class LogReader:
     """The entries of the log in order. The `sequence` of the last one that you settled is your cursor."""
 
-    def __init__(self, transport: Transport, reader: Reader, signer: TicketSigner) -> None:
+    def __init__(self, transport: Transport, reader: Reader, signer: TicketSigner, after: int) -> None:
         self._transport = transport
         self._reader = reader
         self._signer = signer
         self._ahead: deque[Message] = deque()
+        self._next = after + 1
+        """Sequence of the message that comes next."""
+        self._holes: list[tuple[int, int]] = []
+        """First and last sequence of what was missing since the last entry."""
         self._last: Message | None = None
         """The last message that was taken."""
         self.largest_bytes = 0
@@ -253,11 +259,20 @@ class LogReader:
             # A part is read by the message that joins it; by itself it means nothing.
             entry = None if message.subject == PART else await self._entry(message)
             self._last = self._ahead.popleft()
+            self._note_hole(message.sequence)
             if entry is not None:
-                return entry
+                holes, self._holes = tuple(self._holes), []
+                return replace(entry, holes=holes) if holes else entry
 
     async def close(self) -> None:
         await self._reader.close()
+
+    def _note_hole(self, sequence: int) -> None:
+        # Only the first messages are ever purged, and then the reader raises LogGap.
+        if sequence > self._next:
+            log.warning("log_hole", first=self._next, last=sequence - 1)
+            self._holes.append((self._next, sequence - 1))
+        self._next = sequence + 1
 
     async def _check_continuity(self) -> None:
         """Raise LogGap if the broker was away and came back without entries that were read before."""

@@ -7,6 +7,7 @@ key is set last, so that an actor that reads it finds what it names.
 
 import asyncio
 import mmap
+import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -30,6 +31,7 @@ from horizonrl.learner.records.disk import FILES_KEPT
 
 log = get_logger()
 
+FRAME_FILE = re.compile(r"frame-\d{6,}-\d{3,}\.safetensors")
 LONGEST_CHAIN = 64
 """Versions between two key frames, at most. Changes come to about 1/66 of a frame at a learning rate of 4e-5, so this
 doubles what a learner sends at most; and an actor that begins applies 64 of them in 64 times 0.1 s per 135M
@@ -245,7 +247,9 @@ class WeightsPublisher:
         """Remove all files but the newest, the last two that were published, and those of the versions in `held`."""
         # The evaluation's schedule knows versions but no lineages, so files of every lineage are held.
         held = tuple(f"frame-{version:06d}-" for version in self.held)
-        frames = sorted(self.directory.glob("frame-*.safetensors"), key=_written)
+        # What somebody else has put there is left alone.
+        ours = [file for file in self.directory.glob("frame-*") if FRAME_FILE.fullmatch(file.name)]
+        frames = sorted(ours, key=_written)
         for file in frames[:-FILES_KEPT]:
             if file not in (*self._published, *self._being_read) and not file.name.startswith(held):
                 file.unlink()

@@ -285,8 +285,9 @@ class Connection:
     async def close(self) -> None:
         """Close the connection, and end every wait for it."""
         # The client writes what is pending to a socket that may be gone, and asserts that it was ever connected.
-        # After a failed TLS handshake it waits for an answer to its close that never comes.
-        with contextlib.suppress(OSError, AssertionError, TimeoutError):
+        # After a failed TLS handshake it waits for an answer to its close that never comes. uvloop raises a
+        # RuntimeError for a socket that is gone ("the handler is closed").
+        with contextlib.suppress(OSError, AssertionError, TimeoutError, RuntimeError):
             async with asyncio.timeout(CLOSE_S):
                 await self.client.close()
         self._up.set()

@@ -19,7 +19,7 @@ import base64
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 import nats.js.errors
@@ -31,6 +31,9 @@ from horizonrl.broker.api import Message, check_gap
 from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.freshness import Freshness
 from horizonrl.common.errors import LogGap
+from horizonrl.common.logs import get_logger
+
+log = get_logger()
 
 POLL_SHARE = 0.1
 SOONEST_S, LATEST_S = 0.01, 0.5
@@ -173,13 +176,20 @@ class NatsReader:
         freshness: Freshness,
         *,
         direct: bool = False,
+        whole: bool = False,
     ) -> None:
-        """`place` is a stream, a subject in it, and the prefix that the subjects of its messages are given without."""
+        """`place` is a stream, a subject in it, and the prefix that the subjects of its messages are given without.
+
+        With `whole`, every message of the stream has that subject, and only its first ones are ever purged.
+        """
         self._connection = connection
         self._js: JetStreamContext = connection.jetstream(place[0])
         self._stream, self._subject, self._prefix = place
         self._freshness = freshness
         self._direct = direct
+        self._whole = whole
+        self._asked: dict[int, Message | None] = {}
+        """What the leader holds where the present batch jumps; kept if the time for it runs out."""
         self._next = after + 1
         """Sequence from which the reader has seen nothing yet."""
         self._flowing = False
@@ -224,17 +234,32 @@ class NatsReader:
         self._flowing = bool(found)
         return self._flowing
 
-    async def _move_behind(self, found: Sequence[Message]) -> None:
+    async def _move_behind(self, found: list[Message]) -> None:
         """Make the position that behind these messages. Raises LogGap if there were others before or between them."""
         # The sequence jumps over other subjects and over what was purged. Only the stream's extent tells the two apart.
         expected = (self._next, *(message.sequence + 1 for message in found))
         for wanted, message in zip(expected, found, strict=False):
             if message.sequence != wanted:
                 await self._check_gap(wanted)
+                if self._whole:
+                    await self._complete(found)
                 break  # a purge takes the first messages first
         if found:
             self._next = found[-1].sequence + 1
             self._freshness.saw(self._stream, found[-1].sequence)
+
+    async def _complete(self, found: list[Message]) -> None:
+        """Add what a damaged replica has left out: the leader is asked for each message that is not there."""
+        held = {message.sequence for message in found}
+        for sequence in range(self._next, found[-1].sequence):
+            if sequence not in held and sequence not in self._asked:
+                query = {"seq": sequence}
+                self._asked[sequence] = await stored_message(self._connection, self._stream, self._prefix, query)
+        left_out = [message for message in self._asked.values() if message is not None]
+        self._asked = {}
+        if left_out:
+            log.warning("replica_damaged", stream=self._stream, left_out=len(left_out), first=left_out[0].sequence)
+            found[:] = sorted([*found, *left_out], key=lambda message: message.sequence)
 
     async def _check_gap(self, wanted: int) -> None:
         """Raise LogGap unless the stream still holds the message at `wanted`, or will store it next.

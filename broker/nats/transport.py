@@ -219,7 +219,8 @@ class NatsTransport:
         filtered = f"{self.run}.{subject or spec.subject}"
         name = stream_name(self.run, stream)
         place = (name, filtered, f"{self.run}.")
-        return NatsReader(self._connection, place, after, self._freshness, direct=spec.direct)
+        whole = stream is Stream.GROUPS and subject is None
+        return NatsReader(self._connection, place, after, self._freshness, direct=spec.direct, whole=whole)
 
     async def last(self, stream: Stream, subject: str) -> Message | None:
         query = {"last_by_subj": f"{self.run}.{subject}"}

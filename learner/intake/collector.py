@@ -147,6 +147,8 @@ class PendingBatch:
     voids: list[tuple[int, str]] = field(default_factory=list)
     """(sequence, ticket id) in log order."""
     repeats: int = 0
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """First and last sequences of what the broker has lost on the way."""
     unissued: list[int] = field(default_factory=list)
     """Sequences of the entries that would have ended a ticket before it was issued. The ledger holds them for replay,
     because the log alone does not show when a ticket was issued."""

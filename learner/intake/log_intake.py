@@ -142,6 +142,7 @@ class LogIntake:
         """Let the collector settle or admit an entry, count it, and record the evaluation that it ends."""
         collector = self._state.collector
         self._unannounced = True
+        collector.pending.holes += entry.holes
         if collector.read_again(entry, self._state.position):  # counted and announced before the commit
             return
         # Without ticket keys anyone can write under any ticket id. A ticket that is issued later must not be ended now.

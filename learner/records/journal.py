@@ -13,6 +13,7 @@ ticket ended.
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from horizonrl.common.types import Group
 
 INCOMPLETE = ".incomplete"
 """Suffix of a file of episodes that is being written."""
+EPISODE_FILE = re.compile(r"(?:step|eval)-\d{6,}\.(?:jsonl|incomplete)")
 BLOCK_BYTES = 1 << 20
 """Read at a time, so that the length of a run does not matter to a learner's memory."""
 EVAL_EPISODES_BYTES = 256_000_000
@@ -58,9 +60,13 @@ class Journal:
             _cut(path, key, step)
         # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
-        for path in self._episodes.glob("*-*.*"):
+        for path in self._files():
             if _step(path) > step or path.suffix == INCOMPLETE:
                 path.unlink()
+
+    def _files(self, kind: str = "") -> list[Path]:
+        """Return the files of episodes, of `step` or `eval` alone; what somebody else has put there is left alone."""
+        return [path for path in self._episodes.glob(f"{kind}*") if EPISODE_FILE.fullmatch(path.name)]
 
     def lineages(self) -> list[int]:
         """Return the lineages of the learners that started in this directory."""
@@ -109,7 +115,7 @@ class Journal:
             _write_group(file, group)
 
     def _make_room(self) -> None:
-        kept = sorted(self._episodes.glob("eval-*.jsonl"))
+        kept = sorted(self._files("eval"))
         while len(kept) > 1 and sum(path.stat().st_size for path in kept) > EVAL_EPISODES_BYTES:
             kept.pop(1).unlink()
 
@@ -119,7 +125,7 @@ class Journal:
         if self._unchecked_bytes < kept_bytes / 100:
             return
         self._unchecked_bytes = 0
-        files = sorted((_step(path), path.stat().st_size, path) for path in self._episodes.glob("step-*.jsonl"))
+        files = sorted((_step(path), path.stat().st_size, path) for path in self._files("step"))
         excess = sum(size for _, size, _ in files) - kept_bytes
         for _, size, path in files[:-1]:
             if excess <= 0:

@@ -71,6 +71,7 @@ class Replay:
             phase, _ = self.config.phase(step - 1)
             position = LearnerPosition(version=step - 1, phase=phase, wanted=self.config.groups_per_step(phase))
             collector.begin(position)
+            lost: list[tuple[int, int]] = []
             while collector.pending.count(phase) < position.wanted:
                 entry = await reader.next(ENTRY_WAIT_S)
                 if entry is None:
@@ -79,6 +80,9 @@ class Replay:
                         f"the group log ends at {collector.cursor}, before step {step} is complete: replay up to "
                         f"step {step - 1} with --to, or with the config that the run had"
                     )
+                if any(first <= entry.sequence <= last for first, last in line.get("holes", ())):
+                    continue  # a replica that is whole again has what the run did not
+                lost += [hole for hole in entry.holes if list(hole) not in line.get("holes", ())]
                 if collector.read_again(entry, position):
                     continue
                 if entry.sequence in line.get("never_issued", ()):  # the log alone does not show this
@@ -87,6 +91,13 @@ class Replay:
                 collector.consume(entry, position)
             batch = collector.batch(step - 1)
             trained = [[sequence, group.ticket.ticket_id] for sequence, group in collector.commit(step - 1).admitted]
+            if lost and trained != line["trained"]:
+                first, last = lost[0]
+                raise RunFailed(
+                    f"the broker does not hold entries {first} to {last} of the group log any more, which step {step} "
+                    "may have been trained on: a file of its store is damaged. In a cluster, restart the damaged "
+                    f"server without its store; else replay what came before with --to {step - 1}"
+                )
             self._check_lost(step, equal=trained == line["trained"] and batch.digest() == line["data_digest"])
             stats = await self.engine.train_step(batch, self.config.lr(batch.version))
             frame = self.scratch_dir / "replayed.safetensors"

@@ -66,6 +66,7 @@ def ledger_line(
         "actors": {group.ticket.ticket_id: group.provenance.actor for _, group in pending.admitted},
         "repeats": pending.repeats,
         "never_issued": pending.unissued,
+        **({"holes": pending.holes} if pending.holes else {}),
         "data_digest": data_digest,
         "weights_digest": weights_digest,
     }

@@ -11,10 +11,10 @@ from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.memory import MemoryRun
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.tickets import TicketQueue
-from horizonrl.common.errors import LogGap, StateConflict
+from horizonrl.common.errors import LogGap, RunFailed, StateConflict
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
-from tests.learner.test_power_cut import check_ends
+from tests.learner.test_power_cut import check_ends, replay_of
 from tests.learner.world import EVALUATING, InlineExecutor, MortalTransport, World
 
 STEPS = 40
@@ -114,5 +114,30 @@ def test_a_run_goes_on_though_its_broker_has_lost_every_ticket_that_is_outstandi
         # A program that begins counts as many as have ended, from the stream alone.
         ends = [ticket for line in world.ledger() for _, ticket in line["trained"]]
         assert await TicketQueue(world.transports[0]).count_issued(Kind.TRAIN) >= sum("train" in end for end in ends)
+
+    asyncio.run(scenario())
+
+
+def test_a_replay_says_that_the_broker_has_lost_an_entry_since_and_skips_what_the_run_had_not_seen(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        world = World(tmp_path)
+        await world.run()
+        lines = world.ledger()
+        sequence, _ = lines[3]["trained"][0]
+        stream = world.server.runs["run"].streams[Stream.GROUPS]
+        lost = stream.messages[sequence]
+        stream.remove(sequence)
+        with pytest.raises(RunFailed, match=f"does not hold entries {sequence} to {sequence} .*--to 3"):
+            assert [done async for done in replay_of(world).steps(None, lines)]
+        # The run itself has met the hole, and the log is whole again.
+        again = World(tmp_path / "again", server=world.server)
+        world.server.runs["run"].state.clear()
+        await again.run()
+        holed = again.ledger()
+        assert [line["holes"] for line in holed if "holes" in line] == [[[sequence, sequence]]]
+        stream.messages = dict(sorted({**stream.messages, sequence: lost}.items()))
+        assert all([done.equal async for done in replay_of(again).steps(None, holed)])
 
     asyncio.run(scenario())

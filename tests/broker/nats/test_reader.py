@@ -3,16 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from nats.aio.client import Client
+from structlog.testing import capture_logs
 
 from horizonrl.broker.api import Message
+from horizonrl.broker.connect import connected
+from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.nats.connection import Connection
 from horizonrl.broker.nats.freshness import Freshness
 from horizonrl.broker.nats.reader import NatsReader, add_batch
+from horizonrl.broker.nats.server import EmbeddedServer
+from horizonrl.common.config.schema import BrokerSection
+from tests.records import make_group
 
 END = b"NATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 9\r\n\r\n"
 NOBODY = b"NATS/1.0 503\r\n\r\n"
@@ -97,3 +104,32 @@ def test_what_has_come_when_the_time_runs_out_is_kept() -> None:
         return [message.sequence for message in found], reader._next
 
     assert asyncio.run(read()) == ([5, 6], 7)
+
+
+@pytest.mark.process
+def test_what_a_damaged_replica_leaves_out_is_taken_from_the_leader_and_a_hole_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def incomplete(*arguments: Any) -> None:
+        await add_batch(*arguments)
+        found = arguments[-1]
+        found[:] = [message for message in found if message.sequence not in (3, 4)]  # as a replica without them
+
+    monkeypatch.setattr("horizonrl.broker.nats.reader.add_batch", incomplete)
+
+    async def scenario() -> None:
+        async with EmbeddedServer(tmp_path / "nats") as server, connected("r", BrokerSection(url=server.url)) as there:
+            log = GroupLog(there)
+            for number in range(7):
+                await log.publish(make_group(number))
+            await there._connection.jetstream().delete_msg("r_GROUPS", 6)  # type: ignore[attr-defined]
+            reader = await log.read(0)
+            with capture_logs() as logs:
+                entries = [entry for _ in range(6) if (entry := await reader.next(5.0)) is not None]
+            assert [entry.sequence for entry in entries] == [1, 2, 3, 4, 5, 7]
+            assert [entry.holes for entry in entries] == [(), (), (), (), (), ((6, 6),)]
+            (damage,) = [line for line in logs if line["event"] == "replica_damaged"]
+            assert (damage["left_out"], damage["first"]) == (2, 3)
+            assert [(line["first"], line["last"]) for line in logs if line["event"] == "log_hole"] == [(6, 6)]
+
+    asyncio.run(scenario())

@@ -219,3 +219,16 @@ def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_ke
     assert [turn["branch"] for turn in forked["turns"]] == [0, 1, 1, 0, 2]
     assert all(turn["trained"] for turn in forked["turns"])
     assert "branches" not in linear and "branch" not in linear["turns"][0]
+
+
+def test_foreign_files_among_the_episodes_and_a_number_that_is_none_end_nobody(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    foreign = [tmp_path / "episodes" / name for name in ("step-000001.jsonl.gz", "read-me-x.txt", "eval-old.jsonl")]
+    for path in foreign:
+        path.write_text("x")
+    (tmp_path / "episodes" / "step-000009.jsonl").write_text("x")
+    (tmp_path / "lineages.jsonl").write_text('{"lineage": 3}\n{"lineage": Infinity}\n')
+    assert journal.lineages() == [3]
+    journal.rewind(2)
+    journal.free_episodes(0)
+    assert sorted((tmp_path / "episodes").iterdir()) == sorted(foreign)
