@@ -19,6 +19,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_e
 NAMED_EXPERTS = ("moe", "mixtral", "dbrx")
 """Parts of the `model_type` of mixtures of experts, for a configuration that leaves the number to its default."""
 
+POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+"""Keys of config.json for the longest context, over the families of transformers."""
 SWITCHES = ("is_moe", "enable_moe_block")
 """Keys that turn experts off although their number is given."""
 
@@ -95,7 +97,10 @@ def mixture(config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_untrainable(model_dir: Path) -> None:
-    """Raise ConfigError for a model whose new weights would not reach the actors as they are trained."""
+    """Raise ConfigError for a model whose new weights would not reach the actors as they are trained.
+
+    `refuse_context` says the same of its positions.
+    """
     config = model_config(model_dir)
     if (adapter := model_dir / "adapter_config.json").is_file():
         raise ConfigError(
@@ -114,6 +119,47 @@ def refuse_untrainable(model_dir: Path) -> None:
             f"model.name is {str(model_dir)!r}, whose weights are quantised ({method}), and a run trains bfloat16: "
             "choose the model's bfloat16 directory"
         )
+
+
+def refuse_context(model_dir: Path, tokens: int) -> None:
+    """Raise ConfigError for a model that is not the same one to learner and actors in a context of `tokens`."""
+    config = model_config(model_dir)
+    text = config | part if isinstance(part := config.get("text_config"), dict) else config
+    name, factor = f"model.name is {str(model_dir)!r}", 1.0
+    for rope in _ropes(text):
+        kind, original = rope.get("rope_type", rope.get("type")), _original(rope, text)
+        if kind == "dynamic":
+            raise ConfigError(
+                f"{name}, whose rotary frequencies follow the longest sequence so far (dynamic NTK): what a token "
+                "scores would depend on the episodes beside it, and a resumed run would not repeat itself. Take the "
+                "rope scaling out of config.json, with a context of the original length, or choose another model"
+            )
+        if kind in ("longrope", "su"):
+            if original and tokens > original:
+                raise ConfigError(
+                    f"model.max_context_tokens is {tokens}, but {model_dir} has one set of rotary frequencies up to "
+                    f"{original} tokens and another one above (longrope): vLLM would use the latter for every "
+                    f"episode, the learner for the long ones alone. Lower model.max_context_tokens to {original}"
+                )
+        elif isinstance(rope.get("factor"), int | float):
+            factor = max(factor, rope["factor"])
+    longest = next((text[key] for key in POSITIONS if isinstance(text.get(key), int)), None)
+    if longest and tokens > longest * factor:
+        raise ConfigError(
+            f"model.max_context_tokens is {tokens}, but {model_dir} has {int(longest * factor)} positions: lower it"
+        )
+
+
+def _ropes(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the scalings of rotary positions: one, or one per type of layer."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(key), dict):
+            yield from (rope, *(part for part in rope.values() if isinstance(part, dict)))
+
+
+def _original(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    key = "original_max_position_embeddings"
+    return rope.get(key) or config.get(key)
 
 
 def _indexed(index: Path) -> list[Path]:

@@ -216,8 +216,12 @@ def _load(path: Path, solved_at: float | None) -> TranscriptFile:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    """Return the file, or all record files below a folder, sorted."""
-    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES) if path.is_dir() else [path]
+    """Return the file, or all record files below a folder, sorted. Hidden ones are copies that programs keep."""
+    if not path.is_dir():
+        return [path]
+    found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    # Such as `.ipynb_checkpoints/a.jsonl` and macOS's `._a.jsonl`.
+    return sorted(file for file in found if not any(p.startswith(".") for p in file.relative_to(path).parts))
 
 
 def _decoded(path: Path, content: bytes) -> str:
@@ -234,7 +238,7 @@ def _records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         values = _json(str(path), text)
         yield from ((f"{path}, record {number}", value) for number, value in enumerate(values))
         return
-    if text.lstrip().startswith("{\n"):  # one record over many lines, as AgentGym's evaluation writes it
+    if re.match(r"\s*\{[ \t\r]*\n", text):  # one record over many lines, as AgentGym's evaluation writes it
         yield str(path), _json(str(path), text)
         return
     for number, line in enumerate(text.split("\n"), 1):

@@ -99,17 +99,22 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return the attention of a flat sequence, 1 × T × H × E, in the form that transformers asks for.
 
-    Raises UnsupportedAttention where the model asks for a cap or a sink, or is called with a mask. Without
-    `segments`, each row is one.
+    Raises UnsupportedAttention where the model asks for a cap or a sink, is called with a mask, or makes its window
+    outside attention. Without `segments`, each row is one.
     """
     if named := [name for name in _UNSUPPORTED if asked.get(name) is not None]:
         raise UnsupportedAttention(f"{type(module).__name__} asks for {', '.join(named)}")
+    # Episodes longer than a window or a chunk would see more than alone, which no short probe shows.
+    if asked.get("sliding_window") is None and (unasked := _span_of(module)) is not None:
+        raise UnsupportedAttention(f"{type(module).__name__} sees {unasked} tokens, and says so in a mask alone")
+    if attention_mask is not None:  # a layer's own (Doge): the model is called without any
+        raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
     packed: PackedSegments | None = asked.get("segments")
     window: int | None = asked.get("sliding_window")
     if window is not None and window >= (packed.longest if packed else key.shape[2]):
         window = None
     if packed is None:  # a model that is called outside the scorer, or that does not pass segments on
-        if attention_mask is not None or window is not None or query.shape[2] != key.shape[2]:
+        if window is not None or query.shape[2] != key.shape[2]:
             raise UnsupportedAttention(f"{type(module).__name__} wants a mask")
         return sdpa_attention_forward(module, query, key, value, None, **asked)
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
@@ -122,6 +127,15 @@ def attend(
     else:
         out_HTE = _attend_by_segment(query[0], key[0], value[0], packed.segments, scale, window)
     return out_HTE.transpose(0, 1)[None], None
+
+
+def _span_of(module: Any) -> int | None:
+    """Return the window or chunk that a model's configuration gives a layer, if any."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    kind = kinds[module.layer_idx] if kinds else "sliding_attention"
+    names = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+    return getattr(config, names.get(kind, ""), None)
 
 
 def on_flash(query: Tensor, value: Tensor) -> bool:

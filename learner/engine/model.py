@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.common.imports import uncollected
 from horizonrl.common.logs import get_logger
 from horizonrl.learner import memory
@@ -119,7 +120,7 @@ class TokenScorer(nn.Module):
 
     @torch.no_grad()
     def _probed(self) -> bool:
-        """Return whether the model's episodes can be packed; raise ValueError if its logits are not the head's output.
+        """Return whether the model's episodes can be packed; raise ConfigError if its logits are not the head's output.
 
         A few tokens go through the model, so that no family with a step of its own is trained on wrong scores.
         """
@@ -128,14 +129,26 @@ class TokenScorer(nn.Module):
 
         lm: Any = self.lm
         ids_BT = torch.arange(2, device=lm.device)[None]
-        output = lm.base_model(input_ids=ids_BT, use_cache=True)
-        ours = nn.functional.linear(output.last_hidden_state, self.head.weight, self.head.bias)
+        try:
+            output = lm.base_model(input_ids=ids_BT, use_cache=True)
+            hidden_BTD = output.last_hidden_state
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{lm.config.model_type} models do not give hidden states as others do ({error}): not supported; "
+                "choose another model"
+            ) from error
+        ours = nn.functional.linear(hidden_BTD, self.head.weight, self.head.bias)
         theirs = lm(input_ids=ids_BT, use_cache=False).logits
         # Soft-capping is looked up by name below, because it bends large logits most and two tokens may not show it.
         differs = (ours * self._logit_scale - theirs).abs().amax() > 0.02 * theirs.abs().amax()
         if differs or getattr(lm.config, "final_logit_softcapping", None) is not None:
-            raise ValueError(
+            raise ConfigError(
                 f"{lm.config.model_type} models transform their logits: not supported; choose another model"
+            )
+        if getattr(lm.config, "keep_window_size", None) is not None:  # Doge
+            raise ConfigError(
+                f"{lm.config.model_type} models choose which tokens they see by all that stand beside them: not "
+                "supported; choose another model"
             )
         cache = getattr(output, "past_key_values", None)
         # By class: some layers of hybrid models keep a state that runs on (linear attention, Mamba).
@@ -214,9 +227,20 @@ def _critic(lm: nn.Module) -> nn.Module:
 
 
 def load_language_model(model_dir: Path) -> nn.Module:
-    """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with."""
+    """Load the causal LM of a Hugging Face directory in bfloat16, the precision that the actors sample with.
+
+    Raises ConfigError for a model with buffers that are part of its weights.
+    """
     with uncollected("transformers.modeling_utils"):
         from transformers import AutoModelForCausalLM
 
     # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 7).
-    return cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))
+    lm = cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))
+    parameters = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    if buffers := sorted(lm.state_dict().keys() - parameters):
+        raise ConfigError(
+            f"model.name is {str(model_dir)!r}, which keeps {len(buffers)} tensors besides its parameters, such as "
+            f"{buffers[0]}: versions, checkpoints and exports hold parameters alone, so they would be lost. Choose a "
+            "model of another family"
+        )
+    return lm

@@ -107,7 +107,7 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         with console.waiting("preparing the model") as tell:
             # Once, before any part starts: otherwise learner and actors would each wait for the same model, out of
             # sight.
-            model_dir = trainable_model(config.model.name, tell=tell)
+            model_dir = trainable_model(config.model, tell=tell)
         # The parts get a directory, so none of them has to look the name up again.
         config = config.model_copy(update={"model": config.model.model_copy(update={"name": str(model_dir)})})
         finished = uvloop.run(_train(config, console))

@@ -22,8 +22,9 @@ from typing import Any
 import xxhash
 
 from horizonrl.common.children import bound
+from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
-from horizonrl.common.model_dir import refuse_untrainable, weight_files
+from horizonrl.common.model_dir import refuse_context, refuse_untrainable, weight_files
 
 SMOLLM2 = "smollm2-135m-instruct"
 POCKET = "pocket"
@@ -66,10 +67,11 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path = DEFAULT_CACHE, tel
     return path.resolve()
 
 
-def trainable_model(name_or_path: str | Path, tell: Tell = to_stderr) -> Path:
-    """Return the directory of a model for a run. Raises ConfigError for one that can be played but not trained."""
-    model_dir = resolve_model(name_or_path, tell=tell)
+def trainable_model(model: ModelSection, tell: Tell = to_stderr) -> Path:
+    """Return the directory of a run's model. Raises ConfigError for one that can be played but not trained."""
+    model_dir = resolve_model(model.name, tell=tell)
     refuse_untrainable(model_dir)
+    refuse_context(model_dir, model.max_context_tokens)
     return model_dir
 
 

@@ -106,7 +106,7 @@ def _learner(config: RunConfig, service: Service) -> Callable[[], Awaitable[None
     leads = config.learner.node_rank == 0
     if leads:  # another machine needs the recipe and the model alone
         require(config.tracker.kind)
-    model_dir = trainable_model(config.model.name)
+    model_dir = trainable_model(config.model)
     if leads and LAUNCHER not in os.environ and config.learner.backend != "hash":
         require_disk(config, model_dir)
     # With several ranks this process only launches them and ends with their code. Each rank runs what follows.
@@ -130,7 +130,7 @@ def _actor(config: RunConfig, service: Service) -> Callable[[], Awaitable[None]]
     from horizonrl.actors.main import run_actor
     from horizonrl.ops.run.models import model_identity, trainable_model
 
-    model_dir = trainable_model(config.model.name)
+    model_dir = trainable_model(config.model)
 
     parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
     shadow = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(str(config.broker.url).encode())}"

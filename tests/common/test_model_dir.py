@@ -13,6 +13,7 @@ from horizonrl.common.model_dir import (
     is_tied,
     mixture,
     model_config,
+    refuse_context,
     refuse_untrainable,
     tensor_shapes,
     weight_files,
@@ -121,6 +122,42 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(config: Any, 
     (tmp_path / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(ConfigError, match=message):
         refuse_untrainable(tmp_path)
+
+
+LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"max_position_embeddings": 1024, "rope_scaling": {"type": "linear", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 131072, "rope_parameters": LONGROPE}, 4096),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"type": "su"}} | LONGROPE, 4096),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "default"}, "full_attention": LONGROPE}}, 4096),
+    ],
+)
+def test_a_context_beyond_what_learner_and_actors_score_alike_is_refused(
+    config: dict[str, Any], longest: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refuse_context(tmp_path, longest)
+    with pytest.raises(ConfigError, match=rf"model\.max_context_tokens is {longest + 1}.*{longest}.*[lL]ower"):
+        refuse_context(tmp_path, longest + 1)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_frequencies_that_follow_the_longest_episode_are_refused(key: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({key: {"rope_type": "dynamic", "factor": 4.0}}))
+    with pytest.raises(ConfigError, match="dynamic NTK"):
+        refuse_context(tmp_path, 64)
+
+
+def test_a_model_without_a_longest_context_takes_any(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    refuse_context(tmp_path, 1 << 20)
 
 
 def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ FAMILIES = [
     Family("phi"),
     Family("opt", {"ffn_dim": 32, "word_embed_proj_dim": 32, "dropout": 0.5}),
     Family("granite", {"logits_scaling": 4.0}),
+    Family("phimoe", {"sliding_window": WINDOW, "num_local_experts": 2}, packs=False),
 ]
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from horizonrl.common.errors import ConfigError
 from horizonrl.learner.engine import attention, head
 from horizonrl.learner.engine.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.packing import MicroBatch, pack
@@ -171,3 +172,28 @@ def test_a_model_that_transforms_its_logits_in_another_way_is_refused(
     monkeypatch.setattr(lm.config, key, 30.0, raising=False)  # which a Llama does not heed
     with pytest.raises(ValueError, match="transform their logits"):
         TokenScorer(lm)
+
+
+def test_a_model_whose_buffers_would_be_lost_is_refused(tmp_path: Path) -> None:
+    """Apertus keeps two numbers of each layer's activation besides its parameters."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = AutoConfig.for_model("apertus", vocab_size=64, num_hidden_layers=2, pad_token_id=0, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"keeps 4 tensors.*such as model\.layers\.0\.mlp\.act_fn\.beta"):
+        load_language_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [("llama4_text", "do not give hidden states"), ("doge", "choose which tokens they see")],
+)
+def test_a_family_that_cannot_be_scored_is_refused(family: str, message: str) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    options = {"head_dim": 16, "intermediate_size_mlp": 32, "num_local_experts": 1, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=64, num_hidden_layers=1, **sizes, **options)
+    with pytest.raises(ConfigError, match=f"{family} models {message}"):
+        TokenScorer(AutoModelForCausalLM.from_config(config).eval())

@@ -10,6 +10,7 @@ import pytest
 
 from horizonrl.actors.chat import ChatTemplate
 from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.ops.publish.card import base_model
 from horizonrl.ops.run import models
@@ -59,8 +60,11 @@ def test_a_mixture_of_experts_can_be_played_but_not_trained(tiny_models: tuple[P
     (model / "config.json").write_text(json.dumps(config | {"num_local_experts": 8}))
     assert resolve_model(model) == model
     with pytest.raises(ConfigError, match="8 experts per layer"):
-        trainable_model(model)
-    assert trainable_model(tiny_models[0]) == tiny_models[0]
+        trainable_model(ModelSection(name=str(model)))
+    assert trainable_model(ModelSection(name=str(tiny_models[0]))) == tiny_models[0]
+    positions = json.loads((tiny_models[0] / "config.json").read_text())["max_position_embeddings"]
+    with pytest.raises(ConfigError, match=f"has {positions} positions: lower it"):
+        trainable_model(ModelSection(name=str(tiny_models[0]), max_context_tokens=positions + 1))
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
