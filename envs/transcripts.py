@@ -5,6 +5,7 @@ solved record is a task. Its expert replies as the recorded agent did, and the e
 whatever the reply is. So transcripts are for imitation only: a policy cannot explore them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -329,3 +329,20 @@ def test_what_the_expert_exports_is_read_back_token_for_token(
         assert [(turn.output_ids, turn.observation_ids) for turn in again.turns] == [
             (turn.output_ids, turn.observation_ids) for turn in own.turns
         ]
+
+
+@pytest.mark.parametrize(("first", "line"), [("{\n", "\n"), ("{\r\n", "\r\n"), ("{ \n", "\n"), (" \n{\t\n", "\n")])
+def test_one_record_over_many_lines_is_read_however_its_lines_end(tmp_path: Path, first: str, line: str) -> None:
+    lines = json.dumps(AGENTTRAJ, indent=2).split("\n")
+    path = tmp_path / "demo.json"
+    path.write_bytes((first + line.join(lines[1:])).encode())
+    assert read(path) == {"textcraft_12": REPLAYED}
+
+
+def test_a_folder_has_its_record_files_alone_without_the_copies_that_programs_hide(tmp_path: Path) -> None:
+    (tmp_path / "deep.json" / "er").mkdir(parents=True)
+    written(tmp_path / "deep.json" / "er", AGENTTRAJ, name="DEMOS.JSONL")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    written(tmp_path / ".ipynb_checkpoints", AGENTTRAJ, name="demos-checkpoint.jsonl")
+    (tmp_path / "._demos.jsonl").write_bytes(b"\0\5\x16\7\0\xff")
+    assert read(tmp_path) == {"textcraft_12": REPLAYED}
