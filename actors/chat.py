@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from horizonrl.actors.messages import THINK, THOUGHT, ChatMessage, Disguise, Tools, as_template_reads
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.model_dir import model_config
 from horizonrl.envs.api import ToolCall
 
 USER, ANSWER, SYSTEM = "⟦user⟧", "⟦answer⟧", "⟦system⟧"
@@ -80,6 +81,7 @@ class ChatTemplate:
         self._end_ids = tuple(end_ids)
         self._disguise = self._tool_disguise = Disguise(())  # the template's own text shows what is to be hidden
         talk, tool_use = self._own_tokens()
+        self._own = talk | tool_use
         tokens = tokenizer.added_tokens_decoder.items()
         self._special = {
             str(token): int(token_id) for token_id, token in tokens if token.special or str(token) in talk | tool_use
@@ -103,7 +105,31 @@ class ChatTemplate:
 
         # Beside a tekken.json, transformers would take Mistral's own tokenizer, which has no chat template.
         tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, mistral_format=False)
-        return cls(tokenizer, end_ids_of(model_dir))
+        chat = cls(tokenizer, end_ids_of(model_dir))
+        if (model_dir / "config.json").is_file():
+            chat.check_vocabulary(model_config(model_dir))
+        return chat
+
+    def check_vocabulary(self, config: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a conversation may have tokens that the model of this configuration does not know."""
+        text = config.get("text_config")
+        size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+        # No content becomes a special token, so one that the template does not write is never used: Gemma 3 has one
+        # for images beyond the embedding of its text models.
+        special = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        unused = special - self._own
+        beyond = [
+            (token_id, token)
+            for token, token_id in self.tokenizer.get_vocab().items()
+            if size and token_id >= size and (token not in unused or token_id in self.stop_ids)
+        ]
+        if beyond:
+            token_id, token = min(beyond)
+            raise ConfigError(
+                f"the tokenizer has {len(beyond)} tokens that the model does not know, such as {token!r} with id "
+                f"{token_id}, while config.json says vocab_size = {size}: take the model's own tokenizer, or resize "
+                "the embedding (resize_token_embeddings) and train it"
+            )
 
     def open(self, system: str | None, observation: str) -> tuple[int, ...]:
         """Return the rendering of the first prompt, up to and including the generation prompt."""

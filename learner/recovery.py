@@ -122,6 +122,7 @@ class Recovery:
         for checkpoint in kept:
             try:
                 check_identity(checkpoint, self.identity)
+                check_phase(checkpoint, self.state.config.imitation.steps)
                 self.state.restore(checkpoint.state)
                 await self._load_engine(checkpoint)
                 digest = await self._write_checked(checkpoint)
@@ -307,6 +308,17 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
             f"({differences}): choose another run.name, or restore what was changed"
+        )
+
+
+def check_phase(checkpoint: Checkpoint, imitation_steps: int) -> None:
+    """Raise CheckpointMismatch if steps that were RL would be imitation, with the horizon and curriculum of RL."""
+    before = checkpoint.state["config"]["imitation"]["steps"]
+    if imitation_steps > before and checkpoint.step > before:
+        raise CheckpointMismatch(
+            f"imitation.steps is {imitation_steps} but was {before}, and {checkpoint.path} has trained "
+            f"{checkpoint.step - before} RL steps after them, which would count as imitation: set it back, or give "
+            "demonstrations to RL (rl.demos_per_step)"
         )
 
 

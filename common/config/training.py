@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from horizonrl.common.arrays import MAX_TOKENS
 from horizonrl.common.config.deepspeed import refuse_unsafe
@@ -12,6 +12,20 @@ from horizonrl.common.config.section import AboveZero, Positive, Seconds, Sectio
 from horizonrl.common.state import ContextRule
 from horizonrl.common.types import MAX_GROUP_SIZE, MAX_TEMPERATURE, HorizonTurns, Kind, Name
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this one where it is asked for less."""
+
+
+def _sampled(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"below {LEAST_TEMPERATURE} vLLM samples at {LEAST_TEMPERATURE}, which would not be the temperature that "
+            f"is scored and reported: give {LEAST_TEMPERATURE} or more"
+        )
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE), AfterValidator(_sampled)]
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -49,7 +63,7 @@ class EnvSection(Section):
 class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)] = 8
     """Number of episodes per ticket. They are compared with each other."""
-    temperature: Annotated[float, Field(gt=0, le=MAX_TEMPERATURE)] = 1.0
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     """Sampling temperature. Logprobs are those of the distribution after it."""
     max_turn_tokens: Positive = 64
     """Longest reply, in tokens."""
@@ -149,7 +163,7 @@ class EvalSection(Section):
     """Tasks per environment, spread evenly over its categories; fewer if it holds out fewer."""
     samples: Annotated[int, Field(ge=1, le=MAX_GROUP_SIZE)] = 1
     """Episodes per task. More than one also gives pass@k."""
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature. 0 takes the most likely token."""
     horizon: HorizonTurns | None = None
     """Most turns of an evaluation episode. None uses the longest horizon of the environment's schedule."""

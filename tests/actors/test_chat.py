@@ -288,3 +288,24 @@ def test_a_tokenizer_that_encodes_a_part_otherwise_than_the_whole_is_refused() -
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     with pytest.raises(ConfigError, match="encodes a text between special tokens in another way"):
         ChatTemplate(tokenizer)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("token", "special", "said"),
+    [("<image>", True, None), ("<image>", False, "'<image>'"), ("<|im_start|>", True, r"'<\|im_start\|>'")],
+)
+def test_a_token_beyond_the_embedding_is_refused_unless_nothing_writes_it(
+    token: str, special: bool, said: str | None, nested: bool, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer(("<|im_end|>", "<|endoftext|>"))
+    size = len(tokenizer)
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False)], special_tokens=special)
+    tokenizer.save_pretrained(tmp_path)
+    config = {"vocab_size": size}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": config} if nested else config))
+    if said is None:
+        ChatTemplate.load(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=f"1 tokens.*such as {said} with id {size}, while .*vocab_size = {size}"):
+        ChatTemplate.load(tmp_path)

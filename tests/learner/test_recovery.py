@@ -51,6 +51,24 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("steps", "refused"), [(3, True), (2, False)])
+def test_steps_that_were_rl_do_not_become_imitation(tmp_path: Path, steps: int, refused: bool) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        more = (f"--imitation.steps={steps}", "--rl.steps=6")
+        second = World(tmp_path, server=first.server, overrides=more)
+        if not refused:
+            await second.run()
+            return
+        with pytest.raises(ExceptionGroup) as raised:
+            await second.learner(MortalTransport(first.server, None)).run()
+        told = r"imitation\.steps is 3 but was 2, and .* has trained 5 RL steps"
+        assert raised.group_contains(CheckpointError, match=told)
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(("before", "now", "told"), [(4, 8, "4 → 8"), (0, 4, "None → 4"), (4, 0, "4 → None")], ids=str)
 def test_a_run_does_not_go_on_with_adapters_of_another_rank(tmp_path: Path, before: int, now: int, told: str) -> None:
     async def scenario() -> None:
