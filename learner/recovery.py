@@ -6,10 +6,15 @@ nothing until then.
 
 import asyncio
 import os
+import platform
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +42,8 @@ from horizonrl.learner.weights import WeightsPublisher
 
 log = get_logger()
 
+CPU_KINDS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""Flags of a processor by which torch and oneDNN choose their kernels."""
 UNDECODABLE = (ValueError, KeyError, TypeError, AttributeError)
 """What a file raises that has the right size and the wrong bytes."""
 
@@ -86,7 +93,12 @@ class Recovery:
             # Before `load`: adapters begin at 0, so these are the frozen model's weights.
             await self.engine.write_weights(self.weights.base_file)
         checkpoint, digest, damaged = await self._load(kept)
-        changed = {} if checkpoint is None else changes(checkpoint.state["config"], comparable(config))
+        changed: dict[str, tuple[Any, Any]] = {}
+        if checkpoint is not None:
+            before, now = dict(checkpoint.state["config"]), comparable(config)
+            if "broker" not in before:  # of a release that did not keep the section
+                del now["broker"]
+            changed = changes(before, now)
         # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
         log_cut = await self._find_place()
         # Actors begin with version 0 of lineage 0 as their own copy, so it is never announced. An evaluation needs its
@@ -200,7 +212,8 @@ class Recovery:
     def _record_start(self, resumed: bool, more: dict[str, Any]) -> None:
         step, lineage, now = self.state.step, self.state.lineage, time.time()
         self.journal.rewind(step)
-        self.journal.write_lineage({"lineage": lineage, "from_step": step, "time": now} | more)
+        line = {"lineage": lineage, "from_step": step, "time": now, "machine": machine(self.state.config)}
+        self.journal.write_lineage(line | more)
         log.info("learner_started", step=step, lineage=lineage, resumed=resumed, **more)
         self.metrics.set("learner_lineage", lineage)
         self.metrics.set("learner_step_timestamp_seconds", now)
@@ -289,7 +302,22 @@ def run_identity(config: RunConfig, model: Mapping[str, str], eval_tasks: Sequen
 
 def comparable(config: RunConfig) -> dict[str, Any]:
     """Return what a resumed run is compared with: the addresses of the broker and of the metrics may change freely."""
-    return config.model_dump(mode="json", exclude={"broker", "metrics"})
+    kept = config.model_dump(mode="json", exclude={"metrics"})
+    settings = ("ack_wait_s", "max_deliver", "max_log_bytes", "ticket_key")
+    kept["broker"] = {name: kept["broker"][name] for name in settings}
+    return kept
+
+
+def machine(config: RunConfig) -> dict[str, Any]:
+    """Return what digests depend on apart from groups and config: the processor's kind, torch, and the threads."""
+    # From files, because a learner with the backend `hash` imports no torch.
+    flags: set[str] = set()
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        flags.update(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[0].split() if "flags" in text else ())
+    kinds = [name for name in CPU_KINDS if name in flags]
+    torch = version("torch") if find_spec("torch") else None
+    return {"cpu": " ".join([platform.machine(), *kinds]), "torch": torch, "threads": config.learner.threads}
 
 
 def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -> None:

@@ -59,10 +59,37 @@ def replay_run(request: ReplayRequest) -> int:
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.
     code = run_role(lambda: _replay(request, config, start, ledger, rows))
+    if code != 0 or not all(row["equal"] for row in rows):
+        for reason in reasons_to_differ(request, read_lines(request.run_dir / LINEAGES), config):
+            print(reason)
     if code == 0 and rows:  # only rank 0 has rows
         _report(request, rows)
         return 0 if may_differ(request.overrides) or all(row["equal"] for row in rows) else 1
     return code
+
+
+def reasons_to_differ(request: ReplayRequest, lineages: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
+    """Return what else than a lost group may change a digest: another config at a step, or another machine."""
+    from horizonrl.learner.recovery import machine
+
+    here, reasons = machine(config), []
+    for line in lineages:
+        step = line["from_step"]
+        if line.get("machine", here) != here:
+            reasons.append(f"from step {step} on the run was trained on {line['machine']}, and this machine is {here}")
+        changed = line.get("changed", {})
+        if changed and request.first < step:
+            former = " ".join(f"--{key}={_argument(before)}" for key, (before, _) in changed.items())
+            told = ", ".join(f"{key} {before} → {now}" for key, (before, now) in changed.items())
+            reasons.append(
+                f"the config changed at step {step}: {told}. Replay what came before with --to {step} {former}, and "
+                f"what came after with --from {step}"
+            )
+    return reasons
+
+
+def _argument(value: object) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def may_differ(overrides: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.journal import only_learner
 from horizonrl.learner.records.recorder import Recorder
+from horizonrl.learner.recovery import machine
 from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
@@ -28,12 +29,19 @@ def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path
     async def scenario() -> None:
         first = World(tmp_path)
         await first.run()
-        second = World(tmp_path, server=first.server, overrides=("--rl.steps=7", "--rl.lr=0.5"))
+        second = World(
+            tmp_path, server=first.server, overrides=("--rl.steps=7", "--rl.lr=0.5", "--broker.max_deliver=6")
+        )
         await second.run()
         before, now = read_lines(second.config.run_dir / "lineages.jsonl")
         assert (before["lineage"], before["from_step"], before["changed"]) == (0, 0, {})
         assert (now["lineage"], now["from_step"]) == (1, 7)
-        assert now["changed"] == {"rl.lr": [first.config.rl.lr, 0.5], "rl.steps": [5, 7]}
+        assert now["changed"] == {
+            "broker.max_deliver": [5, 6],
+            "rl.lr": [first.config.rl.lr, 0.5],
+            "rl.steps": [5, 7],
+        }
+        assert now["machine"] == before["machine"] == machine(first.config)
         assert len(second.ledger()) == 9
 
     asyncio.run(scenario())
