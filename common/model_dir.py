@@ -21,6 +21,8 @@ NAMED_EXPERTS = ("moe", "mixtral", "dbrx")
 
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys of config.json for the longest context, over the families of transformers."""
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+"""The `layer_types` of a model without other layers."""
 SWITCHES = ("is_moe", "enable_moe_block")
 """Keys that turn experts off although their number is given."""
 
@@ -94,6 +96,22 @@ def mixture(config: Mapping[str, Any]) -> str | None:
         return f"{max(counts)} experts per layer" if max(counts) > 1 else None
     kind = str(config.get("model_type", ""))
     return f"model_type {kind}" if any(part in kind for part in NAMED_EXPERTS) else None
+
+
+def is_recurrent(config: Mapping[str, Any]) -> bool:
+    """Return whether some layers of a configuration keep a state besides keys and values (Mamba, convolutions)."""
+    kinds = set(config.get("layer_types") or ())
+    return bool(kinds - ATTENTION) or any("mamba" in key for key in config)
+
+
+def refuse_recurrent(model_dir: Path) -> None:
+    """Raise ConfigError for a hybrid model, whose new weights do not all reach vLLM on a CPU."""
+    if is_recurrent(model_config(model_dir)):
+        raise ConfigError(
+            f"model.name is {str(model_dir)!r}, a hybrid model: vLLM on a CPU computes its convolutions with copies "
+            "that stay old. Choose a model of attention alone; `horizonrl eval` still plays this one, with "
+            "actor.vllm.enable_chunked_prefill = true"
+        )
 
 
 def refuse_untrainable(model_dir: Path) -> None:

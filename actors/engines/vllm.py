@@ -21,7 +21,7 @@ from horizonrl.common.errors import ConfigError, EngineDead, PolicyFailure, Weig
 from horizonrl.common.gpus import has_gpu
 from horizonrl.common.imports import left_out, uncollected
 from horizonrl.common.logs import get_logger
-from horizonrl.common.model_dir import HEAD, is_tied, model_config, tensor_shapes, weight_files
+from horizonrl.common.model_dir import HEAD, is_tied, model_config, refuse_recurrent, tensor_shapes, weight_files
 from horizonrl.common.scratch import scratch
 from horizonrl.common.types import PolicyVersion, VersionSpan
 
@@ -321,6 +321,8 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         importing.enter_context(uncollected("vllm"))
         on_cpu = not sees_gpu()
         if on_cpu:
+            if settings.renewed:
+                refuse_recurrent(settings.model_dir)
             import torch
 
             # The worker lives in the engine's process: one child less.

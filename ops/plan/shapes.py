@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.common.model_dir import refuse_untrainable
+from horizonrl.common.model_dir import is_recurrent, refuse_untrainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,6 @@ SIZES = {
     "72B": _qwen("72B", (80, 8192, 29_568, 8192, 1024)),
 }
 """By the size in their names; the numbers are those of the models' config.json."""
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of layers, as `config.json` names them, that have keys and values."""
 _SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?[bm])(?![a-z])", re.IGNORECASE)
 
 
@@ -121,6 +119,6 @@ def shape_of_directory(model_dir: Path) -> ModelShape:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{model_dir}/config.json does not say the model's shape ({error!r})") from None
     refuse_untrainable(model_dir)
-    if set(config.get("layer_types") or ()) - ATTENTION or any("mamba" in key for key in config):
+    if is_recurrent(config):
         raise ConfigError(f"{model_dir} is a hybrid model, which the formulas do not cover: give --model-size")
     return shape

@@ -1,6 +1,7 @@
 """A model's directory as it comes from elsewhere: whose files count, and what they say, until a run takes it."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from horizonrl.common.model_dir import (
     mixture,
     model_config,
     refuse_context,
+    refuse_recurrent,
     refuse_untrainable,
     tensor_shapes,
     weight_files,
@@ -158,6 +160,22 @@ def test_frequencies_that_follow_the_longest_episode_are_refused(key: str, tmp_p
 def test_a_model_without_a_longest_context_takes_any(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     refuse_context(tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("config", "hybrid"),
+    [
+        ({"layer_types": ["conv", "full_attention"]}, True),
+        ({"layer_types": ["linear_attention"]}, True),
+        ({"mamba_d_ssm": 32}, True),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, False),
+        ({}, False),
+    ],
+)
+def test_a_hybrid_model_is_refused(config: dict[str, Any], hybrid: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="a hybrid model") if hybrid else nullcontext():
+        refuse_recurrent(tmp_path)
 
 
 def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:

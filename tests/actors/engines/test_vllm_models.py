@@ -116,3 +116,12 @@ def test_a_model_with_a_tensor_that_vllm_does_not_compute_with_is_refused_at_the
     assert refused.returncode == 1
     assert "of which 2 tensors could not be compared" in refused.stderr
     assert "such as model.layers.0.self_attn.rotary_emb.inv_freq" in refused.stderr
+
+
+def test_a_hybrid_model_is_refused_on_a_cpu_where_its_convolutions_stay_old(tmp_path: Path) -> None:
+    model = make_tiny_qwen(tmp_path / "model", 0)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"layer_types": ["conv", "full_attention"]}))
+    refused = played(model)
+    assert refused.returncode == 1
+    assert "a hybrid model" in refused.stderr
