@@ -1,0 +1,73 @@
+"""Changed words through vLLM's own loader: every parameter gets the bits that a load of the whole file gives it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
+
+pytestmark = pytest.mark.process
+
+
+def changed(tensor: Tensor, dice: torch.Generator) -> Tensor:
+    """Change a fiftieth of a tensor's words, among them the first, the last, and the sign of a zero."""
+    words = tensor.clone().view(-1)
+    words[torch.rand(len(words), generator=dice) < 0.02] *= 1.5
+    words[0], words[-1] = -words[0], 3e38
+    words[len(words) // 2] = -0.0
+    return words.view_as(tensor)
+
+
+def add_frames(model: Path) -> Path:
+    """Write two further versions of a model's weights beside its own."""
+    dice = torch.Generator().manual_seed(1)
+    tensors = load_file(model / "model.safetensors")
+    for version in range(2):
+        tensors = {name: changed(tensor, dice) for name, tensor in tensors.items()}
+        save_file(tensors, model / f"{version}.frame", metadata={"format": "pt"})
+    return model
+
+
+def play(models: Sequence[Path], meeting: Path, workers: int) -> list[list[dict[str, Any]]]:
+    """Return what each worker did with each model."""
+    program = [sys.executable, "-m", "tests.actors.engines.patched"]
+    processes = [
+        subprocess.Popen(
+            [*program, str(rank), str(workers), str(meeting), *map(str, models)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(workers)
+    ]
+    ends = [process.communicate(timeout=300) for process in processes]
+    assert not any(process.returncode for process in processes), [error for _, error in ends]
+    return [json.loads(output.splitlines()[-1]) for output, _ in ends]
+
+
+def assert_equal(worker: dict[str, Any]) -> None:
+    assert worker["takes"]
+    assert len(worker["steps"]) == 2
+    for step in worker["steps"]:
+        assert step["before"], "the frame changes what computes"
+        assert step["after"] == []
+        assert step["probe"]["stale"] == [] and step["probe"]["compared"] > 4
+        assert step["words"] > 100
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_patched_layers_have_the_bits_of_loaded_ones(workers: int, tmp_path: Path) -> None:
+    # The Llama's head is tied. The Qwen has a head of its own, and biases in its fused layer of queries, keys, values.
+    models = [add_frames(make_tiny_model(tmp_path / "llama")), add_frames(make_tiny_qwen(tmp_path / "qwen"))]
+    for played in play(models, tmp_path / "meeting", workers):
+        for worker in played:
+            assert_equal(worker)
