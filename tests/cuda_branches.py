@@ -1,4 +1,4 @@
-"""Where the code asks which device it is on, or tells a GPU something, and the tests that take both answers on a CPU.
+"""Where the code asks which device it is on, or calls of a GPU, and the tests that go there on a CPU.
 
 A row is `module:function question`, with the tests as pytest names them below `tests/`. `test_cuda_branches.py` finds
 the places and compares. So `make test`, on a machine without a GPU, runs every line that only a GPU would reach; what a

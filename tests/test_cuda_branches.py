@@ -19,7 +19,8 @@ BENCH = ROOT / "ops/bench"
 
 NAMES = ("has_gpu", "sees_gpu", "on_gpu", "on_cpu", "on_flash", "visible_gpus", "ask_nvidia_smi")
 ATTRIBUTES = re.compile(
-    r"(?:^|\.)((?:torch\.cuda|torch\.accelerator|current_platform)\.\w+|(?:device\.type|version\.cuda|is_cuda|pin_memory)$)"
+    r"(?:^|\.)((?:torch\.cuda|torch\.accelerator|current_platform)\.\w+"
+    r"|(?:device\.type|version\.cuda|is_cuda|pin_memory)$)"
 )
 TEXTS = ("cuda", "nvidia-smi")
 """What asks: names, attributes, and texts that something is compared with or a command begins with.

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 CHUNK = 8
 """Tokens whose logits exist at a time."""
+HEADS = ("tied", "untied")
+"""Models of mode `uneven`, below the directory that it is given."""
 FIGURES = ("loss", "grad_norm", "trained_tokens", "ess", "reference_kl")
 
 
@@ -105,7 +107,7 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
         # One after the other in the same processes: most of the time is that of the imports.
         return {stage: main(f"train-z{stage}-k1", model_dir, directory / stage) for stage in "123"}
     if mode == "uneven":
-        return {stage: main(f"steps-z{stage}-k1-u2", model_dir, directory / stage) for stage in "13"}
+        return {head: uneven_stages(model_dir / head, directory / head) for head in HEADS}
     mode, *options = mode.split("-")
     given = {option[0]: int(option[1:]) for option in options}
     layout = {"zero_stage": given.get("z", 1), "lora_rank": given.get("r", 0)}
@@ -126,6 +128,10 @@ def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     return resume(leader, directory) if mode == "resume" else train(leader, directory)
 
 
+def uneven_stages(model_dir: Path, directory: Path) -> dict[str, Any]:
+    return {stage: main(f"steps-z{stage}-k1-u2", model_dir, directory / stage) for stage in "13"}
+
+
 def uneven_batches() -> "list[Batch]":
     """Return a batch that gives two ranks as many tokens but not as many trained ones, and one for one rank alone."""
     from horizonrl.learner.intake.batch import Batch
@@ -140,7 +146,7 @@ def uneven_batches() -> "list[Batch]":
 def steps(leader: Any, directory: Path) -> dict[str, Any]:
     """Take a step with each of the uneven batches; return their figures."""
     stats = [leader.train_step(batch, 1e-4) for batch in uneven_batches()]
-    directory.mkdir()
+    directory.mkdir(parents=True)
     leader.write_weights(directory / "weights.safetensors")
     leader.close()
     return {name: [getattr(s, name) for s in stats] for name in FIGURES}

@@ -20,7 +20,7 @@ from horizonrl.learner.engine.ranks import decode_batch, encode_batch
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.intake.batch import Batch, Trace, traces_of
 from tests.learner.branching import branching_group
-from tests.learner.ranks_program import CHUNK, FIGURES, resume, run_program, train, uneven_batches
+from tests.learner.ranks_program import CHUNK, FIGURES, HEADS, resume, run_program, train, uneven_batches
 from tests.learner.traces import make_batch
 from tests.namespaces import two_machines
 
@@ -77,9 +77,9 @@ class Trained:
 def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """One rank, at stage 1."""
     directory = tmp_path_factory.mktemp("alone")
-    (figures,) = run_program("train-z1-k1", tiny_model, directory, ranks=1)
-    assert figures["rc"] == 0, figures
-    return Trained(figures, directory)
+    return Trained(
+        train(make_engine(EngineSettings(tiny_model, micro_batch_tokens=128, objective=KL)), directory), directory
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +89,6 @@ def stages(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     leader, follower = run_program("stages", tiny_model, directory, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
     return {stage: Trained(leader[stage], directory / stage) for stage in "123"}
-
-
-@pytest.fixture(params=["1", "3"], ids=["stage 1", "stage 3"])
-def together(request: pytest.FixtureRequest, stages: dict[str, Trained]) -> Trained:
-    return stages[request.param]
 
 
 def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close: float = 1e-3) -> None:
@@ -110,21 +105,25 @@ def assert_same_steps(alone: Trained, together: Trained, model_dir: Path, close:
 
 
 @pytest.mark.process
-def test_two_ranks_make_the_steps_of_one(alone: Trained, together: Trained, tiny_model: Path) -> None:
-    assert_same_steps(alone, together, tiny_model)
+@in_this_process
+@pytest.mark.parametrize("stage", "123")
+def test_two_ranks_make_the_steps_of_one(
+    stage: str, alone: Trained, stages: dict[str, Trained], tiny_model: Path
+) -> None:
+    assert_same_steps(alone, stages[stage], tiny_model)
 
 
 @pytest.mark.process
 def test_two_machines_make_the_weights_of_two_ranks_on_one(
     stages: dict[str, Trained], tiny_model: Path, tmp_path: Path
 ) -> None:
+    """At stage 3, which sends the most."""
     with two_machines() as machines:
-        apart, there = run_program("stages", tiny_model, tmp_path, 2, machines)
+        apart, there = run_program("train-z3-k1", tiny_model, tmp_path, 2, machines)
     assert (apart["rc"], there["rc"]) == (0, 0), (apart, there)
-    for stage, together in stages.items():
-        assert apart[stage]["repeats"], "a step after `load` made other weights than before"
-        assert apart[stage]["digest"] == together.figures["digest"]
-        assert apart[stage]["grad_norm"] == together.figures["grad_norm"]
+    assert apart["repeats"], "a step after `load` made other weights than before"
+    assert apart["digest"] == stages["3"].figures["digest"]
+    assert apart["grad_norm"] == stages["3"].figures["grad_norm"]
 
 
 @pytest.mark.slow
@@ -140,35 +139,37 @@ def test_two_ranks_make_the_updates_of_one_with_a_critic(tiny_model: Path, tmp_p
     assert_same_steps(*trained, tiny_model, close=3e-2)
 
 
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
-def headed_model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model whose head is its embeddings, or has weights of its own."""
+@pytest.fixture
+def headed_models(tmp_path: Path) -> Path:
+    """Return the directory of two models: the head of one is its embeddings, that of the other has its own weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=request.param, dtype="bfloat16")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    for name in HEADS:
+        config = LlamaConfig(**sizes, num_attention_heads=2, tie_word_embeddings=name == "tied", dtype="bfloat16")
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "models" / name)
+    return tmp_path / "models"
 
 
 @pytest.mark.process
 def test_ranks_with_other_numbers_of_chunks_take_part_in_the_same_collectives(
-    headed_model: Path, tmp_path: Path
+    headed_models: Path, tmp_path: Path
 ) -> None:
     """In the steps, in the scoring pass of policy and critic, and in that of the reference."""
     plans = [pack(batch.traces, 2, 128) for batch in uneven_batches()]
     tokens = [[len(micro_batch.trained_N) for (micro_batch,) in plan] for plan in plans]
     assert [sorted(-(-each // CHUNK) for each in both) for both in tokens] == [[2, 5], [0, 5]]
-    leader, follower = run_program("uneven", headed_model, tmp_path, ranks=2)
+    leader, follower = run_program("uneven", headed_models, tmp_path, ranks=2)
     assert (leader["rc"], follower["rc"]) == (0, 0), (leader, follower)
-    first, third = (leader[stage] for stage in "13")
-    for name in FIGURES:
-        assert third[name] == pytest.approx(first[name], rel=1e-4, nan_ok=True), name
-    weights = [load_file(tmp_path / stage / "weights.safetensors") for stage in "13"]
-    names = set(load_file(headed_model / "model.safetensors"))
-    assert set(weights[0]) == set(weights[1]) == names, "the head has no second name"
+    for head in HEADS:
+        first, third = (leader[head][stage] for stage in "13")
+        for name in FIGURES:
+            assert third[name] == pytest.approx(first[name], rel=1e-4, nan_ok=True), (head, name)
+        weights = [load_file(tmp_path / head / stage / "weights.safetensors") for stage in "13"]
+        names = set(load_file(headed_models / head / "model.safetensors"))
+        assert set(weights[0]) == set(weights[1]) == names, "the head has no second name"
 
 
 def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> None:
@@ -188,7 +189,11 @@ def assert_resumed(first: Trained, resumed: dict[str, Any], directory: Path) -> 
 
 @pytest.mark.process
 @in_this_process
-def test_a_checkpoint_of_two_ranks_resumes_on_one(together: Trained, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", "13")
+def test_a_checkpoint_of_two_ranks_resumes_on_one(
+    stage: str, stages: dict[str, Trained], tiny_model: Path, tmp_path: Path
+) -> None:
+    together = stages[stage]
     shutil.copytree(together.directory / "checkpoint", tmp_path / "checkpoint")
     engine = make_engine(EngineSettings(tiny_model, zero_stage=2, micro_batch_tokens=128, objective=KL))
     assert_resumed(together, resume(engine, tmp_path), tmp_path)
