@@ -29,7 +29,7 @@ async def start(settings: InferenceSettings) -> Policy:
     # transformers knows that it does.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     return ScriptedPolicy(
-        vocabulary=json.loads((settings.model_dir / "config.json").read_text())["vocab_size"],
+        vocabulary=json.loads((settings.model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"],
         max_context_tokens=settings.max_context_tokens,
         seed=os.getpid(),  # two actors that play one ticket answer differently, as two engines would
     )

@@ -78,8 +78,8 @@ def make_keys(
     for run in runs:
         written += _seeds(keys, run, actors)
     text = configuration(keys, seen_at or folder.resolve())
-    if not keys.configuration.exists() or keys.configuration.read_text() != text:
-        keys.configuration.write_text(text)
+    if not keys.configuration.exists() or keys.configuration.read_text(encoding="utf-8") != text:
+        keys.configuration.write_text(text, encoding="utf-8")
         written.append(keys.configuration)
     return written
 

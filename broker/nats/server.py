@@ -133,7 +133,8 @@ class EmbeddedServer:
                 monitoring_path=self._monitoring_path,
                 sync="sync_interval: always" if self.durability == "power" else "",
                 extra=self.extra,
-            )
+            ),
+            encoding="utf-8",
         )
         self._process = await asyncio.create_subprocess_exec(
             binary,
@@ -164,7 +165,7 @@ class EmbeddedServer:
         """
         if self._lock is not None:
             return self._lock
-        lock = (self.directory / "lock").open("w")
+        lock = (self.directory / "lock").open("w", encoding="utf-8")
         try:
             async with asyncio.timeout(LOCK_S):
                 while not locked(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
@@ -191,19 +192,19 @@ class EmbeddedServer:
         began = told = time.monotonic()
         ports = self.directory / f"nats-server_{self._process.pid}.ports"
         # The file exists before it is complete, so its last character decides.
-        while not (ports.exists() and ports.read_text().rstrip().endswith("}")):
+        while not (ports.exists() and ports.read_text(encoding="utf-8").rstrip().endswith("}")):
             if self._process.returncode is not None:
                 raise BrokerUnreachable(self._failure(f"ended with code {self._process.returncode}"))
             if (now := time.monotonic()) - told >= TELL_S:
                 told = now
                 log.info("broker_restoring", server=self.name, stored_mib=stored_bytes >> 20, for_s=round(now - began))
             await asyncio.sleep(POLL_S)
-        listening: dict[str, list[str]] = json.loads(ports.read_text())
+        listening: dict[str, list[str]] = json.loads(ports.read_text(encoding="utf-8"))
         return int(listening["nats"][0].rpartition(":")[2]), listening["monitoring"][0] + self._monitoring_path
 
     def _failure(self, what: str) -> str:
         log_file = self.directory / LOG_FILE
-        tail = log_file.read_text(errors="replace").splitlines()[-5:] if log_file.exists() else []
+        tail = log_file.read_text(errors="replace", encoding="utf-8").splitlines()[-5:] if log_file.exists() else []
         return "\n".join([f"nats-server {what}; the end of {log_file}:", *tail])
 
     def reload(self) -> None:

@@ -24,7 +24,7 @@ class Best:
     def read(self) -> dict[str, Any] | None:
         """Return the result of the kept version; None if no version is kept, or if the file was damaged."""
         try:
-            result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text())
+            result: dict[str, Any] = json.loads((self._directory / RESULT_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -52,7 +52,7 @@ class Best:
         os.link(frame, incoming)
         os.replace(incoming, link)
         incoming.unlink(missing_ok=True)  # still there if both were links to the same file: rename does nothing then
-        incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n")
+        incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n", encoding="utf-8")
         # A power cut must not leave a result whose weights, or whose text, never reached the disk.
         for written in (link, incoming_result, self._directory):
             sync(written)

@@ -37,7 +37,7 @@ EVAL_EPISODES_BYTES = 256_000_000
 def only_learner(run_dir: Path) -> Iterator[None]:
     """Lock the run directory while the body runs. Raises RunFailed if another learner on this machine holds it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / LEARNER_LOCK).open("w") as file:
+    with (run_dir / LEARNER_LOCK).open("w", encoding="utf-8") as file:
         if not locked(file):
             raise RunFailed(f"another learner works in {run_dir}: end it, or choose another run.name for this run")
         yield
@@ -99,7 +99,7 @@ class Journal:
         """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
         path = self._episodes / f"step-{step:06d}.jsonl"
         # Without fsync: nothing is resumed from these files. A step that is trained again overwrites its own.
-        with path.with_suffix(INCOMPLETE).open("w") as file:
+        with path.with_suffix(INCOMPLETE).open("w", encoding="utf-8") as file:
             for group in groups:
                 _write_group(file, group)
             self._unchecked_bytes += file.tell()
@@ -111,7 +111,7 @@ class Journal:
         path = self._episodes / f"eval-{step:06d}.jsonl"
         if not path.exists():
             self._make_room()
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             _write_group(file, group)
 
     def _make_room(self) -> None:
@@ -176,7 +176,7 @@ def _step(path: Path) -> int:
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

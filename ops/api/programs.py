@@ -53,7 +53,7 @@ class RunningCommand:
         if config is not None:
             recipe = output.with_suffix(".toml")
             recipe.touch(mode=0o600)
-            recipe.write_text(to_toml(config))
+            recipe.write_text(to_toml(config), encoding="utf-8")
             words, environment = [*words, str(recipe)], recipe_environment(config)
             stop_within_s = longest_stop_s(config)
         if lock is not None:

@@ -29,5 +29,5 @@ def describe_machine() -> str:
 def processor() -> str | None:
     """Return the processor's name; None where the system does not tell it."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

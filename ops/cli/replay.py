@@ -203,7 +203,7 @@ def _report(request: ReplayRequest, rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"{equal} of {len(rows)} steps match the digests of the ledger")
     if request.json_file is not None:
         report = {"equal": equal == len(rows), "steps": list(rows)}
-        request.json_file.write_text(json.dumps(report, indent=2) + "\n")
+        request.json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _word(equal: bool) -> Text:

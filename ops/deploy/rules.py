@@ -21,11 +21,11 @@ def manifest() -> str:
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "horizonrl", "labels": labels},
-        "spec": yaml.safe_load(RULES.read_text()),
+        "spec": yaml.safe_load(RULES.read_text(encoding="utf-8")),
     }
     text: str = yaml.safe_dump(rule, sort_keys=False, width=120)
     return HEAD + text
 
 
 if __name__ == "__main__":
-    MANIFEST.write_text(manifest())
+    MANIFEST.write_text(manifest(), encoding="utf-8")

@@ -54,14 +54,16 @@ def _rows(part: EvalPart, turns: int, samples: int, lines: Mapping[Key, Line]) -
 def write_report(directory: Path, facts: Mapping[str, Any], plan: Plan, blocks: Sequence[Mapping[str, Any]]) -> None:
     """Write `results.json` and `table.md`."""
     text = json.dumps({**facts, "samples": list(plan.samples), "blocks": blocks}, indent=2, default=str)
-    (directory / RESULTS).write_text(text + "\n")
-    (directory / TABLE_MD).write_text("\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n")
+    (directory / RESULTS).write_text(text + "\n", encoding="utf-8")
+    (directory / TABLE_MD).write_text(
+        "\n\n".join(_markdown(block, plan.samples) for block in blocks) + "\n", encoding="utf-8"
+    )
 
 
 def read_results(directory: Path) -> dict[str, Any]:
     """Return the `results.json` of an evaluation. Raises ConfigError if there is none, or one that cannot be read."""
     try:
-        results: dict[str, Any] = json.loads((directory / RESULTS).read_text())
+        results: dict[str, Any] = json.loads((directory / RESULTS).read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(
             f"{directory} holds no {RESULTS}: it is no evaluation, or one that is not complete. The same "

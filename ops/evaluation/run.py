@@ -42,7 +42,7 @@ def evaluate(request: SubjectRequest, choice: Choice, directory: Path) -> int:
         plan = make_plan(subject.config, choice, own_envs=subject.own_envs)
         settings = settings_of(subject, plan)
         directory.mkdir(parents=True, exist_ok=True)
-        with (directory / "eval.log").open("a") as sink, _noise_into(sink) as terminal:
+        with (directory / "eval.log").open("a", encoding="utf-8") as sink, _noise_into(sink) as terminal:
             configure_logs(run="eval", role="eval", stream=sink)
             return carry_out(subject, plan, settings, directory, terminal)
 

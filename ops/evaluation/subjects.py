@@ -106,7 +106,9 @@ def _exported(run_dir: Path, path: Path, out: Path) -> Path:
 
 def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) -> Subject:
     recipes = request.recipes if run_recipe is None else (run_recipe, *request.recipes)
-    longest = json.loads((model_dir / "config.json").read_text()).get("max_position_embeddings", CONTEXT_TOKENS)
+    longest = json.loads((model_dir / "config.json").read_text(encoding="utf-8")).get(
+        "max_position_embeddings", CONTEXT_TOKENS
+    )
 
     @asynccontextmanager
     async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:

@@ -141,7 +141,7 @@ def _config_of(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
 def show_status(request: StatusRequest) -> int:
     """Print where a run stands: once, or again and again until Ctrl-C."""
     source = StatusSource.find(request)
-    with Path(os.devnull).open("w") as nowhere:  # what fails is raised; a log would be drawn over
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what fails is raised; a log would be drawn over
         configure_logs(run=source.config.run.name, role="status", stream=nowhere)
         if not request.watch:
             _print(asyncio.run(source.look()), request.as_json)

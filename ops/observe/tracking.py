@@ -55,11 +55,11 @@ class Tracked:
 
     @classmethod
     def read(cls, path: Path) -> "Tracked":
-        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
     def write(self, path: Path) -> None:
         beside = path.with_suffix(".incoming")
-        beside.write_text(json.dumps(asdict(self)))
+        beside.write_text(json.dumps(asdict(self)), encoding="utf-8")
         # By a rename: a kill in the middle of a write would lose the identity, and the tracker would show a second run.
         os.replace(beside, path)
 
@@ -220,7 +220,7 @@ def _tracked_run(config: RunConfig, directory: Path, tracked: Tracked) -> Tracke
 def _only_tracker(directory: Path, *, wait: bool) -> Iterator[None]:
     """Hold a run's tracker directory; a second tracker waits, or raises RunFailed, while another one holds it."""
     directory.mkdir(exist_ok=True)
-    with (directory / "lock").open("w") as file:
+    with (directory / "lock").open("w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -102,4 +102,4 @@ def _meaning(field: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -91,4 +91,4 @@ def _meaning(metric: Metric) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")

@@ -84,7 +84,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def _decisions() -> str:
     records = sorted((DOCS / "adr").glob("[0-9]*.md"))
-    titles = {record.name: record.read_text().partition("\n")[0].removeprefix("# ") for record in records}
+    titles = {
+        record.name: record.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for record in records
+    }
     return "\n" + "\n".join(f"- [{title}]({name})" for name, title in titles.items()) + "\n"
 
 

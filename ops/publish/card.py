@@ -33,7 +33,7 @@ def base_model(model_dir: Path) -> tuple[str | None, str]:
         return None, "apache-2.0"
     # Only what the model's own card says: a guessed licence would be worse than none.
     card = model_dir / "README.md"
-    head = card.read_text().split("\n---", 1)[0] if card.is_file() else ""
+    head = card.read_text(encoding="utf-8").split("\n---", 1)[0] if card.is_file() else ""
     found = re.search(r"\A---\n.*?^license:[ \t]*([\w.-]+)", head, re.S | re.M)
     return hub_id(model_dir), "unknown" if found is None else found[1]
 

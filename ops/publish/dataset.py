@@ -40,7 +40,7 @@ def write_dataset(run_dir: Path, out: Path) -> DatasetCounts:
             earlier.unlink()
         _write_shards(data, rows(config, run_dir, source, written))
         written.unreadable = source.unreadable
-        (out / "schema.json").write_text(json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n")
+        (out / "schema.json").write_text(json.dumps(EpisodeRow.model_json_schema(), indent=2) + "\n", encoding="utf-8")
         model_dir = known_model(config.model.name)
         identity = {} if model_dir is None else model_identity(model_dir)
         (out / CARD).write_text(dataset_card(config, written, identity, (EpisodeRow, TurnRow)), encoding="utf-8")

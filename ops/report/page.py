@@ -159,7 +159,7 @@ def episode_notices(episodes: Episodes, model: str, *, found: bool) -> list[str]
 
 
 def _own(name: str) -> str:
-    return (resources.files(__package__) / name).read_text()
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

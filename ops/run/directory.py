@@ -87,7 +87,7 @@ def write_config(config: RunConfig) -> Path:
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / CONFIG
     envs = [env.model_copy(update={"options": _with_whole_paths(env.options)}) for env in config.envs]
-    path.write_text(to_toml(config.model_copy(update={"envs": tuple(envs)})))
+    path.write_text(to_toml(config.model_copy(update={"envs": tuple(envs)})), encoding="utf-8")
     return path
 
 
@@ -111,7 +111,7 @@ def _with_whole_paths(value: Any) -> Any:
 def read_address(run_dir: Path) -> str | None:
     """Return the url of the run's latest embedded broker, or None where it never had one."""
     file = run_dir / ADDRESS
-    return file.read_text().strip() if file.exists() else None
+    return file.read_text(encoding="utf-8").strip() if file.exists() else None
 
 
 def check_broker_named(config: RunConfig, run_dir: Path, overrides: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
     run_dir.mkdir(parents=True, exist_ok=True)
     inherited = os.environ.pop(INHERITED_LOCK, None)
     # Not "w", which would erase the process id of the `train` that holds the lock.
-    with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+") as file:
+    with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+", encoding="utf-8") as file:
         for _ in range(TRIES):
             if locked(file):
                 break
@@ -187,7 +187,7 @@ def in_training(run_dir: Path) -> bool:
 
 def _holder(run_dir: Path) -> int | None:
     file = run_dir / TRAIN_LOCK
-    process = file.read_text() if file.exists() else ""
+    process = file.read_text(encoding="utf-8") if file.exists() else ""
     return int(process) if process.isdecimal() else None
 
 

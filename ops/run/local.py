@@ -67,7 +67,7 @@ def _left_as_finished(config: RunConfig) -> int | None:
     if newest is None or newest.step < config.total_steps or not (config.run_dir / REPORT).is_file():
         return None
     facts = config.run_dir / "model" / "version.json"
-    if not facts.is_file() or json.loads(facts.read_text())["step"] != newest.step:
+    if not facts.is_file() or json.loads(facts.read_text(encoding="utf-8"))["step"] != newest.step:
         return None
     with only_train(config.run_dir):
         return asyncio.run(_ended_at(config))
@@ -100,7 +100,7 @@ def _try_environments(config: RunConfig) -> None:
 
 def _train_and_export(config: RunConfig, resume_command: str) -> int:
     (config.run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    with (config.run_dir / "logs" / "console.log").open("a") as sink:
+    with (config.run_dir / "logs" / "console.log").open("a", encoding="utf-8") as sink:
         configure_logs(run=config.run.name, role="console", stream=sink)
         console = Console(config)
         log.info(STARTED)
@@ -142,7 +142,7 @@ async def _train(config: RunConfig, console: Console) -> bool:
         # Only here: `train` starts every role on this machine, while a loopback url alone proves nothing (ADR 8).
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         # `horizonrl status` and the next `train` look here: every start may get another port.
-        (config.run_dir / ADDRESS).write_text(server.url)
+        (config.run_dir / ADDRESS).write_text(server.url, encoding="utf-8")
         return await _supervise(config.model_copy(update={"broker": broker}), console, interrupted, server)
 
 

@@ -53,8 +53,8 @@ def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
 
 def last_error(path: Path) -> str:
     """Return a role's last message, without its `error:`."""
-    return f"\n{path.read_text(errors='replace')}".rpartition("\nerror: ")[2].strip()
+    return f"\n{path.read_text(errors='replace', encoding='utf-8')}".rpartition("\nerror: ")[2].strip()
 
 
 def last_lines(path: Path, count: int = 15) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+    return "\n".join(path.read_text(errors="replace", encoding="utf-8").splitlines()[-count:])

@@ -126,7 +126,7 @@ def _has_chat_template(model_dir: Path) -> bool:
     """Return whether transformers would find one: without it an actor fails, a minute after its engine has started."""
     settings = model_dir / "tokenizer_config.json"
     try:
-        tokenizer = json.loads(settings.read_text()) if settings.is_file() else {}
+        tokenizer = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{settings} is not JSON: {error}") from None
     files = (model_dir / "chat_template.jinja", model_dir / "additional_chat_templates")
@@ -249,7 +249,7 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
 @contextlib.contextmanager
 def _locked(path: Path, tell: Callable[[], None]) -> Iterator[None]:
     """Hold an exclusive lock on a file; another process that makes the same model waits here and says so."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

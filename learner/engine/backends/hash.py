@@ -68,7 +68,7 @@ class HashEngine:
     def write_weights(self, path: Path) -> str:
         """Write the hash as text; a reader sees the whole file or none."""
         incoming = path.with_suffix(".incoming")
-        incoming.write_text(self.weights)
+        incoming.write_text(self.weights, encoding="utf-8")
         incoming.rename(path)
         return digest_file(path)
 
@@ -79,12 +79,12 @@ class HashEngine:
 
     def save(self, directory: Path, state: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / HASH_FILE).write_text(f"{self.weights}\n{json.dumps(state)}")
+        (directory / HASH_FILE).write_text(f"{self.weights}\n{json.dumps(state)}", encoding="utf-8")
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Restore the hash; a file from before 0.1.0 holds nothing else, which reads as an empty state."""
         try:
-            self.weights, _, state = (directory / HASH_FILE).read_text().partition("\n")
+            self.weights, _, state = (directory / HASH_FILE).read_text(encoding="utf-8").partition("\n")
         except OSError as error:
             raise CheckpointError(
                 f"no checkpoint of learner.backend = hash in {directory} ({error}): resume with the backend that the "

@@ -46,7 +46,7 @@ def main() -> int:
         if rows:
             _print(rows)
         if options.json is not None:
-            options.json.write_text(json.dumps(rows, indent=2) + "\n")
+            options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

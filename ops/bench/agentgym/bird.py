@@ -32,7 +32,7 @@ def write_bird(folder: Path, count: int) -> list[Problem]:
         tables.append(_described(name, problem))
         _write_database(folder / "train" / "train_databases" / name / f"{name}.sqlite", problem)
     for file, content in (("train.json", items), ("train_tables.json", tables)):
-        (folder / "train" / file).write_text(json.dumps(content))
+        (folder / "train" / file).write_text(json.dumps(content), encoding="utf-8")
     return problems
 
 

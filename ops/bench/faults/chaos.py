@@ -56,7 +56,7 @@ def run(request: ChaosRequest, json_file: Path | None = None, directory: Path | 
         console.print(f"chaos: {what} in {place}", soft_wrap=True)
         report = uvloop.run(_chaos(request, place, console))
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(_table(report))
     for finding in report["findings"]:
         console.print(finding, style="red", highlight=False, soft_wrap=True)
@@ -154,7 +154,7 @@ async def replayed(whole: Cluster) -> dict[str, Any]:
         return {"equal": False, "error": f"it took longer than {REPLAY_S} s"}
     if not answer.exists():
         return {"equal": False, "error": f"it ended with code {process.returncode}:\n{last_lines(log_file)}"}
-    replay: dict[str, Any] = json.loads(answer.read_text())
+    replay: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return replay
 
 

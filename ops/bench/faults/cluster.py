@@ -272,7 +272,7 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
     if place.exists() and any(place.iterdir()):
         raise ConfigError(f"--directory {place} is not empty: give a new one, or leave it out for a temporary one")
     (place / "logs").mkdir(parents=True, exist_ok=True)
-    with (place / "logs" / "bench.log").open("a") as sink:
+    with (place / "logs" / "bench.log").open("a", encoding="utf-8") as sink:
         configure_logs(run=name, role="bench", stream=sink)
         yield place
 
@@ -301,7 +301,10 @@ async def cluster(
     """
     await make_model(directory)
     recipe = directory / "recipe.toml"
-    recipe.write_text(RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))))
+    recipe.write_text(
+        RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))),
+        encoding="utf-8",
+    )
     config = RunConfig.load([recipe], overrides)
     async with serving(config.run_dir / "nats", config.broker.nats.replicas or 1) as servers:
         broker = config.broker.model_copy(update={"url": servers.direct_url})

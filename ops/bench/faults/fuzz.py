@@ -115,7 +115,7 @@ def run(payloads: int, seed: int, json_file: Path | None) -> int:
     for mutation, error, payload in report.failed:
         print(f"error: {mutation}: {error}: {payload[:400]}", file=sys.stderr)
     if json_file is not None:
-        json_file.write_text(json.dumps({**vars(report), "holds": report.holds}, indent=2) + "\n")
+        json_file.write_text(json.dumps({**vars(report), "holds": report.holds}, indent=2) + "\n", encoding="utf-8")
     return 0 if report.holds else 1
 
 

@@ -65,7 +65,9 @@ def run(
         samples, crashes = uvloop.run(_soak(minutes, place, seed, overrides, console))
     report = {"passed": not crashes, "seed": seed, "crashes": crashes, **summary(samples)}
     if json_file is not None:
-        json_file.write_text(json.dumps(report | {"samples": [asdict(sample) for sample in samples]}, indent=1) + "\n")
+        json_file.write_text(
+            json.dumps(report | {"samples": [asdict(sample) for sample in samples]}, indent=1) + "\n", encoding="utf-8"
+        )
     for table in _tables(report):
         console.print(table)
     if report["passed"] and directory is None:

@@ -284,7 +284,7 @@ class Storm:
         at_s = round(time.monotonic() - self._started, 2)
         step = self._whole.last_step
         line = {"at_s": at_s, "fault": event.fault.value, "victim": victim, "length_s": round(event.length_s, 2)}
-        with (self._whole.directory / "events.jsonl").open("a") as file:
+        with (self._whole.directory / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"step": step}) + "\n")
         self._say(f"{len(self.fired):4d}  {at_s:7.1f} s  step {step:5d}  {event.fault.value} {victim}")
 

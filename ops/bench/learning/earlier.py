@@ -47,7 +47,7 @@ def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun])
 
 def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
     try:
-        results = json.loads(path.read_text())
+        results = json.loads(path.read_text(encoding="utf-8"))
         configs, runs = results["configs"], results["runs"]
     except OSError as error:
         raise ConfigError(f"--with {path}: {error.strerror}") from None

@@ -234,13 +234,13 @@ def _child(words: Sequence[str], log_file: Path) -> int:
 def _write_ending(each: StudyRun, code: int, wall_s: float) -> Ending:
     said = "" if code in (0, INTERRUPTED) else last_lines(each.directory / LOG)
     ending = Ending(code, wall_s, commit_of_program(), said)
-    (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n")
+    (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
     return ending
 
 
 def _ending(each: StudyRun) -> Ending | None:
     path = each.directory / ENDING
-    return Ending(**json.loads(path.read_text())) if path.is_file() else None
+    return Ending(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
 def _endings(runs: Sequence[StudyRun]) -> list[tuple[StudyRun, Ending]]:
@@ -277,14 +277,14 @@ def _write_recipe(each: StudyRun) -> None:
     """
     path, text = each.directory / RECIPE, to_toml(each.config)
     if path.is_file():
-        old, new = (tomllib.loads(one) for one in (path.read_text(), text))
+        old, new = (tomllib.loads(one) for one in (path.read_text(encoding="utf-8"), text))
         new["run"].pop("root", None)  # so that a study's directory can be moved
         if changed := changes(old, new):
             raise ConfigError(
                 f"{each.directory} was begun with another {changed}: give a new --directory, or remove that run"
             )
     each.directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
 
 
 def _report(
@@ -326,9 +326,11 @@ def _report(
     results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
     results["configs"] = {name: trained(config) for name, config in configs.items()}
     request.directory.mkdir(parents=True, exist_ok=True)
-    (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     tables = [tables_to_markdown(f"{each.variant}, seed {each.seed}", each.tables) for each in outcomes if each.tables]
-    (request.directory / "report.md").write_text(to_markdown(study, comparison, facts, failures, tables))
+    (request.directory / "report.md").write_text(
+        to_markdown(study, comparison, facts, failures, tables), encoding="utf-8"
+    )
     _draw(study, outcomes, request.directory)
     print(f"report: {request.directory / 'report.md'}")
     return True

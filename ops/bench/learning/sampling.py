@@ -202,5 +202,5 @@ def run(run_dirs: Sequence[Path], json_file: Path | None = None) -> int:
             "informative": informative / len(groups),
         }
         rules = {each.rule: asdict(each) for each in found}
-        json_file.write_text(json.dumps({**facts, "rules": rules}, indent=1) + "\n")
+        json_file.write_text(json.dumps({**facts, "rules": rules}, indent=1) + "\n", encoding="utf-8")
     return 0

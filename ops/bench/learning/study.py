@@ -170,7 +170,7 @@ def read_study(path_or_name: Path) -> Study:
     """Read a study from a file, or by its name from ops/recipes/studies. Raises ConfigError if it is invalid."""
     path = _find(str(path_or_name), (Path(), STUDIES), "study")
     try:
-        file = StudyFile.model_validate(tomllib.loads(path.read_text()))
+        file = StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     except RecursionError:

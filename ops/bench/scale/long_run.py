@@ -152,8 +152,10 @@ async def _start_controller(config: RunConfig, transport: Transport, issued: int
 def _leave(config: RunConfig, step: int) -> int:
     """Write the run directory of a learner that was killed in the step after `step`; return the ledger's size."""
     config.run_dir.mkdir(parents=True)
-    (config.run_dir / LINEAGES).write_text(json.dumps({"lineage": 0, "from_step": 0, "time": 0.0}) + "\n")
-    with (config.run_dir / LEDGER).open("w") as ledger:
+    (config.run_dir / LINEAGES).write_text(
+        json.dumps({"lineage": 0, "from_step": 0, "time": 0.0}) + "\n", encoding="utf-8"
+    )
+    with (config.run_dir / LEDGER).open("w", encoding="utf-8") as ledger:
         for number in range(1, step + 2):
             first = (number - 1) * GROUPS_PER_STEP
             names = [f"train-{ticket:08d}" for ticket in range(first, first + GROUPS_PER_STEP)]

@@ -78,7 +78,7 @@ def _cells(row: ScaleRow) -> tuple[str, ...]:
 
 def _write(report: dict[str, Any], json_file: Path | None) -> None:
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _long(directory: Path, small: bool) -> dict[str, Any]:

@@ -193,7 +193,7 @@ async def running(directory: Path, model: Path, actors: int) -> AsyncIterator[Sc
     recipe = directory / "recipe.toml"
     async with EmbeddedServer(directory / "nats") as server:
         groups = groups_per_step(actors)
-        recipe.write_text(RECIPE.format(directory=directory, model=model, groups_per_step=groups))
+        recipe.write_text(RECIPE.format(directory=directory, model=model, groups_per_step=groups), encoding="utf-8")
         config = RunConfig.load([recipe], [f"--broker.url={server.url}"])
         async with connected(config.run.name, config.broker) as transport:
             scaled = ScaledRun(recipe, actors, server, transport, {"server": [psutil.Process(server.pid)]})

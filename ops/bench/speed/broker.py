@@ -64,7 +64,7 @@ def run(json_file: Path | None = None) -> int:
         table.add_row(name, str(size), *shown, f"{process / power:.1f} x", f"{process / process_r3:.1f} x")
     plain_console().print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

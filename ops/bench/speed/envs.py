@@ -101,7 +101,7 @@ def run(json_file: Path | None, only: Sequence[str], seconds: float) -> int:
     for failure in errors:
         print(f"error: {failure}", file=sys.stderr)
     if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return errors[-1].exit_code if errors else 0
 
 

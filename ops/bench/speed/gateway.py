@@ -82,7 +82,7 @@ def run(json_file: Path | None, small: bool) -> int:
         f"calls; {result['engine']}; {result['cores']} cores, load {result['load']:.1f})"
     )
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        json_file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

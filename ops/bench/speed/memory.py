@@ -87,11 +87,11 @@ def resident() -> Resident:
 
 def forget_peak() -> None:
     """Let `Resident.peak` begin anew (proc(5), `clear_refs`)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def _kilobytes(path: Path) -> dict[str, int]:
-    lines = (line.split() for line in path.read_text().splitlines())
+    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
     return {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if line[-1:] == ["kB"]}
 
 

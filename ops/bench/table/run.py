@@ -50,7 +50,7 @@ def run(request: Request, json_file: Path | None, only: str | None) -> int:
             # One peer that is not there must not cost the other rows, which took minutes.
             request.left_out[name] = str(error)
         if json_file is not None:  # after each group: what took an hour outlives an interruption
-            json_file.write_text(json.dumps(report, indent=2) + "\n")
+            json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     _print(report)
     missed = [row for row in report["rows"] if row["goal"] is not None and row["ratio"] < row["goal"]]
     return 0 if request.small or not (missed or report["not_measured"]) else 1

@@ -76,7 +76,7 @@ def rows(request: Request) -> list[Row]:
         kv_cache_mib = SMALL_KV_CACHE_MIB if request.small else KV_CACHE_MIB
         recipe = directory / "recipe.toml"
         filled = {"directory": directory, "model": model_dir, "context": CONTEXT_TOKENS, "kv_cache_mib": kv_cache_mib}
-        recipe.write_text(RECIPE.format(**filled))
+        recipe.write_text(RECIPE.format(**filled), encoding="utf-8")
         config = RunConfig.load([recipe])
         seen: dict[str, list[float]] = {}
         for number in range(request.rounds):

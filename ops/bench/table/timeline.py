@@ -53,7 +53,7 @@ def run(run_dir: Path, svg_file: Path | None) -> int:
     first = min((span.end_s for span in spans if span.what == "rl"), default=None)
     print(f"{total_s:.0f} s in all" + ("" if first is None else f", the first RL step after {first:.0f} s"))
     if svg_file is not None:
-        svg_file.write_text(svg(spans, run_dir.name))
+        svg_file.write_text(svg(spans, run_dir.name), encoding="utf-8")
     return 0
 
 
@@ -66,7 +66,7 @@ def read(run_dir: Path) -> list[Span]:
         raise ConfigError(
             f"{run_dir} is not the directory of a run of `horizonrl train`: it has no logs and no metrics"
         )
-    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     spans = [*_learner(logs.get("learner", []), steps, began)]
     for name, events in logs.items():
         if name.startswith("actor"):
@@ -153,7 +153,7 @@ def svg(spans: list[Span], title: str) -> str:
 
 def _events(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a log with their time in seconds since the epoch; other lines are libraries'."""
-    for line in file.read_text(errors="replace").splitlines():
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines():
         if line.startswith("{") and '"timestamp"' in line:
             event = json.loads(line)
             yield event | {"time": datetime.fromisoformat(event["timestamp"]).timestamp()}

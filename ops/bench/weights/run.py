@@ -43,7 +43,7 @@ def run(
         rows = [_measure(lr, *(_image(path) for path in paths)) for lr, *paths in pairs]
     _print(rows)
     if json_file is not None:
-        json_file.write_text(json.dumps({"frames": rows}, indent=2) + "\n")
+        json_file.write_text(json.dumps({"frames": rows}, indent=2) + "\n", encoding="utf-8")
     return 0 if all(form["exact"] for row in rows for form in row["forms"].values()) else 1
 
 

@@ -82,7 +82,7 @@ class Follower:
 
     def events(self, name: str, lives: slice = slice(None)) -> list[dict[str, Any]]:
         """Return the events of a name, of all its processes or some."""
-        lines = [line for log in self.lives[lives] for line in log.read_text().split("\n")[:-1]]
+        lines = [line for log in self.lives[lives] for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
         events = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in events if event["event"] == name]
 
@@ -97,7 +97,9 @@ class Follower:
         deadline = time.monotonic() + WAIT_S
         while not ready():
             if self.process.returncode is not None or time.monotonic() > deadline:
-                raise RunFailed(f"{self.folder.name} did not get there: {self.lives[-1].read_text()[-2000:]}")
+                raise RunFailed(
+                    f"{self.folder.name} did not get there: {self.lives[-1].read_text(encoding='utf-8')[-2000:]}"
+                )
             await asyncio.sleep(0.02)
 
     async def begun(self) -> None:

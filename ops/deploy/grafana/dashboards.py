@@ -204,4 +204,4 @@ def files() -> dict[Path, str]:
 
 if __name__ == "__main__":
     for path, text in files().items():
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")

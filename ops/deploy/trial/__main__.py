@@ -148,7 +148,7 @@ class Trial:
 
     def collect(self, run: str, namespace: str) -> None:
         """Read the run directory through reader.yaml, as docs/kubernetes.md does."""
-        text = READER.read_text()
+        text = READER.read_text(encoding="utf-8")
         if "models" in {volume["name"] for volume in self.pods["learner-0"].spec["volumes"]}:
             text = text.replace("# - {name: models", "- {name: models")  # as its head says
         pod = yaml.safe_load(text)
@@ -239,7 +239,7 @@ def attempt(given: argparse.Namespace, stack: ExitStack) -> None:
     trial.run_to_the_end(given.for_s)
     trial.end_actors()
     (run_dir,) = [each for each in (work / "claims").glob(f"*/{run}") if each.is_dir()]
-    last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     say(f"the run is finished: step {last['step']}, {trial.restarts} restarts; streams {trial.streams()}")
     trial.look(run, work / "keys")
     for name in (name for name in trial.pods if name != BROKER):

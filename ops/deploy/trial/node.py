@@ -78,7 +78,7 @@ class TrialNode:
     def hosts(self, folder: Path) -> Iterator[Manifest]:
         """Write /etc/hosts in place of a cluster's DNS, and yield its mount."""
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.names.items())]
-        (folder / "hosts").write_text("\n".join(lines) + "\n")
+        (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
         yield bound(folder / "hosts", "/etc/hosts", read_only=True)
 
 
@@ -164,7 +164,7 @@ def start(node: TrialNode, pod: Pod, image: Image, place: tuple[str, Mapping[str
     address, namespaces = place
     mounts = [*node.hosts(_folder(pod)), *pod.mounts(node.cluster, image)]
     config = pod.runtime_config(image, mounts, namespaces, default_seccomp())
-    (pod.folder / "config.json").write_text(json.dumps(config, indent=1))
+    (pod.folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     log = pod.folder.with_suffix(".log")
     with log.open("ab") as sink:
         command = [*RUNTIME, "run", "--bundle", str(pod.folder), pod.folder.name]

@@ -26,7 +26,9 @@ def rendered_chart(chart: Path) -> list[Manifest]:
     from helm_python.chart import Chart  # where tests run; nothing else of ours needs Helm
 
     with Chart.load(chart) as loaded:
-        texts = loaded.render(yaml.safe_load(VALUES.read_text()), name=BROKER, namespace=BROKER).values()
+        texts = loaded.render(
+            yaml.safe_load(VALUES.read_text(encoding="utf-8")), name=BROKER, namespace=BROKER
+        ).values()
     return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
 
 
@@ -83,6 +85,6 @@ def variables(changes: Sequence[str]) -> dict[str, str]:
 
 def image_of(folder: Path) -> Image:
     """Return the image that `rootfs.sh` has made."""
-    config = json.loads((folder / "image.json").read_text())["OCIv1"]["config"]
+    config = json.loads((folder / "image.json").read_text(encoding="utf-8"))["OCIv1"]["config"]
     pairs = [variable.partition("=")[::2] for variable in config["Env"]]
     return Image((folder / "root").resolve(), dict(pairs), config["WorkingDir"])

@@ -216,7 +216,7 @@ def seccomp_profile(profile: Manifest) -> Manifest:
 
 def default_seccomp() -> Manifest | None:
     """Return this machine's default profile, None where there is none."""
-    return seccomp_profile(json.loads(SECCOMP.read_text())) if SECCOMP.is_file() else None
+    return seccomp_profile(json.loads(SECCOMP.read_text(encoding="utf-8"))) if SECCOMP.is_file() else None
 
 
 def _files(source: Manifest, cluster: Surroundings) -> dict[str, bytes]:
