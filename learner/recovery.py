@@ -134,8 +134,8 @@ class Recovery:
         for checkpoint in kept:
             try:
                 check_identity(checkpoint, self.identity)
-                check_phase(checkpoint, self.state.config.imitation.steps)
                 self.state.restore(checkpoint.state)
+                check_phase(checkpoint, self.state.config.imitation.steps)
                 await self._load_engine(checkpoint)
                 digest = await self._write_checked(checkpoint)
             except CheckpointMismatch:
@@ -331,10 +331,13 @@ def check_directory(run_dir: Path, began_here: bool, earlier: Progress | None) -
 
 def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     """Raise CheckpointMismatch, with the difference, when the checkpoint is of another model or evaluation plan."""
-    if changed := changes(checkpoint.state["identity"], identity):
+    earlier = checkpoint.state["identity"]
+    # Checkpoints of earlier releases do not say which ids end a reply.
+    known = identity if "stops" in earlier else {name: said for name, said in identity.items() if name != "stops"}
+    if changed := changes(earlier, known):
         differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
-            f"{checkpoint.path} was made with another model, tokenizer, template, lora.rank or evaluation "
+            f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or evaluation "
             f"({differences}): choose another run.name, or restore what was changed"
         )
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import xxhash
 
+from horizonrl.actors.chat import end_ids_of
 from horizonrl.common.children import bound
 from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
@@ -136,11 +137,14 @@ def _has_chat_template(model_dir: Path) -> bool:
 def model_identity(model_dir: Path) -> dict[str, str]:
     """Return the digests that say what token ids mean: of the `model` (configuration, tokenizer) and the `template`.
 
+    `stops` has the ids with which the model's own settings end a reply.
+
     Reads bytes only: an actor calls it before its engine starts, while importing torch would still start threads.
     """
     return {
         "model": files_digest(model_dir, "config.json", "tokenizer.json"),
         "template": files_digest(model_dir, "chat_template.jinja", "tokenizer_config.json"),
+        "stops": " ".join(map(str, end_ids_of(model_dir))),
     }
 
 

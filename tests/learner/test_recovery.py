@@ -17,9 +17,11 @@ from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
 from horizonrl.learner.records.checkpoint import CheckpointStore
+from horizonrl.learner.records.checkpoint import Checkpoint
 from horizonrl.learner.records.journal import only_learner
 from horizonrl.learner.records.recorder import Recorder
 from horizonrl.learner.recovery import machine
+from horizonrl.learner.recovery import check_identity
 from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
@@ -57,6 +59,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: 
         assert refused.group_contains(CheckpointError, match=r"template: None → t")
 
     asyncio.run(scenario())
+
+
+def test_other_ids_that_end_a_reply_are_refused_unless_the_checkpoint_is_silent_about_them(tmp_path: Path) -> None:
+    def identity(stops: str | None) -> dict[str, str]:
+        return {"model": "m"} if stops is None else {"model": "m", "stops": stops}
+
+    def checkpoint(stops: str | None) -> Checkpoint:
+        return Checkpoint(3, tmp_path, {"identity": identity(stops)})
+
+    check_identity(checkpoint("2 5"), identity("2 5"))
+    check_identity(checkpoint(None), identity("2 5"))
+    with pytest.raises(CheckpointError, match="stops: 2 → 2 5"):
+        check_identity(checkpoint("2"), identity("2 5"))
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(3, True), (2, False)])

@@ -129,6 +129,10 @@ def test_the_identity_changes_with_tokenizer_and_template_only(tiny_models: tupl
     changed = model_identity(tmp_path)
     assert changed["model"] == first["model"]
     assert changed["template"] != first["template"]
+    assert changed["stops"] == ""
+    for ids, said in ((7, "7"), ([7, 8], "7 8")):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+        assert model_identity(tmp_path) == changed | {"stops": said}
 
 
 def test_a_missing_package_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
