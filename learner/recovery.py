@@ -337,8 +337,8 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     if changed := changes(earlier, known):
         differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
-            f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or evaluation "
-            f"({differences}): choose another run.name, or restore what was changed"
+            f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or "
+            f"evaluation ({differences}): choose another run.name, or restore what was changed"
         )
 
 

@@ -16,12 +16,10 @@ from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.records.checkpoint import CheckpointStore
-from horizonrl.learner.records.checkpoint import Checkpoint
+from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
 from horizonrl.learner.records.journal import only_learner
 from horizonrl.learner.records.recorder import Recorder
-from horizonrl.learner.recovery import machine
-from horizonrl.learner.recovery import check_identity
+from horizonrl.learner.recovery import check_identity, machine
 from horizonrl.ops.run.lines import read_lines
 from tests.learner.world import EVALUATING, MortalTransport, World, played
 from tests.records import make_ticket
