@@ -200,6 +200,11 @@ class WeightsFollower:
                 # Open, since the learner may remove the file during a drain (`actor.weights = "drained"`): minutes.
                 yield path_of(source), source
             return
+        if manifest.path is not None and not manifest.chunks:
+            raise WeightsDamaged(
+                f"{manifest.policy} was announced as the file {manifest.path}, which is gone or has other bytes: the "
+                "learner writes it again when a group tells it. On another machine, set broker.shared_files = false"
+            )
         image = self._shadow if manifest.adapters is None else self._merged
         async with image.holding(manifest) as file:
             yield file, None

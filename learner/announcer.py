@@ -6,15 +6,22 @@ Fenced here, before it changes anything.
 
 import asyncio
 
+from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import PolicyVersion
+from horizonrl.learner.engine_thread import EngineThread
 from horizonrl.learner.fence import Fence
 from horizonrl.learner.state import LearnerState
 from horizonrl.learner.weights import WeightsPublisher
 
+log = get_logger()
+
 
 class Announcer:
-    def __init__(self, state: LearnerState, fence: Fence, weights: WeightsPublisher, metrics: Metrics) -> None:
+    def __init__(
+        self, state: LearnerState, fence: Fence, weights: WeightsPublisher, engine: EngineThread, metrics: Metrics
+    ) -> None:
+        self._engine = engine
         self._state = state
         self._fence = fence
         self._weights = weights
@@ -63,7 +70,14 @@ class Announcer:
     async def repair_weights(self, damaged: PolicyVersion) -> None:
         """Give actors a key frame if one of them cannot make the version `damaged` from what the broker holds."""
         async with self._sending:
-            await self._weights.repair(damaged)
+            if self._weights.lacks_newest:
+                # Between two steps the engine has the present version, which may be newer than the one that is gone.
+                policy = self._state.policy
+                log.warning("weights_written_again", damaged=str(damaged), version=str(policy))
+                digest = await self._engine.write_weights(self._weights.path_for(policy))
+                await self._weights.publish(policy, digest)
+            else:
+                await self._weights.repair(damaged)
 
     def _keep_awaited(self) -> None:
         # Publishing and tidying remove old files, but an evaluation may end many steps after its version was made.

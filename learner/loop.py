@@ -67,7 +67,7 @@ class LearnerLoop:
         self._weights = WeightsPublisher(
             transport, fence, config.run_dir / "weights", config.broker.shared_files, metrics=metrics
         )
-        self._announcer = Announcer(self._state, fence, self._weights, metrics)
+        self._announcer = Announcer(self._state, fence, self._weights, self.engine, metrics)
         self._recorder = Recorder(self._state, journal, Best(config.run_dir / "best"), self._weights, metrics)
         self._publication = Publication(
             self._state, self.engine, self._weights, self._announcer, self._recorder, self.stopping

@@ -144,6 +144,11 @@ class WeightsPublisher:
         await self.fence.publish(self._newest)
         await self._discard()
 
+    @property
+    def lacks_newest(self) -> bool:
+        """Whether somebody has removed the shared file of the version that was published last."""
+        return self.share_files and bool(self._published) and not self._published[-1].is_file()
+
     async def announce_end(self, step: int) -> None:
         """Tell the actors, which follow the key `policy`, that the run is over after `step`."""
         # The last version is always published, and a learner that resumes publishes its own (`Recovery.resume`).

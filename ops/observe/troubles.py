@@ -87,6 +87,7 @@ TROUBLES = {
     "weights_late": "kept playing with older weights",
     "weights_not_encoded": "cannot encode changes of the weights: it sends whole frames",
     "weights_not_fetched": "could not fetch new weights",
+    "weights_written_again": "wrote a weights file again that somebody had removed",
 }
 """Events of level `warning` or `error`, as a sentence about the part that wrote them."""
 NO_TROUBLE = ("groups_awaited",)

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from horizonrl.broker.api import Key
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.state import StateStore
+from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.errors import CheckpointError, RunFailed
 from horizonrl.common.state import Progress, WeightsManifest
 from horizonrl.common.types import Kind, PolicyVersion
@@ -320,5 +321,53 @@ def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(tmp_path:
         assert warning["checkpoint"] == newest.path.name
         assert [line["step"] for line in again.ledger()] == [1, 2, 3, 4, 5]
         assert [line["weights_digest"] for line in again.ledger()][:4] == digests
+
+    asyncio.run(scenario())
+
+
+def test_a_weights_file_that_somebody_has_removed_is_written_again(tmp_path: Path) -> None:
+    """An actor that starts then has nothing to load, so its group says that the version is damaged."""
+
+    class Told(World):
+        emptied = False
+
+        async def _act(self, transport: MortalTransport) -> None:
+            tickets, log = TicketQueue(transport), GroupLog(transport)
+            state = StateStore(transport)
+            while (lease := await tickets.lease(10.0)) is not None:
+                newest = await state.get(Key.POLICY)
+                policy = newest.policy if isinstance(newest, WeightsManifest) else PolicyVersion()
+                group = played(lease.ticket, policy, self.dice)
+                if policy.version >= 3 and not self.emptied:
+                    await self.consumed(state, log)
+                    await asyncio.sleep(0.3)  # a checkpoint that links the file has been written by then
+                    newest = await state.get(Key.POLICY)
+                    assert isinstance(newest, WeightsManifest) and newest.path is not None
+                    Path(newest.path).unlink()
+                    await log.publish(group.model_copy(update={"damaged_version": newest.policy}))
+                    async with asyncio.timeout(10.0):
+                        while not await self.is_there(state):
+                            await asyncio.sleep(0.001)
+                    self.emptied = True
+                await log.publish(group)
+                await lease.acknowledge()
+
+        async def is_there(self, state: StateStore) -> bool:
+            newest = await state.get(Key.POLICY)
+            return isinstance(newest, WeightsManifest) and Path(newest.path or "").is_file()
+
+        async def consumed(self, state: StateStore, log: GroupLog) -> None:
+            """Wait until the learner waits for groups."""
+            while True:
+                progress, end = await state.get(Key.PROGRESS), await log.end()
+                if isinstance(progress, Progress) and progress.cursor == end:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        world = Told(tmp_path, overrides=("--broker.shared_files=true",))
+        await world.run()
+        assert world.emptied
+        assert len(world.ledger()) == 7
 
     asyncio.run(scenario())
