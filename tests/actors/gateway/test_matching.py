@@ -23,7 +23,7 @@ TAILS = st.one_of(
     TEXTS.map(lambda text: (ChatMessage("user", text),)),
     TEXTS.map(lambda text: (ChatMessage("tool", text),)),
     TEXTS.map(lambda text: (ChatMessage("tool", text), ChatMessage("tool", "b"), ChatMessage("user", "c"))),
-    st.just((ChatMessage("user", "one"), ChatMessage("user", "two"))),  # no shape that a template appends
+    st.just((ChatMessage("user", "one"), ChatMessage("user", "two"))),  # as in a group chat
     st.just((ChatMessage("system", "be quick"),)),
 )
 STEPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3), TAILS, st.integers(1, 3)), min_size=1, max_size=8)
