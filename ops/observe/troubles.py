@@ -61,6 +61,8 @@ TROUBLES = {
     "loop_stalled": "stalled and was ended",
     "node_asked_to_stop": "was asked by another machine of the learner to stop",
     "node_refused": "refused a machine whose recipe, release or model differs",
+    "nothing_trained": "took a step in which a correction left no token to train: its weights stay as they were",
+    "out_of_memory": "ran out of the GPU's memory and computes the update again",
     "part_ended": "ended and was started again",
     "part_killed": "did not end in time and was killed",
     "program_starts_cold": "starts a program anew for each episode: its module cannot be imported once for all",

@@ -69,7 +69,7 @@ def test_a_step_records_how_long_its_train_groups_took_by_their_end() -> None:
     groups = [timed(0, 2.5), timed(1, 40.0), timed(2, 3.0), timed(3, 1.0, Kind.DEMO), make_group(4)]
     dropped = [Drop(2, groups[1].ticket.ticket_id, DropReason.STALE)]
     pending = PendingBatch(admitted=[(1, groups[0]), (3, groups[2])], consumed=groups, dropped=dropped)
-    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, StepTimes(1.0, 2.0, 0.1, 2))
+    line = metrics_line(Phase.RL, PolicyVersion(version=1), pending, STATS, StepTimes(1.0, 2.0, 0.1, 2, ended_at=1e9))
     assert line["durations"] == {"trained": [2.5, 3.0], "stale": [40.0]}
     metrics = Metrics()
     mirror_metrics(metrics, line, pending)
