@@ -353,6 +353,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         if on_cpu and _has_one_thread():
             import_module("vllm.v1.worker.cpu_worker")  # the engine's first import; once it is forked, nothing is left
 
+    preloaded = os.environ.get("LD_PRELOAD")
     further = checked(settings.vllm, (field.name for field in fields(vllm.AsyncEngineArgs)))
     try:
         # As for vLLM's own class for many prompts: its defaults for this card, which are those of a server otherwise,
@@ -361,6 +362,7 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except ValueError as error:  # pydantic's, such as a context longer than the model's
         raise ConfigError(f"vLLM does not take {settings.model_dir} with these settings: {error}") from error
+    _take_back_split_paths(preloaded)
     if not on_cpu and settings.shares_gpu:
         size = engine_size(config, settings, current_platform.get_device_total_memory())
         config.cache_config.kv_cache_memory_bytes = shared_cache_bytes(size)
@@ -376,6 +378,19 @@ def _start_engine(settings: InferenceSettings) -> tuple[Any, str]:
     except (RuntimeError, ValueError) as error:  # a ValueError where memory is short
         raise EngineDead(f"the engine does not start with {settings.model_dir}: {error}") from error
     return engine, f"vllm {vllm.__version__} bfloat16 {'cpu' if on_cpu else current_platform.get_device_name()}"
+
+
+def _take_back_split_paths(before: str | None) -> None:
+    """Restore LD_PRELOAD if vLLM has put in a path with white space, where the linker splits it.
+
+    Every child would complain on stderr, and none would have the library. The engine itself has loaded it already.
+    """
+    if " " not in os.environ.get("LD_PRELOAD", ""):
+        return
+    if before is None:
+        del os.environ["LD_PRELOAD"]
+    else:
+        os.environ["LD_PRELOAD"] = before
 
 
 def engine_size(config: Any, settings: InferenceSettings, gpu_bytes: int) -> EngineSize:

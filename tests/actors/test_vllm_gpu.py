@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -80,7 +81,7 @@ def test_torch_and_vllm_are_built_for_the_same(given: bool, monkeypatch: pytest.
     put_vllm(monkeypatch, None, on_cpu=given)
     message = "a GPU here, .* for cpu: .*/gpu.txt" if given else "no GPU here, .* for cuda: .*/cpu.txt"
     with pytest.raises(ConfigError, match=message):
-        engine._start_engine(SETTINGS)
+        engine._start_engine(replace(SETTINGS, renewed=False))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -132,3 +133,22 @@ def put_vllm(monkeypatch: pytest.MonkeyPatch, arguments: Any, on_cpu: bool) -> N
         module = ModuleType(name)
         module.__dict__.update(held)
         monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [
+        (None, "/venv/libgomp.so", "/venv/libgomp.so"),
+        (None, "/a folder/libgomp.so", None),
+        ("/mine.so", "/a folder/tcmalloc.so:/mine.so", "/mine.so"),
+        (None, None, None),
+    ],
+)
+def test_a_path_that_the_linker_would_split_is_not_preloaded(
+    before: str | None, after: str | None, kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if after is not None:
+        monkeypatch.setenv("LD_PRELOAD", after)
+    engine._take_back_split_paths(before)
+    assert os.environ.get("LD_PRELOAD") == kept

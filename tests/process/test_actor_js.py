@@ -215,7 +215,8 @@ def test_an_actor_in_javascript_plays_a_run_to_its_end_and_loses_nothing(program
     made = groups["train-00000000"]
     assert made.episodes[0].prompt.endswith("Reply with an even number of characters.\n[10 turns left]")
     assert bytes(made.episodes[0].prompt_ids).startswith(b"Count your letters.\nThis is round-")
-    assert {"model": made.provenance.model_digest, "template": made.provenance.template_digest} == model_identity(model)
+    identity = model_identity(model)
+    assert (made.provenance.model_digest, made.provenance.template_digest) == (identity["model"], identity["template"])
     ledger = read_lines(tmp_path / "js" / "ledger.jsonl")
     assert [line["step"] for line in ledger] == [1, 2, 3, 4, 5]
     assert [reason for line in ledger for _, _, reason in line["dropped"]] == []

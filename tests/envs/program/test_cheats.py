@@ -91,7 +91,12 @@ def test_a_cheat_earns_what_the_grader_gives_its_answer(folder: Path, kind: str,
         options = {"program": f"{folder}/agent.py:solve", "grader": f"{folder}/agent.py:grade"}
     else:
         options = {"program": ("bash", f"{folder}/cheat.sh"), "grader": ("python", f"{folder}/grader.py")}
-    found = outcome(folder, hidden=("answer",), **options)
+    try:
+        found = outcome(folder, hidden=("answer",), **options)
+    except EnvironmentFailure:
+        # Whoever writes answer.json at the moment at which the function does has a broken episode, and no reward.
+        assert cheat == CHEATS["keeps writing"]
+        return
     assert (found.reward, found.success) == (0.25, False)
 
 
