@@ -1,13 +1,15 @@
 """A vLLM model whose layers are plain, as on a GPU, without an engine around it.
 
-vLLM's engine packs its layers on a CPU. This is the model's class alone, with vLLM's own loader and reload. One process
-is one worker, and holds one model after the other.
+vLLM's engine packs its layers on a CPU (`plain_extension.py` keeps it from that). This is the model's class alone, with
+vLLM's own loader and reload. One process is one worker, and holds one model after the other.
 """
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from horizonrl.actors.engines.vllm_arguments import engine_options
 from horizonrl.actors.policy import InferenceSettings
@@ -18,30 +20,21 @@ def plain_worker(model_dir: Path, meeting: Path, rank: int = 0, workers: int = 1
     os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", TORCH_COMPILE_DISABLE="1")
     # vLLM's executor names its workers' shared memory so.
     os.environ.setdefault("VLLM_DIST_IDENT", f"plain{os.getppid()}")
-    import torch
     import vllm
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
     from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    from horizonrl.actors.engines.vllm_worker import WeightsExtension
+    from tests.actors.engines.plain_extension import PlainExtension
 
-    def keep(_method: Any, layer: Any) -> None:
-        layer.cpu_linear = torch.nn.functional.linear
-
-    methods: tuple[Any, ...] = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-    for method in methods:
-        method.process_weights_after_loading = keep
     settings = InferenceSettings(model_dir, max_context_tokens=128, slots=4, kv_cache_mib=16)
     options = engine_options(settings, on_cpu=True) | {"enable_prefix_caching": False}
     config = vllm.AsyncEngineArgs(**options).create_engine_config()
     config.parallel_config.tensor_parallel_size = workers
 
-    class PlainWorker(WeightsExtension):
+    class PlainWorker(PlainExtension):
         def reload_weights(self, weights_iterator: Any = None) -> None:
             with set_current_vllm_config(config):
                 reload_weights(config, model, weights_iterator, None, True)
