@@ -5,6 +5,7 @@ import fcntl
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,11 +176,13 @@ def test_a_run_outlives_its_object_and_is_known_while_it_starts(tmp_path: Path) 
     wrong = [{"id": "parity", "options": {"style": "compact"}}]
     config = horizonrl.load_recipe(overrides={"run.root": str(tmp_path), "run.name": "mine", "envs": wrong})
     process, run_dir = horizonrl.start(config).program.process, tmp_path / "mine"
+    process.send_signal(signal.SIGSTOP)  # it would end by itself soon
     gc.collect()
     with pytest.raises(horizonrl.RunFailed, match=rf"another `horizonrl train` \(process {process.pid}\) works in"):
         horizonrl.start(config)
     with pytest.raises(horizonrl.ConfigError, match="is still starting"):
         horizonrl.open_run(run_dir)
+    process.send_signal(signal.SIGCONT)
     process.wait(120)
     assert (run_dir / "logs/train.txt").read_text().startswith("error: environment 'parity' has no option 'style'")
     assert horizonrl.load_recipe(run_dir / "logs/train.toml") == config
