@@ -42,11 +42,17 @@ class Publication:
         await begun
         return step_s
 
-    async def ended(self) -> None:
-        """Wait until the last committed step is published and recorded."""
-        if self._task is not None:
+    @property
+    def latest(self) -> "asyncio.Task[None] | None":
+        """The publication that was begun last."""
+        return self._task
+
+    async def ended(self, publication: "asyncio.Task[None] | None" = None) -> None:
+        """Wait until a committed step is published and recorded, by default the last one."""
+        task = publication or self._task
+        if task is not None:
             # Shielded: whoever stops waiting does not stop the publication.
-            await asyncio.shield(self._task)
+            await asyncio.shield(task)
 
     async def _publish(
         self,

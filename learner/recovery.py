@@ -270,12 +270,14 @@ class Recovery:
     async def _write(self, step: int, state: dict[str, Any], begun: asyncio.Future[None]) -> None:
         """Write a checkpoint and make it durable, then free what of the log it makes superfluous."""
         started, weights = time.monotonic(), self.weights.path_for(self.state.policy)
+        # Its own: a later one ends only after the next checkpoint has begun, which waits for this one to be sealed.
+        publication = self.publication.latest
         with self.checkpoints.filling(step) as directory:
             written = await self.engine.begin_save(directory, state)
             begin_s = time.monotonic() - started
             begun.set_result(None)
             await written
-            await self.publication.ended()
+            await self.publication.ended(publication)
             # The weights are on disk by now: a hard link costs neither time nor space.
             os.link(weights, directory / WEIGHTS_FILE)
         write_s = time.monotonic() - started

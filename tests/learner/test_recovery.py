@@ -295,7 +295,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_so_and_does_not_speak(tmp_
     asyncio.run(scenario())
 
 
-@pytest.mark.slow
 def test_a_bit_that_has_flipped_in_a_checkpoint_is_found_by_the_ledger(tmp_path: Path, tiny_model: Path) -> None:
     """The file can be read, and its numbers look like weights."""
 
