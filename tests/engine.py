@@ -13,6 +13,7 @@ import pytest
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
 from horizonrl.ops.bench.tiny_model import make_tiny_model
+from tests.processes import command_line
 
 T = TypeVar("T")
 
@@ -54,15 +55,10 @@ def vllm_engine(tiny_models: tuple[Path, Path]) -> Iterator[Played]:
         runner.run(policy.close())
         sockets.term()  # vLLM leaves that to the collector, whose warning would fail whatever test runs then
         assert sockets.closed
-        _, left = psutil.wait_procs([child for child in started if "resource_tracker" not in _command(child)], 10)
+        _, left = psutil.wait_procs(
+            [child for child in started if "resource_tracker" not in " ".join(command_line(child))], 10
+        )
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(threads)
     assert not left, f"{left} outlived the policy"
-
-
-def _command(child: psutil.Process) -> str:
-    try:
-        return " ".join(child.cmdline())
-    except psutil.Error:
-        return ""

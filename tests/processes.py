@@ -20,6 +20,14 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """Return the whole command line, which `ps` would cut at 80 columns; empty once the process has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def left_behind(mark: str, within_s: float) -> list[str]:
     """Return the commands of what still runs after `within_s`, and end it."""
     deadline = time.monotonic() + within_s
@@ -28,7 +36,7 @@ def left_behind(mark: str, within_s: float) -> list[str]:
     commands = []
     for process in left:
         try:
-            commands.append(" ".join(process.cmdline()) or process.name())
+            commands.append(" ".join(command_line(process)) or process.name())
             process.kill()
         except psutil.Error:
             continue

@@ -10,6 +10,7 @@ import pytest
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.run.logfiles import LOG_BYTES
 from tests.process.conftest import Workplace
+from tests.processes import command_line
 
 KEYS = set(
     """phase step version lineage time horizon reward_mean success_rate return_std turns_mean truncated_share
@@ -102,7 +103,7 @@ def test_a_run_goes_on_when_its_parts_are_ended_by_sigterm_until_it_is_finished(
     process = workplace.start("train", "--actor.engine=scripted", "--learner.backend=hash", "--rl.steps=60")
     workplace.wait_for("an RL step", lambda: len(workplace.lines()) >= 3)
     for part in psutil.Process(process.pid).children():
-        if "horizonrl.ops.cli.main" in part.cmdline():  # all but the nats-server
+        if "horizonrl.ops.cli.main" in command_line(part):  # all but the nats-server
             part.terminate()
     assert process.wait(120) == 0, workplace.logs()
     assert [line["step"] for line in workplace.lines()] == list(range(1, 63))

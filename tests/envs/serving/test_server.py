@@ -20,6 +20,7 @@ from horizonrl.envs.serving import episodes, hosts
 from horizonrl.envs.serving.server import Serving
 from horizonrl.ops.cli.main import main
 from tests.envs.serving.servers import WORLD, Caller, caller_of, server_of
+from tests.processes import command_line
 
 Scenario = Callable[[Caller], Awaitable[None]]
 
@@ -224,9 +225,9 @@ def test_a_worker_that_dies_breaks_its_episodes_alone_and_is_replaced() -> None:
 
 
 def workers_of(parent: int) -> list[int]:
-    """Return the workers among a process's children, by their whole command lines: `ps` cuts them at 80 columns."""
+    """Return the workers among the living children of a process."""
     children = psutil.Process(parent).children()
-    return [child.pid for child in children if any("serving.worker" in part for part in child.cmdline())]
+    return [child.pid for child in children if any("serving.worker" in part for part in command_line(child))]
 
 
 def test_openenvs_websocket_plays_an_episode() -> None:
