@@ -35,7 +35,7 @@ class RunEvent:
     """The step, or the version that was evaluated."""
     total_steps: int
     measures: Mapping[str, Any]
-    """The line of `metrics.jsonl` or `evals.jsonl` (docs/files.md)."""
+    """The line of `metrics.jsonl` or `evals.jsonl` (docs/operating.md)."""
 
     @property
     def success_rate(self) -> float | None:
@@ -74,7 +74,7 @@ class Run:
         return bool(state(self.config, Files.read(self.directory))["finished"])
 
     def metrics(self) -> Rows:
-        """Return a row per step, imitation first (docs/files.md has the columns)."""
+        """Return a row per step, imitation first (docs/operating.md has the columns)."""
         return Rows(read_lines(self.directory / METRICS))
 
     def ledger(self) -> Rows:

@@ -1,4 +1,4 @@
-"""The lines of a run's files: complete ones only, and each as docs/files.md describes it.
+"""The lines of a run's files: complete ones only, and each as docs/operating.md describes it.
 
 A file may have been cut by a power failure or edited by hand. Whoever reads it gets a ConfigError with the place, and
 need not look at types.
