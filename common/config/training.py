@@ -177,7 +177,7 @@ class LearnerSection(Section):
     ranks: Positive = 1
     """Number of learner processes per machine. On GPUs, use one per GPU. All machines of a run have equally many."""
     nodes: Positive = 1
-    """Number of machines that train together. Start `horizonrl learner` on each of them (docs/multi-node.md)."""
+    """Number of machines that train together. Start `horizonrl learner` on each of them (docs/scaling.md)."""
     min_nodes: Positive | None = None
     """Number of machines without which the learner does not go on. Below `nodes`, it goes on without those that have
     not come after `join_timeout_s`. None waits for all of them."""
@@ -232,7 +232,7 @@ class LearnerSection(Section):
     period has to be longer by 10 s."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """Keys of DeepSpeed's own configuration, such as `zero_optimization.offload_optimizer`, for memory and speed
-    (docs/multi-node.md). A key that would change what is computed is refused."""
+    (docs/scaling.md). A key that would change what is computed is refused."""
 
     @field_validator("deepspeed")
     @classmethod

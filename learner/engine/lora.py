@@ -65,7 +65,7 @@ def merged(W: Tensor, A: Tensor | None = None, B: Tensor | None = None) -> Tenso
     if A is None or B is None:
         return W
     # The learner itself computes with W and B·A apart. A change below half a step of bfloat16 does not reach the
-    # actors, which `logprob_gap_fresh` shows and the correction treats like staleness (docs/lora.md).
+    # actors, which `logprob_gap_fresh` shows and the correction treats like staleness (docs/weights.md).
     out = torch.empty_like(W, memory_format=torch.contiguous_format)
     words = [tensor.detach().contiguous() for tensor in (W, A, B, out)]
     if W.device.type == "cpu" and all(tensor.dtype == torch.bfloat16 for tensor in words):

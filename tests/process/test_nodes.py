@@ -1,5 +1,5 @@
 """A learner on two machines, one of which dies: network namespaces with addresses of their own, or two addresses of the
-loopback where the right to make namespaces is missing (docs/multi-node.md)."""
+loopback where the right to make namespaces is missing (docs/scaling.md)."""
 
 import signal
 from collections.abc import Iterator
