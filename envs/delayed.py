@@ -1,4 +1,4 @@
-"""Delayed: another environment whose steps take as long as you say (docs/environments/delayed.md).
+"""Delayed: another environment whose steps take as long as you say (docs/environments/games.md).
 
 Place in the flow: it stands between the rollout and the environment that it wraps, and changes nothing but the time. So
 it shows what slow and uneven environments cost a run, without a slow world to install.

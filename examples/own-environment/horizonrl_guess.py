@@ -7,8 +7,17 @@ from typing import Annotated, ClassVar
 from pydantic import Field, validate_call
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs.api import Observation, Split, Step, TaskSpec
-from horizonrl.envs.formats import Command, Unreadable, WrittenFormat, explain, read_action, write_action
+from horizonrl.envs.api import Observation, Reply, Split, Step, TaskSpec, ToolCall, Tools
+from horizonrl.envs.formats import (
+    ActionFormat,
+    Command,
+    Unreadable,
+    explain,
+    read_action,
+    read_call,
+    tools_of,
+    write_reply,
+)
 
 COMMANDS = (Command("guess", "guess {number}", "guess the number"),)
 NUMBERS = range(100)
@@ -25,7 +34,7 @@ TASKS = tuple(TaskSpec(f"number-{n:02d}", split_of(f"number-{n:02d}"), "all") fo
 class Guess:
     """One game at a time.
 
-    format: how the agent writes its action (react, plain, function, code)
+    format: how the agent writes its action (react, plain, function, code, native)
     max_guesses: number of guesses after which the game is lost
     """
 
@@ -33,7 +42,8 @@ class Guess:
     version: ClassVar[str] = "1"  # change it when rules or tasks change: every group records it
 
     @validate_call
-    def __init__(self, *, format: WrittenFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10) -> None:
+    def __init__(self, *, format: ActionFormat = "react", max_guesses: Annotated[int, Field(ge=1)] = 10) -> None:
+        self.native = format == "native"  # the agent calls tools
         self._format = format
         self._max_guesses = max_guesses
         self._secret: int | None = None
@@ -53,9 +63,17 @@ class Guess:
         return Observation(f"Find a number from 0 to 99: guess N. {explain(self._format, COMMANDS)}")
 
     async def step(self, text: str) -> Step:
+        return self._follow(read_action(text, self._format, COMMANDS))
+
+    def tools(self) -> Tools:
+        return tools_of(COMMANDS)
+
+    async def call(self, call: ToolCall) -> Step:
+        return self._follow(read_call(call, COMMANDS))
+
+    def _follow(self, action: str | Unreadable) -> Step:
         if self._secret is None:
             raise EnvironmentFailure("no game is in progress: call reset before step")
-        action = read_action(text, self._format, COMMANDS)
         if isinstance(action, Unreadable):
             return self._answer(action.reason)
         number = action.removeprefix("guess ").strip()
@@ -90,10 +108,13 @@ class Guess:
 class Expert:
     """Bisects the remaining range. It provides demonstrations and proves that every task can be solved."""
 
-    def __init__(self, game: Guess, format: WrittenFormat) -> None:
+    def __init__(self, game: Guess, format: ActionFormat) -> None:
         self._game = game
-        self._format: WrittenFormat = format
+        self._format: ActionFormat = format
 
     def act(self, observation: str) -> str:
+        return self.reply(observation).text
+
+    def reply(self, observation: str) -> Reply:
         low, high = self._game.low, self._game.high
-        return write_action(f"guess {(low + high) // 2}", f"It is from {low} to {high}.", self._format, COMMANDS)
+        return write_reply(f"guess {(low + high) // 2}", f"It is from {low} to {high}.", self._format, COMMANDS)

@@ -44,11 +44,12 @@ def test_the_template_is_listed_with_its_splits(installed: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("action_format", ["react", "code"])
-def test_the_template_keeps_the_contract_in_words_and_in_calls(installed: Path, action_format: str) -> None:
+@pytest.mark.parametrize("action_format", ["react", "code", "native"])
+def test_the_template_keeps_the_contract_in_words_in_calls_and_with_tools(installed: Path, action_format: str) -> None:
     checked = horizonrl(installed, "envs", "check", "guess", "--options.format", action_format)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "NO" not in checked.stdout
+    assert ("1 tools" in checked.stdout) == (action_format == "native")
 
 
 @pytest.mark.process
