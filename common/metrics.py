@@ -68,25 +68,23 @@ class Metric:
     """Whether an observation names its ticket, which `horizonrl lineage --ticket` follows."""
 
 
-RUN_FINISHED = Metric(
-    "gauge", "run_finished", "1 once the run has taken its last step and its evaluations are in; 0 until then."
-)
+RUN_FINISHED = Metric("gauge", "run_finished", "1 once the last step is taken and all evaluations are in, otherwise 0.")
 CONTROLLER = (
     RUN_FINISHED,
-    Metric("counter", "tickets_issued_total", "Tickets published by the controller.", ("kind",)),
-    Metric("counter", "tickets_reissued_total", "Tickets that queue and log had lost, issued again.", ("kind",)),
+    Metric("counter", "tickets_issued_total", "Tickets issued.", ("kind",)),
+    Metric("counter", "tickets_reissued_total", "Lost tickets that were issued again.", ("kind",)),
     Metric("gauge", "tickets_outstanding", "Tickets issued and not settled.", ("kind",)),
-    Metric("gauge", "tickets_waiting", "Tickets that no actor holds."),
+    Metric("gauge", "tickets_waiting", "Tickets that wait for an actor."),
     Metric("gauge", "tickets_leased", "Tickets that actors hold."),
-    Metric("gauge", "groups_waiting", "Messages of the group log that the learner has not read."),
+    Metric("gauge", "groups_waiting", "Entries of the group log that the learner has not read."),
     Metric("gauge", "horizon_turns", "Horizon of the tickets now issued.", ("env",)),
     Metric(
         "gauge",
         "curriculum_share",
-        "Share of an environment's train tickets that a category of tasks gets; set by an adaptive curriculum.",
+        "Share of an environment's train tickets per category of tasks, under an adaptive curriculum.",
         labels=("env", "category"),
     ),
-    Metric("gauge", "conservation_violations", "Tickets settled beyond those issued; anything but 0 is a defect."),
+    Metric("gauge", "conservation_violations", "Tickets settled beyond those issued. Anything but 0 is a defect."),
 )
 ACTOR = (
     Metric("counter", "leases_total", "Leases taken.", ("kind",)),
@@ -94,16 +92,16 @@ ACTOR = (
     Metric(
         "counter",
         "tickets_given_back_total",
-        "Leases that ended without a group, or without an answer to the acknowledgement.",
+        "Leases that ended without a group.",
         labels=("reason",),
         reasons=("ack_unconfirmed", "broken", "drained", "failed", "lease_lost", "run_restored"),
     ),
     Metric("counter", "groups_published_total", "Groups stored in the group log.", ("kind",)),
-    Metric("counter", "groups_refused_total", "Groups refused because another actor delivered the ticket first."),
+    Metric("counter", "groups_refused_total", "Groups refused because another actor delivered first."),
     Metric(
         "counter",
         "tickets_void_total",
-        "Tickets ended by an actor without a group.",
+        "Tickets that an actor ended without a group.",
         labels=("reason",),
         reasons=("max_deliver", "unfit"),
     ),
@@ -121,13 +119,15 @@ ACTOR = (
     Metric("counter", "sampled_tokens_total", "Tokens that this actor sampled.", ("env",)),
     Metric("gauge", "episodes_running", "Episodes in flight."),
     Metric("counter", "gateway_calls_total", "Model calls of programs.", labels=("reason",), reasons=GATEWAY_CALLS),
-    Metric("counter", "gateway_parameters_ignored_total", "Parameters of programs' calls that had no effect."),
-    Metric("histogram", "weights_apply_seconds", "Time from fetching a version to sampling from it.", buckets=CALL_S),
+    Metric("counter", "gateway_parameters_ignored_total", "Parameters of programs' calls that were ignored."),
+    Metric(
+        "histogram", "weights_apply_seconds", "Time from the fetch of a version to sampling from it.", buckets=CALL_S
+    ),
     Metric("gauge", "actor_policy_version", "Version that this actor samples from."),
     Metric(
         "counter",
         "weights_received_bytes_total",
-        "Bytes of weights that this actor downloaded for its host: key frames, changes and frozen models.",
+        "Bytes of weights that this actor downloaded for its host.",
         labels=("form",),
     ),
 )
@@ -138,12 +138,12 @@ LEARNER = (
     Metric(
         "counter",
         "log_entries_refused_total",
-        "Entries of the group log that are no group or a repeat.",
+        "Entries of the group log that are not a valid, new group.",
         labels=("reason",),
         reasons=("forged", "malformed", "never_issued", "purged", "repeat", "too_large", "unknown_schema"),
     ),
-    Metric("gauge", "eval_success_rate", "Share of solved episodes in the last evaluation.", ("env",)),
-    Metric("gauge", "eval_version", "Version that the last evaluation judged."),
+    Metric("gauge", "eval_success_rate", "Success rate of the last evaluation.", ("env",)),
+    Metric("gauge", "eval_version", "Version of the last evaluation."),
     Metric(
         "counter",
         "groups_dropped_total",
@@ -155,14 +155,14 @@ LEARNER = (
     Metric(
         "histogram",
         "group_seconds",
-        "Time that a train group took its actor, by how it ended: trained, or the reason for which it was dropped.",
+        "Time that a train group took its actor, by outcome: trained, or the drop reason.",
         labels=("end",),
         buckets=GROUP_S,
     ),
     Metric(
         "histogram",
         "staleness_versions",
-        "Versions a group was behind when consumed: in flight and in queue.",
+        "Versions that a group was behind when consumed.",
         buckets=STALENESS,
         exemplar=True,
     ),
@@ -178,48 +178,48 @@ LEARNER = (
         "Versions from a group's last token to its consumption.",
         buckets=STALENESS,
     ),
-    Metric("gauge", "max_staleness_versions", "The run's rl.max_staleness: what is older is dropped."),
-    Metric("counter", "environment_steps_total", "Turns of all episodes that the learner consumed.", ("env",)),
+    Metric("gauge", "max_staleness_versions", "The run's rl.max_staleness."),
+    Metric("counter", "environment_steps_total", "Turns of the consumed episodes.", ("env",)),
     Metric("counter", "horizon_growths_total", "Growths of an adaptive horizon.", ("env",)),
     Metric("gauge", "learner_step", "Optimizer steps taken."),
-    Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended; the start, before the first one."),
-    Metric("gauge", "last_step_seconds", "Time of the last step, from its full batch until the next wait."),
-    Metric("gauge", "last_wait_seconds", "Time that the last step waited for its batch."),
+    Metric("gauge", "learner_step_timestamp_seconds", "When the last step ended, or the learner started."),
+    Metric("gauge", "last_step_seconds", "Duration of the last step."),
+    Metric("gauge", "last_wait_seconds", "Wait of the last step for its batch."),
     Metric(
         "gauge",
         "checkpoint_timestamp_seconds",
-        "When the last checkpoint was safe on disk; the start, before the first one.",
+        "When the last checkpoint was on disk, or the learner started.",
     ),
     Metric(
         "gauge",
         "disk_free_ratio",
-        "Free share of the file system of the run directory, at the start and after each checkpoint.",
+        "Free share of the run directory's disk, as of the last checkpoint.",
     ),
     Metric("gauge", "learner_policy_version", "Version last announced to the actors."),
-    Metric("gauge", "learner_lineage", "Times the learner has resumed."),
-    Metric("histogram", "step_seconds", "Time from the full batch until the next wait.", buckets=STEP_S),
-    Metric("histogram", "wait_seconds", "Time that a step waited for its batch.", buckets=STEP_S),
+    Metric("gauge", "learner_lineage", "Number of resumes of the learner."),
+    Metric("histogram", "step_seconds", "Duration of a step, from the full batch until the next wait.", buckets=STEP_S),
+    Metric("histogram", "wait_seconds", "Wait of a step for its batch.", buckets=STEP_S),
     Metric(
         "histogram",
         "checkpoint_seconds",
-        "Time a checkpoint stalled the learner: its beginning, and the wait of the next optimizer step for its files.",
+        "Time that a checkpoint stalled the learner.",
         buckets=CALL_S,
     ),
-    Metric("gauge", "weights_bytes", "Bytes that were published for the last version."),
+    Metric("gauge", "weights_bytes", "Bytes published for the last version."),
     Metric(
         "counter",
         "weights_published_bytes_total",
-        "Bytes of weights that were published: key frames, changes, frozen models, and shared files.",
+        "Bytes of weights published.",
         labels=("form",),
     ),
-    Metric("gauge", "weights_chain_versions", "Versions published as changes since the last key frame."),
+    Metric("gauge", "weights_chain_versions", "Weight deltas since the last key frame."),
     Metric(
         "histogram",
         "weights_publish_seconds",
-        "Time to write, digest and publish a version, beside the next step.",
+        "Time to write and publish a version, in parallel with the next step.",
         buckets=CALL_S,
     ),
-    Metric("counter", "tracker_failures_total", "Times the tracker's process ended with an error."),
+    Metric("counter", "tracker_failures_total", "Failures of the tracker's process."),
 )
 SERVER = (
     Metric("gauge", "served_episodes", "Episodes that the server holds.", ("env",)),
@@ -227,27 +227,27 @@ SERVER = (
     Metric(
         "counter",
         "served_refusals_total",
-        "Calls that were answered by an error.",
+        "Calls that were answered with an error.",
         labels=("env", "reason"),
         reasons=SERVED_REFUSALS,
     ),
-    Metric(
-        "histogram", "served_step_seconds", "Time of one step, waiting for its turn included.", ("env",), ENVIRONMENT_S
-    ),
-    Metric("gauge", "event_loop_lag_seconds", "Longest time by which the event loop was late since the last reading."),
+    Metric("histogram", "served_step_seconds", "Time of a step, including its wait.", ("env",), ENVIRONMENT_S),
+    Metric("gauge", "event_loop_lag_seconds", "Longest delay of the event loop since the last scrape."),
 )
 EVERY = (
-    Metric("gauge", "broker_connected", "1 while the broker connection is up."),
-    Metric("gauge", "broker_stalled_seconds", "How long the broker has left a request undone; 0 while it does them."),
+    Metric("gauge", "broker_connected", "1 while connected to the broker."),
+    Metric(
+        "gauge", "broker_stalled_seconds", "Age of the oldest request that the broker has not answered, otherwise 0."
+    ),
     Metric(
         "gauge",
         "broker_certificate_expiry_timestamp_seconds",
-        "When the certificate ends that the broker showed to this connection; +Inf without TLS.",
+        "When the broker's certificate expires; +Inf without TLS.",
     ),
     Metric("counter", "broker_reconnects_total", "Reconnections to the broker."),
-    Metric("counter", "broker_full_waits_total", "Times a publish found its stream full and waited."),
+    Metric("counter", "broker_full_waits_total", "Publishes that waited because the stream was full."),
     Metric("counter", "broker_denied_total", "Operations that the broker refused."),
-    Metric("counter", "dead_letters_total", "Undecodable messages stored away."),
+    Metric("counter", "dead_letters_total", "Undecodable messages, stored in a stream."),
 )
 _NAMED = {metric.name for metric in (*CONTROLLER, *LEARNER)}
 OF_A_STEP = tuple(

@@ -62,7 +62,7 @@ OUTCOMES = (
     Quantity(
         name="truncated_share",
         unit="share",
-        meaning="Share of the valid episodes that the horizon, the context or the environment's own limit ended.",
+        meaning="Share of the valid episodes ended by the horizon, the context or the environment's limit.",
         metric="gauge",
         curve="Truncated",
         column="truncated",
@@ -70,13 +70,13 @@ OUTCOMES = (
     Quantity(
         name="context_share",
         unit="share",
-        meaning="Share of the valid episodes that the context ended, before their horizon could.",
+        meaning="Share of the valid episodes ended by the context.",
     ),
-    Quantity(name="error_share", unit="share", meaning="Share of all episodes that an error ended."),
+    Quantity(name="error_share", unit="share", meaning="Share of all episodes ended by an error."),
     Quantity(
         name="horizon",
         unit="turns",
-        meaning="Longest horizon of the groups consumed.",
+        meaning="Longest horizon of the consumed groups.",
         curve="Horizon",
         column="horizon",
     ),
@@ -84,48 +84,44 @@ OUTCOMES = (
 
 # What they cost, and what became of groups and tickets
 COSTS = (
-    Quantity(name="episodes", unit="episodes", meaning="Episodes of the groups consumed, broken ones included."),
-    Quantity(
-        name="environment_steps", unit="turns", meaning="Turns of all episodes that were consumed.", metric="counter"
-    ),
+    Quantity(name="episodes", unit="episodes", meaning="Consumed episodes, broken ones included."),
+    Quantity(name="environment_steps", unit="turns", meaning="Turns of the consumed episodes.", metric="counter"),
     Quantity(
         name="generated_tokens",
         unit="tokens",
-        meaning="Generated tokens of all episodes that were consumed.",
+        meaning="Generated tokens of the consumed episodes.",
         metric="counter",
     ),
     Quantity(
         name="processed_tokens",
         unit="tokens",
-        meaning="Tokens of all episodes that were consumed: prompts, generations and observations.",
+        meaning="Prompts, generations and observations of the consumed episodes.",
     ),
-    Quantity(
-        name="tokens_trained", unit="tokens", meaning="Generated tokens that the step trained on.", metric="counter"
-    ),
+    Quantity(name="tokens_trained", unit="tokens", meaning="Generated tokens trained on.", metric="counter"),
     Quantity(
         name="groups_trained",
         unit="groups",
-        meaning="Groups that the step trained on.",
+        meaning="Groups trained on.",
         metric="counter",
         curve="Groups",
     ),
     Quantity(
         name="groups_dropped",
         unit="groups",
-        meaning="Groups that were dropped while the batch was made.",
+        meaning="Groups dropped.",
         metric="counter",
         curve="Groups",
     ),
     Quantity(
         name="tickets_issued",
         unit="tickets",
-        meaning="Tickets of all kinds issued so far, when the step was committed.",
+        meaning="Tickets issued so far, of all kinds.",
         metric="counter",
     ),
     Quantity(
         name="tickets_outstanding",
         unit="tickets",
-        meaning="Tickets issued and not settled, when the step was committed.",
+        meaning="Tickets issued and not settled.",
         metric="gauge",
     ),
 )
@@ -135,20 +131,20 @@ CORRECTIONS = (
     Quantity(
         name="staleness_mean",
         unit="versions",
-        meaning="Mean number of versions that the trained groups were behind.",
+        meaning="Mean number of versions that trained groups were behind.",
         curve="Staleness",
     ),
     Quantity(
         name="staleness_max",
         unit="versions",
-        meaning="Largest number of versions that a trained group was behind.",
+        meaning="Versions that the oldest trained group was behind.",
         curve="Staleness",
         column="stale",
     ),
     Quantity(
         name="logprob_gap",
         unit="nats",
-        meaning="Mean absolute difference between the actor's and the learner's logprobs of the same tokens.",
+        meaning="Mean absolute difference of actor's and learner's logprobs of the same tokens.",
         metric="gauge",
         curve="Logprob gap",
         column="gap",
@@ -156,13 +152,13 @@ CORRECTIONS = (
     Quantity(
         name="logprob_gap_fresh",
         unit="nats",
-        meaning="The logprob gap of tokens that the version in training sampled: the difference of two engines.",
+        meaning="Logprob gap of the current version's tokens: the difference of the engines.",
         curve="Logprob gap",
     ),
     Quantity(
         name="kl",
         unit="nats",
-        meaning="k3 estimate of KL(behaviour || learner), before the step.",
+        meaning="k3 estimate of KL(behaviour || learner) before the step: how far off-policy the data is.",
         metric="gauge",
         curve="KL divergence",
     ),
@@ -189,7 +185,7 @@ CORRECTIONS = (
     Quantity(
         name="ess",
         unit="share",
-        meaning="Effective sample size of the importance ratios, as a share of the tokens.",
+        meaning="Effective sample size of the importance ratios.",
         metric="gauge",
         curve="Effective sample size",
     ),
@@ -206,11 +202,11 @@ TRAINING = (
     Quantity(
         name="clip_share",
         unit="share",
-        meaning="Share of the tokens whose gradient the trust region stopped.",
+        meaning="Share of the tokens whose gradient was clipped.",
         curve="Clip share",
     ),
     Quantity(name="value_error", unit="return", meaning="Root mean square error of the critic."),
-    Quantity(name="updates", unit="updates", meaning="Optimizer updates made; `loss.kl_max` may leave some out."),
+    Quantity(name="updates", unit="updates", meaning="Optimizer updates made."),
 )
 
 # How long it took
@@ -218,7 +214,7 @@ SPEED = (
     Quantity(
         name="step_s",
         unit="seconds",
-        meaning="Time from the full batch until the learner turned to the next one.",
+        meaning="Duration of the step, from the full batch until the next wait.",
         metric="histogram",
         curve="Time per step",
         column="step s",
@@ -226,7 +222,7 @@ SPEED = (
     Quantity(
         name="wait_s",
         unit="seconds",
-        meaning="Time that the step waited for its batch.",
+        meaning="Wait for the step's batch.",
         metric="histogram",
         curve="Time per step",
         column="wait s",
@@ -234,27 +230,27 @@ SPEED = (
     Quantity(
         name="train_tokens_per_s",
         unit="tokens/s",
-        meaning="Tokens trained per second of the engine's own time.",
+        meaning="Trained tokens per second of engine time.",
         curve="Throughput",
     ),
     Quantity(
         name="generated_tokens_per_s",
         unit="tokens/s",
-        meaning="Generated tokens of the valid episodes per second of the step and its wait.",
+        meaning="Generated tokens per second of step and wait.",
         curve="Throughput",
         column="tok/s",
     ),
     Quantity(
         name="weights_bytes",
         unit="bytes",
-        meaning="Bytes that were published for the version: changes, or a key frame.",
+        meaning="Bytes published for the version.",
         metric="gauge",
         curve="Weights published",
     ),
     Quantity(
         name="weights_publish_s",
         unit="seconds",
-        meaning="Time to write, digest and publish the step's version, beside the next step.",
+        meaning="Time to write and publish the version, in parallel with the next step.",
         metric="histogram",
     ),
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from horizonrl.common.metrics import PREFIX, SERVED_CALLS, TABLE, WEIGHTS_FORMS, Metric
+from horizonrl.common.metrics import OF_A_STEP, PREFIX, SERVED_CALLS, TABLE, WEIGHTS_FORMS, Metric
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.types import Kind, StopReason
 
@@ -14,25 +14,24 @@ Made from `common/quantities.py` and `common/metrics.py` by `python -m horizonrl
 
 ## What a step measures
 
-A quantity has one name. It is the key in `metrics.jsonl` and in `horizonrl status --json`. A tracker has it as
-`train/NAME`. Prometheus has it as `{prefix}NAME`, where `_s` becomes `_seconds` and a counter ends with `_total`. The
-last two columns are its header on the console and the title of its curve in the report.
+A quantity has one name: the key in `metrics.jsonl` and in `horizonrl status --json`, and `train/NAME` in a tracker. The
+last column has its `column` on the console and its curve in the report.
 
 {quantities}
-Success, reward, turns and truncation are those of every group consumed for the step, dropped ones included. A quantity
-that was not measured is null in the file and keeps its last value in Prometheus.
+Success, reward, turns and truncation cover every group consumed for the step, dropped ones included. A quantity that
+was not measured is null in the file and keeps its last value in Prometheus. Metrics that the learner's table below
+leaves out are counters if they end with `_total`, otherwise gauges with the value of the last step.
 
 ## Prometheus
 
-Each role answers `/healthz`, `/readyz` and `/metrics` on one port (`metrics.host`, `metrics.port`); of a learner's
-ranks only the first does. Counters and histograms start at 0. A gauge appears with its first value. Nothing is measured
-per token. Where a metric has an exemplar, a scrape in OpenMetrics format carries a ticket's id, which
-`horizonrl lineage RUN_DIR --ticket ID` follows.
+Each role serves `/metrics` on one port ([how to scrape it](watching.md#metrics-and-alerts)); of a learner's ranks
+only the first does. Counters and histograms start at 0. A gauge appears with its first value. An exemplar, in a scrape
+in OpenMetrics format, is a ticket's id, which `horizonrl lineage RUN_DIR --ticket ID` follows.
 
 | label | values |
 |---|---|
-| `env` | the run's environments; `other` for a ticket that names any other |
-| `category` | an environment's categories of tasks, and `(repeated)` for tasks that are drawn again |
+| `env` | the run's environments, or `other` |
+| `category` | an environment's categories, and `(repeated)` for tasks that are drawn again |
 | `kind` | {kinds} |
 | `form` | {forms} |
 | `call` | {calls} |
@@ -56,15 +55,15 @@ def page() -> str:
 
 
 def _quantities() -> str:
-    rows = ["| name | unit | meaning | Prometheus | console | report |", "|---|---|---|---|---|---|"]
+    rows = ["| name | unit | meaning | Prometheus | shown as |", "|---|---|---|---|---|"]
     return "\n".join([*rows, *map(_row, QUANTITIES.values())]) + "\n"
 
 
 def _row(quantity: Quantity) -> str:
     metric = f"`{PREFIX}{quantity.metric_name}`" if quantity.metric else ""
-    column = f"`{quantity.column}`" if quantity.column else ""
+    shown = ", ".join([f"`{quantity.column}`"] * bool(quantity.column) + [quantity.curve] * bool(quantity.curve))
     meaning = quantity.meaning.replace("|", "\\|")
-    return f"| `{quantity.name}` | {quantity.unit} | {meaning} | {metric} | {column} | {quantity.curve} |"
+    return f"| `{quantity.name}` | {quantity.unit} | {meaning} | {metric} | {shown} |"
 
 
 def _title(role: str) -> str:
@@ -72,10 +71,13 @@ def _title(role: str) -> str:
 
 
 def _section(metrics: tuple[Metric, ...]) -> str:
-    rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    rows = ["| metric | kind | meaning |", "|---|---|---|"]
     for metric in metrics:
+        if metric in OF_A_STEP:  # the table of quantities has it
+            continue
         labels = ", ".join(f"`{label}`" for label in metric.labels)
-        rows.append(f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {_meaning(metric)} |")
+        kind = f"{metric.kind} by {labels}" if labels else metric.kind
+        rows.append(f"| `{PREFIX}{metric.name}` | {kind} | {_meaning(metric)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -84,9 +86,9 @@ def _meaning(metric: Metric) -> str:
     if metric.reasons:
         parts.append(f"Reasons: {', '.join(metric.reasons)}.")
     if metric.buckets:
-        parts.append(f"Buckets: {', '.join(f'{bucket:g}' for bucket in metric.buckets)}.")
+        parts.append(f"Buckets: {metric.buckets[0]:g}–{metric.buckets[-1]:g}.")
     if metric.exemplar:
-        parts.append("Exemplar: its ticket.")
+        parts.append("Has an exemplar.")
     return " ".join(parts)
 
 
