@@ -10,27 +10,26 @@ from horizonrl.common.config.section import Section
 
 class NatsSection(Section):
     user: str | None = None
-    """A user of the server; the password is in HORIZONRL_BROKER__NATS__PASSWORD."""
+    """User of the server; the password comes from HORIZONRL_BROKER__NATS__PASSWORD."""
     password: SecretStr | None = None
-    """The user's password. Set it only in the environment: HORIZONRL_BROKER__NATS__PASSWORD."""
+    """Password of the user. Set it only as HORIZONRL_BROKER__NATS__PASSWORD."""
     credentials: Path | None = None
-    """A NATS .creds file (JWT and nkey)."""
+    """NATS .creds file (JWT and nkey)."""
     nkey_seed: Path | None = None
-    """A file with an nkey seed, one of those that `horizonrl broker keys` writes."""
+    """File with an nkey seed, as `horizonrl broker keys` writes it."""
     ca_file: Path | None = None
-    """Certificate authority of a TLS server. If it is set, a server without TLS is refused."""
+    """Certificate authority of a TLS server. With it, a server without TLS is refused."""
     domain: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]+$")
-    """JetStream domain of the broker, for a role whose `url` is a leaf node of it. If the leaf node has a mirror of the
-    run's weights stream, the role reads weights from there. None for a role that connects to the broker itself."""
+    """JetStream domain of the broker, for a role that connects to a leaf node and reads weights from its mirror. None
+    for a direct connection."""
     keys: Path | None = None
-    """The folder of `horizonrl broker keys` that `horizonrl broker` serves with. No other role reads it."""
+    """Folder of `horizonrl broker keys`, which `horizonrl broker` serves with."""
     durability: Literal["process", "power"] = "process"
-    """What an acknowledged message survives: the server's death (`process`), or also a power cut (`power`, at the price
-    of one fsync per message). Servers that `train` and `horizonrl broker` start obey it. For any other server, leave it
-    out and put `sync_interval: always` into the section `jetstream` of the server's configuration."""
+    """What an acknowledged message survives: the server's death, or also a power cut (one fsync per message). It
+    applies to servers that HorizonRL starts; on others, set `sync_interval: always`."""
     replicas: Literal[1, 3, 5] | None = None
-    """Number of servers of a cluster that hold a copy of each stream and key: with 3, the run survives the loss of any
-    one server. None leaves existing streams as they are, and gives new ones a single copy."""
+    """Servers that hold each stream and key; with 3, the run survives the loss of one. None keeps existing streams and
+    gives new ones one copy."""
 
 
 def refuse_moved_keys(broker: dict[str, Any]) -> dict[str, Any]:

@@ -25,27 +25,26 @@ class AdvantageSection(Section):
         "return",
         "dpo",
     ] = "grpo"
-    """Advantage estimator (docs/algorithms.md). return is the return itself; with loss reinforce and no correction it
-    clones episodes weighted by reward (AgentEvol)."""
+    """Advantage estimator (docs/algorithms.md). return, with loss reinforce and no correction, clones episodes weighted
+    by reward (AgentEvol)."""
     credit: Literal["episode", "turn"] = "episode"
-    """Credit assignment: a token gets the return of its whole episode, or the rewards from its turn on."""
+    """Whether a token gets the return of its episode, or the rewards from its turn on."""
     discount: Share = 1.0
-    """Discount factor per turn (per token for gae at token level). Below 1 it needs credit by turn, a state_weight, or
-    kind reinforce_pp, gae or vtrace."""
+    """Discount per turn (per token for gae at token level). Below 1, it needs credit by turn, `state_weight`,
+    reinforce_pp, gae or vtrace."""
     trace_decay: Share = 0.95
-    """λ of gae and vtrace: 1 trusts returns, 0 trusts the critic."""
+    """λ of gae and vtrace: 1 trusts returns, 0 the critic."""
     level: Literal["turn", "token"] = "turn"
-    """Unit of a step in gae: a turn or a token."""
+    """Step of gae: a turn or a token."""
     ratio_cap: AboveZero = 1.0
-    """Upper bound of vtrace's weights ρ and c."""
+    """Upper bound of vtrace's ρ and c."""
     state_weight: NotNegative = 0.0
-    """ω of GiGPO: weight of a second comparison, of the rewards from a turn on among all turns that the group took in
-    the same state of its environment. 0 turns it off. It needs environments that name their state."""
+    """ω of GiGPO: weight of a comparison of turns in the same state, for environments that name their state. 0 turns it
+    off."""
     dpo_beta: AboveZero = 0.5
-    """β of dpo: how strongly leaving the reference is penalised."""
+    """β of dpo: penalty for leaving the reference."""
     truncated: Literal["keep", "mask"] = "keep"
-    """Whether truncated episodes (by the horizon, the context or the environment's own limit) are trained on. They
-    count in the baseline either way."""
+    """Whether truncated episodes are trained. They count in the baseline either way."""
 
     @property
     def group_relative(self) -> bool:
@@ -67,18 +66,17 @@ class RewardSection(Section):
     """What becomes of an environment's rewards before they are compared. Reports show them as they came."""
 
     kind: Literal["environment", "success"] = "environment"
-    """Which rewards are trained. environment: those of the turns. success: 1 at the last turn of a solved episode, and
-    nothing else, for environments whose partial scores lead away from the goal."""
+    """Rewards to train on. environment: those of the turns. success: only 1 at the end of a solved episode."""
     turn_cost: NotNegative = 0.0
-    """Cost of a turn, subtracted from the turn's reward."""
+    """Cost subtracted from each turn's reward."""
     overlong_band: tuple[Positive, Positive] | None = None
-    """Lengths of an episode, in generated tokens, between which its penalty grows linearly from 0 to `overlong_cost`,
-    such as [384, 512] (soft overlong punishment, DAPO). None applies no penalty."""
+    """Generated tokens per episode between which a penalty grows to `overlong_cost`, such as [384, 512] (soft overlong
+    punishment, DAPO)."""
     overlong_cost: AboveZero = 1.0
-    """Penalty of an episode of the upper length or above, subtracted from the reward of its last turn."""
+    """Full penalty, subtracted from the reward of the last turn."""
     normalisation: Literal["environment"] | None = None
-    """Whether returns are divided by their standard deviation over the batch's episodes of the same environment, after
-    cost and penalty. Estimators without a group baseline also subtract the mean, at the last turn."""
+    """Whether returns are divided by their standard deviation per environment. Estimators without a group baseline also
+    subtract the mean."""
 
     @model_validator(mode="after")
     def _has_a_band(self) -> Self:
@@ -104,45 +102,39 @@ class LossSection(Section):
         "gspo",
         "reinforce",
     ] = "ppo"
-    """Policy loss (docs/algorithms.md). `clip_low` and `clip_high` apply to ppo and decoupled_ppo, `dual_clip` and
-    `importance_cap` to ppo."""
+    """Policy loss (docs/algorithms.md). Clips apply to ppo and decoupled_ppo, `dual_clip` and `importance_cap` to
+    ppo."""
     clip_low: Share = 0.2
-    """Lower side of the trust region: a ratio below 1 - clip_low is clipped."""
+    """Ratios below 1 - clip_low are clipped."""
     clip_high: NotNegative = 0.28
-    """Upper side of the trust region: a ratio above 1 + clip_high is clipped. The default is wider than the lower side
-    (Clip-higher, DAPO)."""
+    """Ratios above 1 + clip_high are clipped. The default is wider than below (Clip-higher, DAPO)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Constant c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A. None turns it off."""
+    """c of dual-clip PPO: the surrogate of a negative advantage A is at least c·A."""
     importance_cap: AboveZero | None = None
-    """Cap of a token's ratio (token truncation, TIS): a token above it contributes with the cap, which must be above 1
-    + clip_high. None turns it off."""
+    """Cap of a token's ratio (TIS), above 1 + clip_high."""
     dppo_delta: Share = 0.2
-    """Change of a token's probability from the behaviour policy's above which dppo drops its gradient."""
+    """Change of a token's probability above which dppo drops its gradient."""
     dppo_penalty: NotNegative = 1e-3
     """τ of dppo: weight of the squared log-ratio."""
     cispo_cap: AboveZero = 5.0
-    """Upper bound of the ratio that weighs a token in cispo."""
+    """Upper bound of cispo's ratio."""
     gspo_low: Share = 3e-4
-    """Lower side of gspo's trust region, around the geometric mean of an episode's ratios."""
+    """Lower side of gspo's trust region, for an episode's geometric mean ratio."""
     gspo_high: NotNegative = 4e-4
-    """Upper side of gspo's trust region, around the geometric mean of an episode's ratios."""
+    """Upper side of gspo's trust region."""
     entropy: NotNegative = 0.0
     """Coefficient of the entropy bonus. 0 turns it off."""
     normalisation: Literal["auto", "token", "sequence", "prompt", "constant"] = "auto"
-    """What has equal weight: every token, episode (sequence) or group (prompt). constant (Dr. GRPO) divides tokens by
-    the number of episodes times the most tokens that an episode may generate. auto is sequence for gspo and token for
-    the others."""
+    """What weighs the same: tokens, episodes (sequence) or groups (prompt). constant (Dr. GRPO) divides by episodes
+    times an episode's most tokens. auto: sequence for gspo, otherwise token."""
     minibatches: Positive = 1
-    """Number of minibatches that a batch is split into, by groups. Each is one optimizer update; a version is a whole
-    batch."""
+    """Minibatches per batch, split by groups; each is one optimizer update."""
     epochs: Positive = 1
-    """Number of passes over a batch."""
+    """Passes over a batch."""
     shuffle: bool = False
-    """Whether each pass over a batch cuts it into minibatches in an order of its own, drawn from `run.seed` and the
-    version. False keeps the order of the log."""
+    """Whether each pass draws other minibatches. False keeps the order of the log."""
     kl_max: AboveZero | None = None
-    """KL(behaviour || learner), in nats per token, above which an update is the last one of its batch. It counts from
-    the policy that sampled, so it includes the groups' age. None makes all updates."""
+    """KL(behaviour || learner), in nats per token, above which an update is the last of its batch."""
 
     @property
     def updates(self) -> int:
@@ -169,30 +161,26 @@ class LossSection(Section):
 
 class CorrectionSection(Section):
     kind: Literal["auto", "token", "sequence", "icepop"] | None = "auto"
-    """Importance weight for reinforce and decoupled_ppo. auto is token truncation for these two and nothing for the
-    others. None turns it off."""
+    """Importance weight for reinforce and decoupled_ppo. auto: token for these two, otherwise off."""
     token_cap: AboveZero = 2.0
-    """Upper bound of the weight of kind token."""
+    """Upper bound of the weight for token."""
     sequence_cap: AboveZero = 5.0
-    """Upper bound of the weight of kind sequence."""
+    """Upper bound of the weight for sequence."""
     icepop_band: Band = (0.5, 5.0)
-    """Band of ratios that kind icepop keeps. A ratio outside it has weight 0."""
+    """Ratios that icepop keeps. Others have weight 0."""
     proximal: Literal["exact", "interpolated"] = "exact"
-    """π_prox of decoupled_ppo. exact is the policy at the start of the step, which takes one more forward pass if a
-    batch makes several updates. interpolated is the version before, on the line from log μ to log π (AReaL), which
-    needs none."""
+    """π_prox of decoupled_ppo. exact: the policy before the step, which may take one more forward pass. interpolated:
+    the version before, between log μ and log π (AReaL)."""
     geometric_band: Band | None = None
-    """Band of the geometric mean ratio of the episodes that are kept, such as [0.99, 1.01]. None turns the mask off."""
+    """Geometric mean ratios of kept episodes, such as [0.99, 1.01]."""
     k3_max: AboveZero | None = None
-    """Largest mean of r - log r - 1 of the episodes that are kept, such as 1e-2. None turns the mask off."""
+    """Largest mean of r - log r - 1 of kept episodes, such as 1e-2."""
     veto_band: Band | None = None
-    """Band of ratios outside which a single token drops its episode, such as [1e-4, 100]. None turns the mask off."""
+    """Band outside which one token's ratio drops its episode, such as [1e-4, 100]."""
     stale_negative_max: AboveZero | None = None
-    """Largest mean of log μ - log π of an episode whose tokens of negative advantage are kept. None turns the mask
-    off."""
+    """Mean of log μ - log π above which an episode's tokens of negative advantage are masked."""
     ess_lr: bool = False
-    """Whether to scale the learning rate by the square root of the effective sample size of an update's episodes, each
-    weighed by the product of its ratios (arXiv 2602.17616)."""
+    """Whether the learning rate is scaled by the root of the effective sample size (arXiv 2602.17616)."""
 
     @property
     def masks(self) -> bool:
@@ -214,21 +202,20 @@ class CorrectionSection(Section):
 
 class ReferenceSection(Section):
     kl: NotNegative = 0.0
-    """Coefficient of the KL to the reference, which is the policy at the start of RL. 0 loads no reference."""
+    """Coefficient of the KL to the policy at the start of RL. 0 loads no reference."""
     place: Literal["loss", "reward"] = "loss"
-    """Where the KL goes: added to the loss, or subtracted from each token's reward."""
+    """Whether the KL is added to the loss, or subtracted from each token's reward."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL in the loss. In the reward it is always k1, the log-ratio."""
+    """Estimator of the KL in the loss. In the reward it is always k1."""
     refresh_every: Positive | None = None
-    """Versions after which the reference moves forward to the policy. None keeps the first one."""
+    """Versions after which the reference moves to the policy. None keeps the first."""
 
 
 class CriticSection(Section):
     lr: AboveZero = 1e-3
-    """Learning rate of the value head. It reads the policy's hidden states and leaves them as they are."""
+    """Learning rate of the value head, which does not change the policy."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """RL steps at the start in which the critic alone learns: the policy's learning rate is 0, and its own warm-up
-    begins after them."""
+    """RL steps in which only the critic learns, before the policy's warm-up."""
 
 
 class Objective(Section):

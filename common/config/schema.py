@@ -52,33 +52,32 @@ LARGEST_SHARED = 0.5
 
 class RunSection(Section):
     name: Name = "textcraft"
-    """Name of the run: a token of every NATS subject and the name of the run directory."""
+    """Name of the run: of its directory, and in every NATS subject."""
     root: Path = Path("runs")
-    """Folder that contains the run directories."""
+    """Folder of the run directories."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the task sampler, of the episodes' sampling and of the learner."""
+    """Seed of task sampling, token sampling and the learner."""
 
 
 class BrokerSection(Section):
     url: str | None = None
-    """Address of a running broker. Its scheme chooses the transport: `nats://HOST:PORT`, or `tls://HOST:PORT` for NATS
-    over TLS; separate the servers of a cluster with commas. Without a url, the run starts a
-    nats-server of its own."""
+    """Address of a running broker, `nats://HOST:PORT` or `tls://HOST:PORT`; several of a cluster with commas. None
+    starts a nats-server."""
     ticket_key: Path | None = None
-    """A file with the key that signs tickets. Only controller and learner have it: they then refuse groups that answer
-    none of their tickets. Without a key, every actor is trusted."""
+    """File with the key that signs tickets, for controller and learner: other groups are refused. None trusts all
+    actors."""
     connect_timeout_s: Seconds = 10.0
-    """Seconds that a role waits for the broker when it starts."""
+    """Seconds that a starting role waits for the broker."""
     ack_wait_s: Seconds = 30.0
-    """Seconds after which a lease that was not extended goes to another actor."""
+    """Seconds until a lease that is not extended goes to another actor."""
     max_deliver: Positive = 5
-    """Deliveries of a ticket after which it is settled as void."""
+    """Deliveries after which a ticket ends as void."""
     max_log_bytes: Positive = 4 << 30
-    """Size of the group log, in bytes, at which publishers wait for the learner. It must hold the groups of one step;
-    with more, the learner can wait with a checkpoint until one is due."""
+    """Size of the group log in bytes at which actors wait for a checkpoint to free space. It must hold one step's
+    groups."""
     shared_files: bool = False
-    """Actors read new weights from the learner's run directory instead of through the broker. `train` with its own
-    broker turns this on; pods that share a volume may do the same."""
+    """Whether actors read weights from the learner's run directory instead of through the broker. `train` with its own
+    broker turns it on."""
     nats: NatsSection = NatsSection()
     """What only NATS has."""
 
@@ -117,38 +116,34 @@ class BrokerSection(Section):
 
 class ActorSection(Section):
     count: Annotated[int, Field(ge=0)] = 1
-    """Number of actors that `train` starts on this machine. 0 leaves them to other machines."""
+    """Actors that `train` starts on this machine."""
     engine: str = "vllm"
-    """Inference engine. `vllm` starts one inside the actor. `endpoint` uses a vLLM server that runs already; its
-    weights never change, so it serves `horizonrl eval` only. `scripted` draws random tokens without a model, for
-    `bench chaos`, `bench soak` and for developing an environment. `MODULE:FUNCTION` names one of another package."""
+    """`vllm`; `endpoint`, a running vLLM server, for `horizonrl eval` only; `scripted`, random tokens for tests; or
+    `MODULE:FUNCTION` of another package."""
     endpoint: str | None = None
-    """Base URL of the server for engine `endpoint`, up to and including the version: `http://HOST:8000/v1`. The key, if
-    it wants one, is read from the environment variable OPENAI_API_KEY."""
+    """Base URL for engine `endpoint`, such as `http://HOST:8000/v1`. The key comes from OPENAI_API_KEY."""
     slots: Positive = 32
-    """Number of episodes that one actor plays at once."""
+    """Episodes that one actor plays at once."""
     threads: Positive = 1
-    """Number of CPU threads of the inference engine."""
+    """CPU threads of the engine."""
     kv_cache_mib: Positive = 512
-    """Memory for the engine's key-value cache on CPU, in MiB."""
+    """Key-value cache on a CPU, in MiB."""
     gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of a GPU's memory for the engine's weights and cache. None is 0.9, and 0.45 where `train` has an engine and
-    a rank of the learner share a GPU. Up to 0.5, the engine expects that others take and give back memory of the GPU
-    at any time."""
+    """Share of a GPU's memory for weights and cache. None is 0.9, or 0.45 on a GPU shared with the learner. Up to 0.5,
+    others may use the GPU's memory at the same time."""
     tensor_parallel: Positive = 1
-    """GPUs over which an engine spreads its model (vLLM's tensor parallelism). On CPU, processes."""
+    """GPUs (on a CPU, processes) over which vLLM spreads the model."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine, as `[actor.vllm]` with vLLM's names (`max_num_batched_tokens = 8192`). Those
-    that HorizonRL sets itself, and those that break token exactness, are rejected with the reason."""
+    """Further arguments of vLLM's engine, such as `max_num_batched_tokens = 8192`. Those that break token exactness are
+    refused."""
     weights: Literal["in_flight", "drained"] = "in_flight"
-    """How an engine swaps to new weights. in_flight: between two tokens of the generations in progress, which go on
-    under the new version. drained: after the generations in progress have ended; requests made meanwhile wait."""
+    """When new weights apply. in_flight: between two tokens. drained: after running generations have ended; new
+    requests wait."""
     gateway_host: str = "127.0.0.1"
-    """Address on which an actor serves its policy to the programs that it plays (environment `program`). 0.0.0.0 lets
-    containers and other machines reach it; each episode's key is then sent over that network."""
+    """Address on which actors serve the policy to programs. 0.0.0.0 reaches other machines, and sends each episode's
+    key over that network."""
     drain_s: Seconds = 20.0
-    """Seconds after SIGTERM in which an actor finishes the tickets that it holds. It then gives the rest back, which
-    takes up to 20 s. On a spot node, both have to fit into the notice that a pod gets."""
+    """Seconds after SIGTERM to finish tickets; the rest is given back within 20 s more."""
 
     def memory_share(self, *, shared: bool) -> float:
         """Return the share of a GPU's memory for an engine, by whether it has the GPU together with a learner."""
@@ -159,21 +154,20 @@ class ActorSection(Section):
 
 class MetricsSection(Section):
     host: str = "127.0.0.1"
-    """Address on which the metrics port is opened. 0.0.0.0 lets other machines reach it; there is no password."""
+    """Address of the metrics port, which has no password. 0.0.0.0 opens it to other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of /metrics, /healthz and /readyz. 0 takes a free port and writes it to the log. With `train`, the learner
-    has this port, the controller the next one, and the actors those that follow."""
+    """Port of a role; under `train` the learner's, and controller and actors take the next ones. 0 takes a free one and
+    logs it."""
 
 
 class TrackerSection(Section):
     kind: Literal["tensorboard", "wandb", "trackio"] | None = None
-    """Experiment tracker that receives the run's numbers in addition to `metrics.jsonl`. It needs its package: `pip
-    install 'horizonrl[KIND]'`. None turns tracking off."""
+    """Tracker that also receives the run's numbers: `pip install 'horizonrl[KIND]'`."""
     project: str = "horizonrl"
-    """Project under which wandb and trackio list the run."""
+    """Project in wandb and trackio."""
     online: bool = False
-    """Whether to send to wandb's server, or to the Space or server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names.
-    False keeps everything on this machine."""
+    """Whether to send to wandb's server, TRACKIO_SPACE_ID or TRACKIO_SERVER_URL. False keeps everything on this
+    machine."""
 
 
 SHARED_SECTIONS = ("rollout", "horizon", "curriculum", "imitation", "rl", "eval")
