@@ -151,7 +151,7 @@ class ActorLoop:
     async def _settle(self, lease: Lease) -> None:
         """End the lease in one of three ways: its group is published, its ticket is void, or it is given back."""
         ticket = lease.ticket
-        # Actors enforce the limit, not the server: a server that stops delivering leaves the ticket to nobody (ADR 3).
+        # Actors enforce the limit, not the server: a server that stops delivering leaves the ticket to nobody (ADR 10).
         if lease.deliveries > self.settings.max_deliver:
             await self._void(lease, "max_deliver", f"delivered {lease.deliveries - 1} times without a group")
             return

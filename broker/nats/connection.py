@@ -259,7 +259,7 @@ class Connection:
                 yield
             finally:
                 self._waiting.discard(patience)
-        # ADR 11: a heartbeat whose cancellation was swallowed once extended its lease for ever.
+        # In Python 3.11, `wait_for` loses a cancellation if an answer arrives in the same turn of the loop.
         if task and task.cancelling() > cancelled_before:
             raise asyncio.CancelledError
 

@@ -101,7 +101,7 @@ def actors_config(ack_wait_s: float) -> api.ConsumerConfig:
         durable_name=ACTORS,
         ack_policy=api.AckPolicy.EXPLICIT,
         ack_wait=ack_wait_s,
-        # ADR 3: a server that stops delivering a ticket leaves it to nobody, and the run would wait for it for ever.
+        # ADR 10: a server that stops delivering a ticket leaves it to nobody, and the run would wait for it for ever.
         max_deliver=UNLIMITED,
         # Credit already bounds the tickets in flight. A second bound here could only leave actors idle.
         max_ack_pending=UNLIMITED,

@@ -38,7 +38,7 @@ def load_sections(
     """
     for recipe in recipes:
         _require_toml(recipe)
-    # By hand and not by pydantic-settings: an override then gives the same message as a recipe (ADR 5).
+    # By hand and not by pydantic-settings: an override then gives the same message as a recipe.
     given = parse_overrides(overrides)
     if not recorded:
         _refuse_unknown_variables(config)

@@ -108,7 +108,7 @@ class RunSchedule:
         This keeps staleness bounded. Staleness counts from the version that actors have. Between two publications that
         is not the newest, so the credit shrinks with every step that is not published.
         """
-        # Without this, rounds of 3 under `max_staleness = 2` dropped 56 of 152 groups as stale (ADR 14).
+        # Without this, rounds of 3 under `max_staleness = 2` dropped 56 of 152 groups as stale (ADR 44).
         behind = self._behind(phase_step) if phase is Phase.RL else 0
         return (self.rl.max_staleness + 1 - behind) * self.groups_per_step(phase)
 
@@ -131,7 +131,7 @@ class RunSchedule:
         """Return whether actors receive the version after `step` optimizer steps, as they do all that they evaluate."""
         phase, phase_step = self.phase(step)
         evaluated = step in map(self.eval_step, range(self.eval_rounds))
-        # An evaluated version is published, or its evaluation would judge another one (ADR 14).
+        # An evaluated version is published, or its evaluation would judge another one (ADR 44).
         due = phase_step % self.rl.publish_every == 0 or evaluated or step == self.total_steps
         # Demonstrations need no policy, so imitation publishes nothing until RL begins.
         return phase is Phase.RL and due

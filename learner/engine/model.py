@@ -234,7 +234,7 @@ def load_language_model(model_dir: Path) -> nn.Module:
     with uncollected("transformers.modeling_utils"):
         from transformers import AutoModelForCausalLM
 
-    # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 7).
+    # The head's logits too: both engines then round a logit in the same way, and the rounding cancels in π/μ (ADR 43).
     lm = cast(nn.Module, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16))
     parameters = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
     if buffers := sorted(lm.state_dict().keys() - parameters):

@@ -14,7 +14,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     overrides: list[str] = []
     tokens = iter(argv)
     for token in tokens:
-        # By hand: pydantic-settings' own command line would build a parser of every key at each start (ADR 5).
+        # By hand: pydantic-settings' own command line would build a parser of every key at each start.
         flag, equals, _ = token.partition("=")
         if flag == "--envs" or (flag.startswith("--") and "." in flag):
             overrides.append(token)

@@ -139,7 +139,7 @@ async def _train(config: RunConfig, console: Console) -> bool:
         return await _supervise(config, console, interrupted)
     port = earlier_port(config.run_dir)
     async with EmbeddedServer(config.run_dir / "nats", config.broker.nats.durability, port=port) as server:
-        # Only here: `train` starts every role on this machine, while a loopback url alone proves nothing (ADR 8).
+        # Only here: `train` starts every role on this machine, while a loopback url alone proves nothing.
         broker = config.broker.model_copy(update={"url": server.url, "shared_files": True})
         # `horizonrl status` and the next `train` look here: every start may get another port.
         (config.run_dir / ADDRESS).write_text(server.url, encoding="utf-8")
