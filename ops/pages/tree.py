@@ -11,12 +11,12 @@ BEGIN, END = "<!-- tree: made by `make generated` -->\n", "<!-- end of the tree 
 
 
 def tree() -> str:
-    """Return the tree as a Markdown table: one row per directory, with its purpose and its modules."""
-    rows = ["| directory | holds | modules |", "|---|---|---|"]
+    """Return the tree as a Markdown table: one row per directory of the first two levels, with its purpose."""
+    rows = ["| directory | holds |", "|---|---|"]
     for directory in directories():
-        modules = sorted(file.stem for file in directory.glob("*.py") if file.stem != "__init__")
-        names = ", ".join(f"`{module}`" for module in modules)
-        rows.append(f"| `{directory.relative_to(ROOT).as_posix()}/` | {purpose(directory)} | {names} |")
+        path = directory.relative_to(ROOT)
+        if len(path.parts) <= 2:
+            rows.append(f"| `{path.as_posix()}/` | {purpose(directory)} |")
     return "\n".join(rows) + "\n"
 
 
