@@ -62,11 +62,12 @@ format: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-# What is made from tables in the code: the pages of metrics and of the configuration, and the dashboards; the recipe of the small
+# What is made from tables: the pages of metrics, the configuration and the studies, and the dashboards; the recipe of the small
 # overlay; and what the Helm chart has of the Kustomize overlays.
 generated: setup
 	$(PYTHON) -m horizonrl.ops.pages.metrics
 	$(PYTHON) -m horizonrl.ops.pages.configuration
+	$(PYTHON) -m horizonrl.ops.pages.studies
 	$(PYTHON) -m horizonrl.ops.deploy.grafana.dashboards
 	$(PYTHON) -m horizonrl.ops.deploy.rules
 	$(PYTHON) -m horizonrl.ops.pages.tree

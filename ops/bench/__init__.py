@@ -6,5 +6,5 @@
     agentgym/   python -m ...agentgym     our environments and clients against the real AgentGym, both ways
 
 Each room's `__init__.py` says what it measures, against what, and how to read its output. Every bench takes `--json` or
-writes JSON, and the measured results are in docs/reliability.md, docs/algorithms.md and docs/environments/.
+writes JSON, and the measured results are in docs/results.md, docs/reliability.md and docs/environments/.
 """

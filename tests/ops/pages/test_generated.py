@@ -14,6 +14,7 @@ from horizonrl.common.metrics import METRICS, PREFIX, TABLE
 from horizonrl.ops.deploy.grafana.dashboards import DASHBOARDS, DIRECTORY, files
 from horizonrl.ops.deploy.grafana.panels import DECLARED, HEIGHTS, Dashboard, last, metric_names
 from horizonrl.ops.pages import configuration as config_page
+from horizonrl.ops.pages import studies
 from horizonrl.ops.pages.metrics import PAGE, page
 
 RULES = Path(__file__).parents[3] / "ops/deploy/prometheus/rules.yaml"
@@ -25,6 +26,23 @@ def test_the_page_of_metrics_is_current() -> None:
 
 def test_the_page_of_the_configuration_is_current() -> None:
     assert config_page.PAGE.read_text() == config_page.page(), "run `make generated`"
+
+
+def test_the_pages_of_the_studies_are_current() -> None:
+    for path, text in studies.pages().items():
+        assert path.read_text() == text, "run `make generated`"
+
+
+def test_every_study_has_a_page_and_every_page_a_study() -> None:
+    written_by_hand = {name for name, note in studies.NOTES.items() if note.page is not None}
+    pages = {path.stem for path in studies.pages()} | written_by_hand
+    assert {path.stem for path in studies.DIRECTORY.glob("*.md")} == pages
+    assert {path.stem for path in studies.DIRECTORY.glob("*.json")} == set(studies.NOTES)
+
+
+def test_a_studys_conclusion_holds_no_measured_number() -> None:
+    for note in studies.NOTES.values():
+        assert not re.search(r"\d ?%|[+-]\d|\bp \d", note.conclusion)
 
 
 def test_the_page_of_the_configuration_has_every_key() -> None:

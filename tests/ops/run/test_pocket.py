@@ -129,7 +129,7 @@ def test_the_same_seed_makes_the_same_weights_and_another_seed_others(
 def test_the_pocket_model_half_knows_how_to_craft(tmp_path: Path) -> None:
     """Greedy teacher forcing would flatter it: what counts is how likely it is to say all that the expert says.
 
-    That was 0.18 when it solved 70 % of these tasks within four turns (docs/algorithms.md): there are other ways.
+    That was 0.18 when it solved 70 % of these tasks within four turns: there are other ways.
     """
     import torch
     from transformers import AutoModelForCausalLM
