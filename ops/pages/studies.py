@@ -120,7 +120,6 @@ NOTES: Mapping[str, Note] = {
         "Staleness: four losses",
         "`ppo` and `dppo` survive groups 16 versions behind. Without a trust region around the behaviour policy, runs "
         "collapse.",
-        axes=(END, SECONDS),
     ),
     "table": Note(
         "The paper's 27 tasks, on counterparts",
