@@ -11,12 +11,11 @@ from horizonrl.actors.chat import Chat, ChatTemplate
 from horizonrl.actors.messages import ChatMessage
 from horizonrl.actors.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
-from horizonrl.envs import contract, registry
+from horizonrl.envs import bounds, contract, registry
 from horizonrl.envs.api import CallsTools, Environment, Expert, OffersTools, Reply, Step, ToolCall, tool_user
 from horizonrl.envs.bounds import readable
 
-MAX_CALLS = 8
-"""Calls of one reply that are made. With more, a reply could be as long as an episode."""
+MAX_CALLS = bounds.MAX_CALLS
 UNMADE = f"Not made: a reply makes at most {MAX_CALLS} calls."
 
 

@@ -11,6 +11,8 @@ Chars = Annotated[int, Field(ge=64)]
 MAX_OBSERVATION_CHARS = 8_192
 MAX_REPLY_CHARS = 65_536
 """Characters of a reply that an environment reads. Parsers run in the event loop, where every other episode waits."""
+MAX_CALLS = 8
+"""Calls of one reply that are made. With more, a reply could be as long as an episode."""
 
 
 def readable(reply: str) -> str:

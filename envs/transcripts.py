@@ -3,25 +3,39 @@
 A file holds conversations in AgentTraj's form, as `messages`, or in the form of AgentGym's and AgentGym-RL's logs. Each
 solved record is a task. Its expert replies as the recorded agent did, and the environment gives the recorded answers
 whatever the reply is. So transcripts are for imitation only: a policy cannot explore them.
+
+Records with `tools` are played by calling tools: the model's chat template writes the recorded calls and results.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, validate_call
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+    validate_call,
+)
 from pydantic_core import from_json
 
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.logs import get_logger
 from horizonrl.common.types import MAX_LONG_TEXT, MAX_TURNS
 from horizonrl.envs.agentgym.dialects import DIALECTS
-from horizonrl.envs.api import Observation, Step, TaskSpec
+from horizonrl.envs.api import Observation, Reply, Step, TaskSpec, ToolCall, Tools
+from horizonrl.envs.bounds import MAX_CALLS
 
 FORM = '{"item_id": "textcraft_12", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", ...}, ...]}'
 AGENT = ("gpt", "assistant")
@@ -36,17 +50,87 @@ TurnText = Annotated[str, Field(max_length=MAX_LONG_TEXT)]
 """A text that is trained on. One that is too long is rejected, never cut."""
 
 
+def _as_json(value: Any) -> Any:
+    """Return the arguments of a call as JSON text: some programs write the object itself."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+class CalledFunction(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(min_length=1)]
+    arguments: Annotated[TurnText, BeforeValidator(_as_json)]
+
+    @model_validator(mode="after")
+    def _require_an_object(self) -> Self:
+        try:
+            arguments = from_json(self.arguments)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ValueError(f"the arguments of {self.name} must be a JSON object, not {self.arguments[:60]!r}")
+        return self
+
+
+class RecordedCall(BaseModel):
+    """A call of a tool in OpenAI's form."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ToolFunction(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: Annotated[str, Field(min_length=1)]
+    parameters: dict[str, Any]
+
+
+class RecordedTool(BaseModel):
+    """A tool in OpenAI's form."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class Message(BaseModel):
     """One message of a record. Unknown keys are rejected, because they may change its meaning."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    role: Literal["human", "gpt", "user", "assistant", "system"] = Field(validation_alias=AliasChoices("from", "role"))
+    role: Literal["human", "gpt", "user", "assistant", "system", "tool"] = Field(
+        validation_alias=AliasChoices("from", "role")
+    )
     text: TurnText = Field(validation_alias=AliasChoices("value", "content"))
+    tool_calls: Annotated[tuple[RecordedCall, ...], Field(max_length=MAX_CALLS)] = ()
+    tool_call_id: str | None = None
+    """For a tool's result: the call that it answers."""
+    name: str | None = None
+    """For a tool's result: the tool. It is ignored, because the call has the name."""
     loss: bool | None = None
     """For the agent's messages: false keeps the message out of training."""
     reasoning_content: str | None = None
     """The reasoning of an endpoint's model. Later prompts did not contain it, so it is ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_null(cls, value: Any) -> Any:
+        """Read the nulls that OpenAI's clients write: for the content of a message with calls, and for absent calls."""
+        if not isinstance(value, dict):
+            return value
+        nulls = {"tool_calls": []} | ({"content": ""} if value.get("tool_calls") else {})
+        return value | {key: empty for key, empty in nulls.items() if key in value and value[key] is None}
+
+    @model_validator(mode="after")
+    def _refuse_others_calls(self) -> Self:
+        if self.tool_calls and self.role not in AGENT:
+            raise ValueError(f"a message from {self.role} has tool_calls: only the agent calls tools")
+        return self
 
 
 class Conversation(BaseModel):
@@ -56,6 +140,7 @@ class Conversation(BaseModel):
 
     item_id: Annotated[str, Field(min_length=1, max_length=240, coerce_numbers_to_str=True)] | None = None
     messages: tuple[Message, ...] = Field(validation_alias=AliasChoices("conversations", "messages"))
+    tools: tuple[RecordedTool, ...] = ()
 
 
 class Outcome(BaseModel):
@@ -85,6 +170,12 @@ class Outcome(BaseModel):
         return self.reward >= (1.0 if least is None else least)
 
 
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    call: ToolCall
+    result: str
+
+
 class Transcript(BaseModel):
     """An episode to replay: the prompt, then turns and observations in alternation."""
 
@@ -94,6 +185,9 @@ class Transcript(BaseModel):
     turns: Annotated[tuple[str, ...], Field(max_length=MAX_TURNS)]
     observations: tuple[str, ...]
     """The answers to the turns. The last one is empty unless the record has it."""
+    calls: Mapping[int, tuple[AnsweredCall, ...]] = {}
+    """The calls of turns that make any, by the turn's index. Their observations are the results, joined."""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +200,9 @@ class TranscriptFile:
 class Transcripts:
     """One replayed episode at a time; solved, with a reward of 1, after the agent's last turn.
 
-    path: a JSON list, a JSON object or a file with one object per line, or a folder of such files; read once per
-    process solved_at: the lowest `reward` of a solved record; default: AgentGym's for the environment that the record
-    names,
+    path: a JSON list, a JSON object or a file with one object per line, or a folder of such files; read
+        once per process
+    solved_at: the lowest `reward` of a solved record; default: AgentGym's for the environment that the record names,
         else 1
     """
 
@@ -121,8 +215,10 @@ class Transcripts:
         file = load_transcripts(path, solved_at)
         self.version = f"{self.version} sha256:{file.digest[:16]}"
         self._transcripts = file.transcripts
+        self.native = any(transcript.tools for transcript in file.transcripts.values())
         self._transcript: Transcript | None = None
         self._turn = 0
+        self._calls_made = 0
 
     @classmethod
     @validate_call
@@ -137,15 +233,33 @@ class Transcripts:
             raise ConfigError(
                 f"the transcripts ({self.version}) have no task {task_id!r}: every machine must read the same file"
             )
-        self._transcript, self._turn = self._transcripts[task_id], 0
+        self._transcript, self._turn, self._calls_made = self._transcripts[task_id], 0, 0
         return Observation(self._transcript.prompt)
 
     async def step(self, text: str) -> Step:
         """Answer as the record does."""
         # The reply is not read: the record goes on as recorded, whatever an agent would have done.
         transcript = self._begun()
-        observation = transcript.observations[self._turn]
-        self._turn += 1
+        return self._end_turn(transcript, transcript.observations[self._turn])
+
+    def tools(self) -> Tools:
+        """Return the tools of the record."""
+        return self._begun().tools
+
+    async def call(self, call: ToolCall) -> Step:
+        """Answer as the record does. The last call of a turn ends it."""
+        transcript = self._begun()
+        recorded = transcript.calls.get(self._turn)
+        if recorded is None:
+            return self._end_turn(transcript, transcript.observations[self._turn])
+        result = recorded[self._calls_made].result
+        self._calls_made += 1
+        if self._calls_made == len(recorded):
+            return self._end_turn(transcript, result)
+        return Step(result, reward=0.0, terminated=False)
+
+    def _end_turn(self, transcript: Transcript, observation: str) -> Step:
+        self._turn, self._calls_made = self._turn + 1, 0
         done = self._turn == len(transcript.turns)
         return Step(observation, reward=float(done), terminated=done, success=done)
 
@@ -157,6 +271,12 @@ class Transcripts:
     def act(self, observation: str) -> str:
         """Return the recorded agent's reply in this turn."""
         return self._begun().turns[self._turn]
+
+    def reply(self, observation: str) -> Reply:
+        """Return the recorded agent's reply in this turn, with its calls."""
+        transcript = self._begun()
+        answered = transcript.calls.get(self._turn, ())
+        return Reply(transcript.turns[self._turn], tuple(made.call for made in answered))
 
     async def close(self) -> None:
         self._transcript = None
@@ -258,7 +378,7 @@ def _json(place: str, text: str) -> Any:
 def _parse(place: str, value: Any) -> tuple[str | None, Transcript]:
     try:
         conversation = Conversation.model_validate(value)
-        return conversation.item_id, _fold(conversation.messages)
+        return conversation.item_id, _fold(conversation)
     except ValidationError as error:
         raise ConfigError(f"{place}: {_problems(error)}; write it as {FORM}") from None
     except ValueError as error:
@@ -279,27 +399,71 @@ def _is_solved(place: str, value: Any, solved_at: float | None) -> bool:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _fold(messages: Sequence[Message]) -> Transcript:
+def _fold(conversation: Conversation) -> Transcript:
     """Make an episode of a conversation.
 
     The prompt is everything before the first turn with loss, except the agent's words. An agent's acknowledgement of
     the rules is not a turn, because a rollout has a single first prompt.
     """
+    messages = conversation.messages
     begin = next((n for n, m in enumerate(messages) if m.role in AGENT and _is_turn(n, m)), len(messages))
     if begin == len(messages):
         raise ValueError("no turn of the agent (from gpt, loss not false) is there to train on: leave the record out")
+    if any(message.role == "tool" or message.tool_calls for message in messages[:begin]):
+        raise ValueError("a call of a tool stands before the first turn with loss: take the loss key of that turn away")
     opening = [message.text for message in messages[:begin] if message.role not in AGENT]
     if not any(opening):
         raise ValueError(f"turn {begin} is the agent's and nothing stands before it: begin with the task (from human)")
-    for number, message in enumerate(messages[begin:], begin):
-        _check(number, message, agents=(number - begin) % 2 == 0)
-    turns = messages[begin::2]
-    observations = [message.text for message in messages[begin + 1 :: 2]]
+    if not conversation.tools and any(message.tool_calls for message in messages):
+        raise ValueError("the agent calls tools and the record lists none: give it `tools` in OpenAI's form")
+    turns: list[str] = []
+    observations: list[str] = []
+    calls: dict[int, tuple[AnsweredCall, ...]] = {}
+    number = begin
+    while number < len(messages):
+        message = messages[number]
+        _check(number, message, agents=True)
+        number += 1
+        if message.tool_calls:
+            results = _results(number, message, messages)
+            number += len(results)
+            made = [ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls]
+            answers = results or [""] * len(made)
+            calls[len(turns)] = tuple(AnsweredCall(*pair) for pair in zip(made, answers, strict=True))
+            observations.append("\n".join(results))
+        elif number < len(messages):
+            _check(number, messages[number], agents=False)
+            observations.append(messages[number].text)
+            number += 1
+        else:
+            observations.append("")
+        turns.append(message.text)
     return Transcript(
         prompt="\n\n".join(opening),
-        turns=tuple(message.text for message in turns),
-        observations=(*observations, "")[: len(turns)],
+        turns=tuple(turns),
+        observations=tuple(observations),
+        calls=calls,
+        tools=tuple(tool.model_dump() for tool in conversation.tools),
     )
+
+
+def _results(number: int, caller: Message, messages: Sequence[Message]) -> list[str]:
+    """Return the results of a message's calls, in the order of the calls; none if the record ends with the calls.
+
+    Raises ValueError unless each call has one.
+    """
+    results = list(takewhile(lambda message: message.role == "tool", messages[number:]))
+    if not results and number == len(messages):
+        return []
+    if len(results) != len(caller.tool_calls):
+        raise ValueError(
+            f"turn {number - 1} makes {len(caller.tool_calls)} calls and {len(results)} results (role tool) follow: "
+            "write one per call"
+        )
+    ids = [call.id for call in caller.tool_calls]
+    if all(result.tool_call_id in ids for result in results) and None not in ids and len({*ids}) == len(ids):
+        results.sort(key=lambda result: ids.index(result.tool_call_id))
+    return [result.text for result in results]
 
 
 def _is_turn(number: int, message: Message) -> bool:
@@ -311,7 +475,7 @@ def _is_turn(number: int, message: Message) -> bool:
 
 def _check(number: int, message: Message, agents: bool) -> None:
     """Raise ValueError unless the message may stand at this position of an episode."""
-    if (message.role in AGENT) is not agents or message.role == "system":
+    if (message.role in AGENT) is not agents or message.role in ("system", "tool"):
         expected = "gpt" if agents else "human"
         raise ValueError(f"turn {number} is from {message.role} where {expected} must follow: join or split messages")
     if agents and message.loss is False:
@@ -319,7 +483,7 @@ def _check(number: int, message: Message, agents: bool) -> None:
             f"turn {number} is the agent's with loss false after one with loss: an episode is trained as a whole; end "
             "the record before it, or take the loss key away"
         )
-    if agents and not message.text:
+    if agents and not message.text and not message.tool_calls:
         raise ValueError(f"turn {number} is the agent's and empty: end the record before it")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from horizonrl.actors.chat import ChatTemplate
 from horizonrl.actors.rollout import Rollout
+from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
@@ -19,6 +22,8 @@ from horizonrl.envs.check import check
 from horizonrl.envs.transcripts import Transcript, load_transcripts, to_record
 from horizonrl.ops.cli.main import main
 from tests.actors.players import SayingPolicy, make_chat
+from tests.actors.test_native import JsonCalls
+from tests.templates import tool_tokenizer
 
 SPOKEN = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 SAID = SPOKEN.filter(bool)
@@ -214,7 +219,7 @@ def test_any_other_json_is_a_config_error_that_names_the_place(tmp_path: Path, v
         ([human("go"), gpt("a", False)], r"no turn of the agent .* leave the record out"),
         ([gpt("a"), human("b"), gpt("c")], r"turn 0 is the agent's and nothing stands before it"),
         ([human("go"), gpt("")], r"turn 1 is the agent's and empty"),
-        ([human("go"), {"from": "tool", "value": "x"}], r"conversations\.1\.from: Input should be 'human', 'gpt'"),
+        ([human("go"), {"from": "critic", "value": "x"}], r"conversations\.1\.from: Input should be 'human', 'gpt'"),
         ([human("go"), gpt("a") | {"weight": 0}], r"conversations\.1\.weight: Extra inputs are not permitted"),
         ([human("go"), {"from": "gpt"}], r"conversations\.1\.value: Field required"),
         ([human("go"), gpt("x" * 300_000)], r"conversations\.1\.value: String should have at most 262144"),
@@ -346,3 +351,118 @@ def test_a_folder_has_its_record_files_alone_without_the_copies_that_programs_hi
     written(tmp_path / ".ipynb_checkpoints", AGENTTRAJ, name="demos-checkpoint.jsonl")
     (tmp_path / "._demos.jsonl").write_bytes(b"\0\5\x16\7\0\xff")
     assert read(tmp_path) == {"textcraft_12": REPLAYED}
+
+
+PAGE = Path(__file__).parents[2] / "docs/environments/transcripts.md"
+
+
+def calling(name: str, call_id: str | None, arguments: Any = "{}") -> dict[str, Any]:
+    called = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return called | ({} if call_id is None else {"id": call_id})
+
+
+def agent(*calls: dict[str, Any], content: str | None = None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": list(calls)}
+
+
+def result(content: str, call_id: str | None = None) -> dict[str, Any]:
+    return {"role": "tool", "content": content} | ({} if call_id is None else {"tool_call_id": call_id})
+
+
+def tooled(*messages: dict[str, Any], tools: tuple[str, ...] = ("look", "take")) -> dict[str, Any]:
+    listed = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in tools]
+    return {"messages": [{"role": "user", "content": "go"}, *messages], "tools": listed}
+
+
+def replayed(path: Path) -> list[tuple[Any, list[tuple[str, float, bool]]]]:
+    """Play the first record as a rollout does: each reply's calls, or its text."""
+
+    async def scenario() -> list[tuple[Any, list[tuple[str, float, bool]]]]:
+        environment = registry.make("transcripts", {"path": str(path)})
+        await environment.reset(next(iter(read(path))))
+        shown = []
+        while not (shown and shown[-1][1][-1][2]):
+            reply = environment.expert().reply("")
+            steps = [await environment.call(call) for call in reply.calls] or [await environment.step(reply.text)]
+            calls = [(call.name, json.loads(call.arguments)) for call in reply.calls]
+            shown.append(((reply.text, calls), [(s.observation, s.reward, s.terminated) for s in steps]))
+        return shown
+
+    return asyncio.run(scenario())
+
+
+def test_recorded_calls_are_replayed_with_their_results_by_id(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        tooled(
+            agent(calling("look", "a"), calling("take", "b", {"what": "key"}), content="First I look."),
+            result("taken", "b"),
+            result("a key", "a"),
+            agent(calling("look", None)),
+            result("nothing"),
+            {"role": "assistant", "content": "Done.", "tool_calls": None},
+        ),
+    )
+    assert replayed(path) == [
+        (("First I look.", [("look", {}), ("take", {"what": "key"})]), [("a key", 0.0, False), ("taken", 0.0, False)]),
+        (("", [("look", {})]), [("nothing", 0.0, False)]),
+        (("Done.", []), [("", 1.0, True)]),
+    ]
+
+
+def test_a_record_may_end_with_calls(tmp_path: Path) -> None:
+    path = written(tmp_path, tooled(agent(calling("look", "a"), calling("take", "b"))))
+    assert replayed(path) == [(("", [("look", {}), ("take", {})]), [("", 0.0, False), ("", 1.0, True)])]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (tooled(agent(calling("look", "a")), {"role": "user", "content": "b"}), r"turn 1 makes 1 calls and 0 results"),
+        (tooled(agent(calling("look", "a")), result("x"), result("y")), r"turn 1 makes 1 calls and 2 results"),
+        (tooled(agent(calling("look", "a")), tools=()), r"calls tools and the record lists none"),
+        (tooled(agent(calling("look", "a", "[1]"))), r"the arguments of look must be a JSON object, not '\[1\]'"),
+        (tooled(agent(calling("look", "a", "{"))), r"the arguments of look must be a JSON object"),
+        (tooled(agent(*[calling("look", None)] * 9)), r"tool_calls: Tuple should have at most 8 items"),
+        (tooled({"role": "assistant", "content": "a"}, result("x")), r"turn 2 is from tool where human must follow"),
+        (tooled({"role": "assistant", "content": None}), r"content: Input should be a valid string"),
+        (tooled({"role": "user", "content": "a", "tool_calls": [calling("look", "a")]}), r"only the agent calls tools"),
+        (tooled(agent(calling("look", "a")) | {"loss": False}, result("x"), gpt("b")), r"stands before the first turn"),
+    ],
+)
+def test_calls_that_are_no_episode_are_refused(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"demos\.jsonl, line 1: .*{message}"):
+        load_transcripts(written(tmp_path, record))
+
+
+def test_the_pages_example_is_imitated_in_the_models_own_syntax(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, language in (("demos.json", "json"), ("recipe.toml", "toml")):
+        block = re.search(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        assert block is not None
+        Path(name).write_text(block[1])
+    assert main(["envs", "check", "transcripts", "--options.path", "demos.json"]) == 0
+    assert "1 tools" in capsys.readouterr().out
+    (env,) = RunConfig.load([Path("recipe.toml")], []).envs
+    (task,) = registry.tasks(env.id, env.options)
+    chat = ChatTemplate(tool_tokenizer())
+    policy = SayingPolicy(chat, max_context_tokens=1 << 16)
+    rollout = Rollout(policy, chat, None, step_timeout_s=10.0, parser=JsonCalls())
+    ticket = Ticket(
+        number=0,
+        kind=Kind.DEMO,
+        task=Task(env_id=env.id, task_id=task.task_id),
+        group_size=1,
+        horizon_turns=8,
+        announce_horizon=False,
+        sampling=Sampling(max_turn_tokens=256),
+    )
+    episode = asyncio.run(rollout.episode(registry.make(env.id, env.options), ticket, 0))
+    assert (episode.stop, episode.success, len(episode.turns)) == ("terminated", True, 2)
+    assert '"name": "weather"' in chat.decode(episode.prompt_ids)
+    call, answer = (chat.decode(turn.output_ids) for turn in episode.turns)
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Gavle", "date": "2024-05-01"}}' in call
+    assert "<tool_response>\ntemperature: 27, wind: 56" in chat.decode(episode.turns[0].observation_ids)
+    assert answer.startswith("It is 27 degrees.")
