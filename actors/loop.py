@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from horizonrl.actors.rollout import Rollout, broken, play
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.rollout.rollout import Rollout, broken, play
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.tickets import Lease, TicketQueue

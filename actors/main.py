@@ -4,13 +4,13 @@ import os
 import socket
 from pathlib import Path
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.registry import start_policy
 from horizonrl.actors.gateway.server import gateway_for
 from horizonrl.actors.loop import ActorLoop, ActorSettings
-from horizonrl.actors.native import parser_if_needed
-from horizonrl.actors.rollout import Rollout
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.rollout.replies import parser_if_needed
+from horizonrl.actors.rollout.rollout import Rollout
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.agreement import agreed
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected

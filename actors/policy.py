@@ -29,7 +29,7 @@ class ChangedWords:
 
     base: PolicyVersion
     file: Path
-    """A safetensors file, as `actors/words.py` writes it."""
+    """A safetensors file, as `actors/weights/words.py` writes it."""
 
 
 class Policy(Protocol):

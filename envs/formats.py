@@ -4,7 +4,7 @@ react     "Thought: ..." then "Action: ...": the action is the first line after 
 plain     the action alone: the first line that is not empty
 function  a JSON object {"thought": ..., "function_name": ..., "arguments": {...}}
 code      a fenced Python block with one call: its syntax tree is read, never run
-native    a call of a tool in the syntax of the model's own chat template, which the actor reads (actors/native.py)
+native    a call of a tool in the syntax of the model's own chat template, read by actors/rollout/replies.py
 
 An environment's action is one line of words, such as `craft 4 sticks using 2 planks`; a query of SQL may have more. In
 the formats `function`, `code` and `native`, a reply calls one of the environment's `Command`s; reading it fills the

@@ -8,10 +8,10 @@ from horizonrl.broker.weights.changes import warm_up_in_thread
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.service import Service
 from horizonrl.learner.controller.curriculum import eval_tasks
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.launch import on_ranks
-from horizonrl.learner.loop import LearnerLoop
+from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.learner.ranks.launch import on_ranks
 from horizonrl.learner.records.journal import only_learner
 
 

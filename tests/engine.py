@@ -12,7 +12,7 @@ import pytest
 
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import InferenceSettings, Policy
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.processes import command_line
 
 T = TypeVar("T")

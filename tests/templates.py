@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.models.tiny_model import make_tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TOOLS = (

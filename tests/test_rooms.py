@@ -46,6 +46,28 @@ def test_no_two_files_import_each_other_directly_or_through_others() -> None:
     assert circle(graph) == []
 
 
+def room(file: Path) -> str:
+    """Return the folder below a package, or the package itself for a file that stands there."""
+    return "/".join(file.relative_to(ROOT).parts[:-1][:2])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_rooms_of_a_package_are_layers(package: str) -> None:
+    """Rooms import one way, as files do; a file that stands beside the rooms is one of its own."""
+    files = modules()
+    graph: dict[str, set[str]] = {}
+    for name, file in files.items():
+        if file.relative_to(ROOT).parts[0] == package:
+            own = room(file) if room(file) != package else name
+            graph.setdefault(own, set())
+            for target in imported(ast.parse(file.read_text()), files):
+                other = room(files[target]) if room(files[target]) != package else target
+                if files[target].relative_to(ROOT).parts[0] == package and other != own:
+                    graph[own].add(other)
+    assert len(graph) > 3
+    assert circle(graph) == []
+
+
 def test_no_file_of_ops_imports_from_the_command_lines_main() -> None:
     files = modules()
     for name, file in files.items():

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from horizonrl.actors.merged import MergedImage
-from horizonrl.actors.shadow import Shadow
+from horizonrl.actors.weights.host_copy import Shadow
+from horizonrl.actors.weights.lora_copy import MergedImage
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.engine.weights_file import ADAPTERS
-from horizonrl.learner.fence import Fence
-from horizonrl.learner.weights import WeightsPublisher
+from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
+from horizonrl.learner.loop.fence import Fence
+from horizonrl.learner.loop.weights import WeightsPublisher
 
 KEPT = 3
 """Images that a learner remembers."""

@@ -1,8 +1,9 @@
 """The policy that swaps weights between generations, not within them (`actor.weights = "drained"`).
 
 It wraps any engine's policy. The follower has fetched and verified a version before it calls `apply`, so that requests
-wait only for the generations in progress and for the load. Meanwhile it holds this host's image of the weights
-(`actors/shadow.py`): another actor of the host can load the same version, and gets the next one after the drain.
+wait only for the generations in progress and for the load. Meanwhile it holds this host's copy of the weights
+(`actors/weights/host_copy.py`): another actor of the host can load the same version, and gets the next one after the
+drain.
 """
 
 import asyncio

@@ -8,9 +8,9 @@ from typing import Any, cast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
-from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.messages import ChatMessage
-from horizonrl.actors.tool_calls import CallSyntax, Parsed, ToolParser, divided, whole_or_text
+from horizonrl.actors.chat.messages import ChatMessage
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.chat.tool_calls import CallSyntax, Parsed, ToolParser, divided, whole_or_text
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.envs.api import ToolCall, Tools
 

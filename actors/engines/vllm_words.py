@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from horizonrl.actors.words import POSITIONS
+from horizonrl.actors.weights.words import POSITIONS
 
 PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"})
 """vLLM's ways to compute that take a layer's parameters as its loader left them, on a GPU."""
@@ -56,7 +56,7 @@ def is_plain(model: Any) -> bool:
 
 
 def write_words(model: Any, frame: str, words: str) -> None:
-    """Write the words of a file into the layers (`actors/words.py`); `frame` is the version's whole file."""
+    """Write the words of a file into the layers (`actors/weights/words.py`); `frame` is the version's whole file."""
     tensors = load_file(words)
     with safe_open(frame, "pt") as whole:
         for name, values in tensors.items():

@@ -24,7 +24,7 @@ matrix of 576 rows passes with a chance of (1 - 0.003) ** (16 * 576), below 1e-1
 torch.cpu._init_amx()
 # Where torch has only its slow kernel for bfloat16, vLLM does not pack the weights either.
 if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-    from horizonrl.actors.engines.vllm_products import widen_products
+    from horizonrl.actors.engines.vllm_float32_matmul import widen_products
 
     widen_products()
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall, Tools
 from horizonrl.actors.gateway.matching import spelled
-from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
 
 CALLS_LEFT_HEADER = "x-horizonrl-calls-left"
 """Model calls that the episode's horizon leaves after this one. 0 marks the last one."""

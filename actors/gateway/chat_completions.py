@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall
 from horizonrl.actors.gateway.calls import (
     NO_REPLIES,
     Answer,
@@ -18,7 +19,6 @@ from horizonrl.actors.gateway.calls import (
     tools_of,
     with_words,
 )
-from horizonrl.actors.messages import ChatMessage, ToolCall
 
 PATH = "chat/completions"
 REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options", "best_of", "echo")

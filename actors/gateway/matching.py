@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from horizonrl.actors.messages import ChatMessage, ToolCall
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall
 from horizonrl.actors.policy import Generation
 from horizonrl.common.types import MAX_BRANCHES, Branch, Episode, StopReason, Turn
 

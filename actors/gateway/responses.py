@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall
 from horizonrl.actors.gateway.calls import (
     NO_REPLIES,
     Answer,
@@ -21,7 +22,6 @@ from horizonrl.actors.gateway.calls import (
     with_words,
 )
 from horizonrl.actors.gateway.chat_completions import limit_of, marks, sse
-from horizonrl.actors.messages import ChatMessage, ToolCall
 
 PATH = "responses"
 REFUSED = ("conversation", "prompt", "background")

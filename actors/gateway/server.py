@@ -21,7 +21,8 @@ from typing import Any
 
 from aiohttp import web
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.chat.tool_calls import ToolParser, parser_for
 from horizonrl.actors.gateway import chat_completions, responses
 from horizonrl.actors.gateway.calls import (
     CALLS_LEFT_HEADER,
@@ -35,7 +36,6 @@ from horizonrl.actors.gateway.calls import (
 )
 from horizonrl.actors.gateway.session import Call, Session
 from horizonrl.actors.policy import Policy
-from horizonrl.actors.tool_calls import ToolParser, parser_for
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.common.lag import turn
 from horizonrl.common.logs import get_logger

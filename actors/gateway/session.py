@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex, token_urlsafe
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.messages import ChatMessage
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.chat.tool_calls import NoCalls, ToolParser
 from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, PastReply, SampledToken
 from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
-from horizonrl.actors.messages import ChatMessage
 from horizonrl.actors.policy import Generation, Policy
-from horizonrl.actors.tool_calls import NoCalls, ToolParser
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics

@@ -1,7 +1,8 @@
 """Which keys of DeepSpeed's own configuration a recipe may set: those that decide where and when, never what.
 
-A run's digests must not depend on them, and a checkpoint has to find its tensors (`learner/engine/partitions.py`). So a
-key passes if it is known to do neither harm; `tests/learner/engine/test_passed_through.py` trains with those of ZeRO.
+A run's digests must not depend on them, and a checkpoint has to find its tensors
+(`learner/engine/checkpoint/partitions.py`). So a key passes if it is known to do neither harm;
+`tests/learner/engine/test_passed_through.py` trains with those of ZeRO.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """What a step optimises, as configuration: the advantage, the loss, its correction, the reference and the critic.
 
-`docs/algorithms.md` has the formulas, and `learner/algorithm/objective.py` puts them together. This file has the
+`docs/algorithms.md` has the formulas, and `learner/engine/objective.py` puts them together. This file has the
 defaults and rejects invalid combinations, with an explanation.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.dialects import DIALECTS, Dialect
 from horizonrl.envs.api import TaskSpec
-from horizonrl.envs.games.wordle import list_words
+from horizonrl.envs.worlds.games.wordle import list_words
 
 TOOLS = ("weather", "movie", "academia", "sheet", "todo")
 COUNTERPARTS: Mapping[str, str] = {

@@ -4,7 +4,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from horizonrl.ops.run.models import SMOLLM2, resolve_model
+from horizonrl.ops.models.models import SMOLLM2, resolve_model
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from horizonrl.ops.bench.learning.comparison import Band
-from horizonrl.ops.bench.learning.plots import plot_success
+from horizonrl.ops.studies.comparison import Band
+from horizonrl.ops.studies.plots import plot_success
 
 
 def main(run_dir: Path, file: Path) -> None:

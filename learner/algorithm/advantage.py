@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import AdvantageSection, Objective
+from horizonrl.learner.algorithm.batch import Trace, by_episode
 from horizonrl.learner.algorithm.credit import by_state, optimal_token_baseline, to_go
 from horizonrl.learner.algorithm.reward import STD_FLOOR
-from horizonrl.learner.intake.batch import Trace, by_episode
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

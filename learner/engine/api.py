@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from horizonrl.common.config.objective import Objective
-from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.learner.algorithm.batch import Batch, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from horizonrl.common.errors import RunFailed
+from horizonrl.learner.algorithm.batch import Batch, Trace
 from horizonrl.learner.engine.api import Engine, StepStats
-from horizonrl.learner.intake.batch import Batch, Trace
 
 IDLE_LIMIT = timedelta(days=1)
 """Longest silence between two commands. A leader that dies closes its connections, which ends the wait at once."""

@@ -31,7 +31,25 @@ from horizonrl.common.gpus import has_gpu
 from horizonrl.common.logs import get_logger
 from horizonrl.common.model_dir import weight_files
 from horizonrl.learner.algorithm.advantage import Scores
-from horizonrl.learner.algorithm.objective import (
+from horizonrl.learner.algorithm.batch import Batch, Trace
+from horizonrl.learner.engine.api import EngineSettings, StepStats
+from horizonrl.learner.engine.backends.api import Backend
+from horizonrl.learner.engine.checkpoint.shards import (
+    ENGINE_FILE,
+    check_same_model,
+    read_engine_file,
+    share_json,
+    share_shards,
+    write_shards,
+)
+from horizonrl.learner.engine.host_memory import HostMemory
+from horizonrl.learner.engine.memory import checkpoint_layers, give_back_freed, keep_products
+from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16, widen_products
+from horizonrl.learner.engine.model.frozen import FrozenModel, frozen_scorer
+from horizonrl.learner.engine.model.lora import add_adapters, copy_policy, merged, policy_weights
+from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer, load_language_model
+from horizonrl.learner.engine.model.packing import MicroBatch, pack
+from horizonrl.learner.engine.objective import (
     LossStats,
     TrainingSample,
     build_updates,
@@ -41,25 +59,7 @@ from horizonrl.learner.algorithm.objective import (
     step_stats,
     token_loss,
 )
-from horizonrl.learner.engine.api import EngineSettings, StepStats
-from horizonrl.learner.engine.backends.api import Backend
-from horizonrl.learner.engine.frozen import FrozenModel, frozen_scorer
-from horizonrl.learner.engine.host_memory import HostMemory
-from horizonrl.learner.engine.lora import add_adapters, copy_policy, merged, policy_weights
-from horizonrl.learner.engine.model import ScorerOutput, TokenScorer, load_language_model
-from horizonrl.learner.engine.packing import MicroBatch, pack
-from horizonrl.learner.engine.products import multiplies_bfloat16, widen_products
-from horizonrl.learner.engine.shards import (
-    ENGINE_FILE,
-    check_same_model,
-    read_engine_file,
-    share_json,
-    share_shards,
-    write_shards,
-)
 from horizonrl.learner.engine.transfer import to_device
-from horizonrl.learner.intake.batch import Batch, Trace
-from horizonrl.learner.memory import checkpoint_layers, give_back_freed, keep_products
 
 log = get_logger()
 

@@ -35,9 +35,9 @@ from horizonrl.common.types import (
     Void,
 )
 from horizonrl.learner.algorithm.advantage import has_signal
+from horizonrl.learner.algorithm.batch import Batch, sampled_by, traces_of
 from horizonrl.learner.algorithm.reward import STD_FLOOR, batch_rewards, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts, TicketNumbers
-from horizonrl.learner.intake.batch import Batch, sampled_by, traces_of
 from horizonrl.learner.intake.waiting import Waiting
 
 R = TypeVar("R", bound=Record)

@@ -16,7 +16,7 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from horizonrl.learner.intake.waiting import waiting_for

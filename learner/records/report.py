@@ -15,9 +15,9 @@ from horizonrl.common.metrics import TABLE, Metrics
 from horizonrl.common.quantities import QUANTITIES, Quantity
 from horizonrl.common.statistics import mean
 from horizonrl.common.types import Episode, Group, Kind, Phase, PolicyVersion, StopReason
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.controller.curriculum import DrawShare
 from horizonrl.learner.engine.api import StepStats
-from horizonrl.learner.intake.batch import Batch
 from horizonrl.learner.intake.collector import PendingBatch
 
 

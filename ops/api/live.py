@@ -11,7 +11,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.run_dir import LOGS
 from horizonrl.ops.api.programs import RunningCommand
 from horizonrl.ops.api.run import Run, RunEvent, open_run
-from horizonrl.ops.run.directory import note_holder, train_lock
+from horizonrl.ops.rundir.directory import note_holder, train_lock
 
 OUTPUT = "train.txt"
 """In `logs/`: what `horizonrl train` prints."""

@@ -13,8 +13,8 @@ from horizonrl.common.config.arguments import checked
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
 from horizonrl.common.run_dir import LOGS
-from horizonrl.ops.run.directory import INHERITED_LOCK, to_toml
-from horizonrl.ops.run.variables import recipe_environment
+from horizonrl.ops.rundir.directory import INHERITED_LOCK, to_toml
+from horizonrl.ops.rundir.variables import recipe_environment
 
 Role = Literal["broker", "controller", "learner", "actor"]
 STOP_S = 180.0
@@ -133,7 +133,7 @@ def start_role(role: Role, config: RunConfig, name: str | None = None) -> Runnin
 
 def longest_stop_s(config: RunConfig) -> float:
     """Return how long a program of this config may take to end: each role has a deadline in the config."""
-    from horizonrl.ops.run.roles import stop_within_s  # with the HTTP server that roles have
-    from horizonrl.ops.run.supervision import KILL_S
+    from horizonrl.ops.launch.roles import stop_within_s  # with the HTTP server that roles have
+    from horizonrl.ops.launch.supervision import KILL_S
 
     return max(STOP_S, max(stop_within_s(role, config) for role in get_args(Role)) + KILL_S + SPARE_S)

@@ -14,13 +14,13 @@ from horizonrl.common.run_dir import EVALS, LEDGER, METRICS, REPORT
 from horizonrl.ops.api.evaluation import Evaluation, evaluate
 from horizonrl.ops.api.rows import Rows
 from horizonrl.ops.evaluation.plan import Choice
-from horizonrl.ops.observe.figures import percent
 from horizonrl.ops.publish.dataset import rows as dataset_rows
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow
-from horizonrl.ops.report.facts import Files, state
-from horizonrl.ops.run.directory import in_training, read_config
-from horizonrl.ops.run.episodes import EpisodeFiles
-from horizonrl.ops.run.lines import GrowingLines, read_lines
+from horizonrl.ops.rundir.directory import in_training, read_config
+from horizonrl.ops.rundir.episodes import EpisodeFiles
+from horizonrl.ops.rundir.lines import GrowingLines, read_lines
+from horizonrl.ops.rundir.summary import Files, state
+from horizonrl.ops.terminal.figures import percent
 
 LOOK_S = 0.5
 """Time between two looks at the files of a run that is followed."""

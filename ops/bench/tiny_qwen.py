@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from horizonrl.ops.bench.tiny_model import VOCABULARY, make_tokenizer
-from horizonrl.ops.run.models import save_model
+from horizonrl.ops.models.models import save_model
+from horizonrl.ops.models.tiny_model import VOCABULARY, make_tokenizer
 
 
 def make_tiny_qwen(path: Path, seed: int = 0) -> Path:

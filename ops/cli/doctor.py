@@ -16,8 +16,8 @@ from rich.table import Table
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import MissingDependency
 from horizonrl.common.gpus import ask_nvidia_smi, visible_gpus
-from horizonrl.envs.miniwob.pages import BROWSERS
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.envs.worlds.miniwob.pages import BROWSERS
+from horizonrl.ops.terminal.console import plain_console
 
 CUDA = 13
 """Of the GPU build of torch in requirements/gpu.txt."""
@@ -187,7 +187,7 @@ def _model() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     yield Finding("cores", str(os.cpu_count()))
     if _version("torch"):
-        from horizonrl.learner.engine.products import multiplies_bfloat16
+        from horizonrl.learner.engine.model.float32_matmul import multiplies_bfloat16
 
         yield Finding("bfloat16 on the CPU", "yes" if multiplies_bfloat16() else "no: products in float32, slower")
     disk_gb = shutil.disk_usage(Path.cwd()).free / 1e9

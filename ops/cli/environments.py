@@ -14,7 +14,7 @@ from horizonrl.common.logs import configure_logs
 from horizonrl.common.service import run_role
 from horizonrl.envs import registry
 from horizonrl.envs.check import Check, check
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 MOST_CATEGORIES = 8
 """A longer list is shown only if its environment is named."""

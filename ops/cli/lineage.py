@@ -8,9 +8,9 @@ from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import EVALS, LEDGER, LINEAGES
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import read_config
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.directory import read_config
+from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.terminal.console import plain_console
 
 
 def show_version(run_dir: Path, version: int) -> int:

@@ -11,7 +11,7 @@ from horizonrl.envs import contract, registry
 from horizonrl.envs.api import Environment, Step
 from horizonrl.envs.bounds import readable
 from horizonrl.ops.cli.environments import chosen
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 END = "."
 """The line that ends a reply of several lines."""

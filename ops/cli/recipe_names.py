@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError, did_you_mean
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 

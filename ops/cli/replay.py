@@ -23,10 +23,10 @@ from horizonrl.common.run_dir import LEDGER, LINEAGES, METRICS
 from horizonrl.common.scratch import scratch
 from horizonrl.common.service import run_role
 from horizonrl.learner.records.checkpoint import Checkpoint, CheckpointStore
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import check_broker_named, read_config
-from horizonrl.ops.run.lines import read_lines
-from horizonrl.ops.run.models import model_identity, resolve_model
+from horizonrl.ops.models.models import model_identity, resolve_model
+from horizonrl.ops.rundir.directory import check_broker_named, read_config
+from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.terminal.console import plain_console
 
 PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
@@ -46,7 +46,7 @@ class ReplayRequest:
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
     from horizonrl.learner.engine.registry import require_backend
-    from horizonrl.learner.spawn import spawn_ranks
+    from horizonrl.learner.ranks.spawn import spawn_ranks
 
     config = read_config(request.run_dir, request.overrides)
     check_broker_named(config, request.run_dir, request.overrides)
@@ -70,7 +70,7 @@ def replay_run(request: ReplayRequest) -> int:
 
 def reasons_to_differ(request: ReplayRequest, lineages: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
     """Return what else than a lost group may change a digest: another config at a step, or another machine."""
-    from horizonrl.learner.recovery import machine
+    from horizonrl.learner.loop.recovery import machine
 
     here, reasons = machine(config), []
     for line in lineages:
@@ -104,9 +104,9 @@ async def _replay(
     ledger: Sequence[Mapping[str, Any]],
     rows: list[dict[str, Any]],
 ) -> None:
-    from horizonrl.learner.engine_thread import EngineThread
+    from horizonrl.learner.engine.thread import EngineThread
     from horizonrl.learner.intake.collector import Rules
-    from horizonrl.learner.launch import on_ranks
+    from horizonrl.learner.ranks.launch import on_ranks
     from horizonrl.learner.records.replay import Replay
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}

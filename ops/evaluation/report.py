@@ -12,7 +12,7 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.learner.records.evaluation import Result, measures
 from horizonrl.ops.evaluation.journal import Key, Line
 from horizonrl.ops.evaluation.plan import ALL, EvalPart, Plan
-from horizonrl.ops.observe.figures import interval, number, percent
+from horizonrl.ops.terminal.figures import interval, number, percent
 
 RESULTS, TABLE_MD = "results.json", "table.md"
 

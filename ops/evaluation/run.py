@@ -17,17 +17,17 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from horizonrl.actors.rollout import play
+from horizonrl.actors.rollout.rollout import play
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.common.state import ContextRule
 from horizonrl.envs import registry
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
 from horizonrl.ops.evaluation.journal import EvaluationJournal, Key, Line
 from horizonrl.ops.evaluation.plan import Choice, Plan, Play, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, rich_tables, write_report
 from horizonrl.ops.evaluation.subjects import MakeRollout, Subject, SubjectRequest, subject_of
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.waiting import waiting
 
 BROKEN_LIMIT = 20
 """Episodes of an environment that break in a row, after which it is not the episodes that are broken."""

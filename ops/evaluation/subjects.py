@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
@@ -20,9 +20,9 @@ from horizonrl.common.model_dir import weight_files
 from horizonrl.common.run_dir import BEST, CONFIG
 from horizonrl.common.scratch import scratch
 from horizonrl.envs import registry
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
-from horizonrl.ops.run.models import model_identity, resolve_model
+from horizonrl.ops.models.models import model_identity, resolve_model
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.waiting import waiting
 
 MakeRollout = Callable[[EnvSection], Rollout]
 """Called for each episode."""
@@ -92,10 +92,10 @@ def _run_dir(path: Path) -> Path | None:
 
 def _exported(run_dir: Path, path: Path, out: Path) -> Path:
     """Write a checkpoint's weights, or a run's best or newest ones, as a Hugging Face directory."""
-    from horizonrl.learner.engine.weights_file import export
+    from horizonrl.learner.engine.checkpoint.weights_file import export
     from horizonrl.learner.records.best import Best
     from horizonrl.ops.publish.export import export_run
-    from horizonrl.ops.run.directory import read_config
+    from horizonrl.ops.rundir.directory import read_config
 
     if path == run_dir:
         export_run(run_dir, out, best=Best(run_dir / BEST).read() is not None)
@@ -112,10 +112,10 @@ def _local(request: SubjectRequest, model_dir: Path, run_recipe: Path | None) ->
 
     @asynccontextmanager
     async def start(config: RunConfig, environments: OptionsById) -> AsyncIterator[MakeRollout]:
-        from horizonrl.actors.chat import ChatTemplate
+        from horizonrl.actors.chat.template import ChatTemplate
         from horizonrl.actors.engines.registry import start_policy
         from horizonrl.actors.gateway.server import gateway_for
-        from horizonrl.actors.native import parser_if_needed
+        from horizonrl.actors.rollout.replies import parser_if_needed
 
         policy = await start_policy(config, model_dir, renewed=False)
         try:

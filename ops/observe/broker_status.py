@@ -15,7 +15,7 @@ from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import HorizonState, Outcomes, Progress, WeightsManifest
 from horizonrl.common.types import Kind
-from horizonrl.ops.observe.figures import duration
+from horizonrl.ops.terminal.figures import duration
 
 LONG_S = 30.0
 """Seconds of silence in a step after which a learner may be gone. Only its own machine knows."""

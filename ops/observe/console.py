@@ -25,14 +25,14 @@ from horizonrl.common.logs import get_logger
 from horizonrl.common.quantities import QUANTITIES
 from horizonrl.common.run_dir import EVALS, METRICS
 from horizonrl.common.state import Progress
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.models.models import Tell
 from horizonrl.ops.observe.broker_status import BrokerStatus, waits
-from horizonrl.ops.observe.figures import clock, duration, interval, mean_success, number, percent, time_left
 from horizonrl.ops.observe.snapshot import checkpoint_in_writing
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect, event_time
-from horizonrl.ops.run.lines import GrowingLines
-from horizonrl.ops.run.models import Tell
+from horizonrl.ops.rundir.lines import GrowingLines
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.figures import clock, duration, interval, mean_success, number, percent, time_left
+from horizonrl.ops.terminal.waiting import waiting
 
 log = get_logger()
 

@@ -14,9 +14,11 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.state import Outcomes
 from horizonrl.common.types import Kind, Phase
 from horizonrl.learner.controller.curriculum import REPEATED_LABEL
-from horizonrl.ops.observe import selection
 from horizonrl.ops.observe.broker_status import BrokerStatus, counted, longer, waits
-from horizonrl.ops.observe.figures import (
+from horizonrl.ops.observe.troubles import Trouble
+from horizonrl.ops.rundir import selection
+from horizonrl.ops.rundir.summary import Files, ticket_accounts
+from horizonrl.ops.terminal.figures import (
     RECENT,
     Line,
     duration,
@@ -28,8 +30,6 @@ from horizonrl.ops.observe.figures import (
     sparkline,
     time_left,
 )
-from horizonrl.ops.observe.troubles import Trouble
-from horizonrl.ops.report.facts import Files, ticket_accounts
 
 TREND = 24
 """Width of a trend, in characters."""

@@ -25,13 +25,13 @@ from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
 from horizonrl.common.logs import configure_logs
-from horizonrl.ops.cli.terminal import plain_console
 from horizonrl.ops.observe.broker_status import BrokerStatus, Observer
-from horizonrl.ops.observe.figures import percent
 from horizonrl.ops.observe.snapshot import Rows, Snapshot
 from horizonrl.ops.observe.troubles import Trouble, TroubleReader, collect
-from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import SECRETS, check_broker_named, in_training, read_address, read_config
+from horizonrl.ops.rundir.directory import SECRETS, check_broker_named, in_training, read_address, read_config
+from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.figures import percent
 
 REFRESH_S = 2.0
 PATIENCE_S = 2.0

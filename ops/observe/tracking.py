@@ -28,9 +28,9 @@ from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import CHECKPOINTS, EVALS, METRICS
 from horizonrl.ops.observe.trackers import TRACKERS, Point, TrackedRun, Tracker, require
-from horizonrl.ops.run.directory import public_config, read_config
-from horizonrl.ops.run.finished import newest_checkpoint
-from horizonrl.ops.run.lines import read_line
+from horizonrl.ops.rundir.directory import public_config, read_config
+from horizonrl.ops.rundir.finished import newest_checkpoint
+from horizonrl.ops.rundir.lines import read_line
 
 log = get_logger()
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from horizonrl.ops.observe.figures import duration
+from horizonrl.ops.terminal.figures import duration
 
 TAIL_BYTES = 4 << 20
 """How much is read of a long log, from its end."""

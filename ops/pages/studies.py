@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from horizonrl.ops.bench.learning.contrasts import END
-from horizonrl.ops.bench.learning.significance import holm, paired_test, student_interval
+from horizonrl.ops.studies.contrasts import END
+from horizonrl.ops.studies.significance import holm, paired_test, student_interval
 
 SECONDS = "seconds"
 DIRECTORY = Path(__file__).parents[2] / "docs" / "studies"

@@ -20,8 +20,8 @@ SAVED_KV = Constant(4.0, "B", "measured", "per key-value unit, token and layer: 
 SAVED_FEED_FORWARD = Constant(8.0, "B", "measured", "per feed-forward unit, token and layer: count of saved tensors")
 SAVED_TAIL = Constant(7.0, "B", "measured", "per hidden unit and token after the last layer: count of saved tensors")
 LAYER_GRADIENTS = Constant(4.0, "B", "measured", "per feed-forward unit and token in a layer's backward pass")
-LOGITS = Constant(512 << 20, "B", "code", "logits of one chunk of tokens on a GPU (learner/engine/head.py)")
-LOGITS_CPU = Constant(64 << 20, "B", "code", "logits of one chunk of tokens on a CPU (learner/engine/head.py)")
+LOGITS = Constant(512 << 20, "B", "code", "logits of one chunk of tokens on a GPU (learner/engine/model/head.py)")
+LOGITS_CPU = Constant(64 << 20, "B", "code", "logits of one chunk of tokens on a CPU (learner/engine/model/head.py)")
 REDUCE_BUCKET = Constant(5e8, "", "code", "DeepSpeed's reduce_bucket_size: elements that are reduced at once")
 LIVE_PARAMETERS = Constant(1e9, "", "code", "DeepSpeed's stage3_max_live_parameters: gathered at once")
 SUB_GROUP = Constant(1e9, "", "code", "DeepSpeed's sub_group_size: elements that stage 3 updates at once")
@@ -60,8 +60,8 @@ BROKER_BYTES = Constant(1055.0 * 40_000, "B/s", "measured", "the same in bytes; 
 DECODE_GROUP = Constant(40e-9, "s/B", "measured", "learner's CPU per byte of a group: 6.8 ms for 171 kB")
 EPISODE_FILE = Constant(16.0, "B", "measured", "of episodes/ per token")
 
-KEY_FRAME_EVERY = Constant(64, "", "code", "versions between two key frames (learner/weights.py)")
-FRAMES_STORED = Constant(4, "", "code", "weights that the stream holds at most (learner/weights.py)")
+KEY_FRAME_EVERY = Constant(64, "", "code", "versions between two key frames (learner/loop/weights.py)")
+FRAMES_STORED = Constant(4, "", "code", "weights that the stream holds at most (learner/loop/weights.py)")
 BROKER_STORE = Constant(40 << 30, "B", "code", "the broker's store in ops/deploy/kubernetes/nats/values.yaml")
 CHANGE_RATIOS = {
     1e-6: Constant(605, "", "measured", "frame over changes at 1e-6: SmolLM2-135M, bench weights (docs/weights.md)"),

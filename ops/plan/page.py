@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.table import Table
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.models.models import known_model
 from horizonrl.ops.plan import constants
 from horizonrl.ops.plan.estimate import RunPlan, Workload, plan_run
 from horizonrl.ops.plan.hardware import Fleet
 from horizonrl.ops.plan.shapes import ModelShape, shape_of_directory, shape_of_name, shape_of_size
-from horizonrl.ops.run.models import known_model
+from horizonrl.ops.terminal.console import plain_console
 
 Fleets = tuple[Fleet, Fleet | None]
 """The machines of the learner and of the actors, which share the learner's if they have none."""

@@ -14,11 +14,11 @@ from huggingface_hub import DatasetCardData, EvalResult, ModelCardData
 from pydantic import BaseModel
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.ops.observe.figures import percent
+from horizonrl.ops.models.models import POCKET, SMOLLM2, hub_id
 from horizonrl.ops.publish.rows import DatasetCounts
-from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import public_config
-from horizonrl.ops.run.models import POCKET, SMOLLM2, hub_id
+from horizonrl.ops.rundir.directory import public_config
+from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.terminal.figures import percent
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Of SMOLLM2 on the hub, under Apache-2.0."""

@@ -13,12 +13,12 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.scratch import filling
 from horizonrl.common.types import Kind
+from horizonrl.ops.models.models import known_model, model_identity
 from horizonrl.ops.publish.card import dataset_card
 from horizonrl.ops.publish.rows import DatasetCounts, EpisodeRow, TurnRow
-from horizonrl.ops.report.facts import Files, ends
-from horizonrl.ops.run.directory import read_config
-from horizonrl.ops.run.episodes import EpisodeFiles
-from horizonrl.ops.run.models import known_model, model_identity
+from horizonrl.ops.rundir.directory import read_config
+from horizonrl.ops.rundir.episodes import EpisodeFiles
+from horizonrl.ops.rundir.summary import Files, ends
 
 SHARD_BYTES = 250_000_000
 """Target size of a data file: small enough for a browser to download and for loaders to split."""

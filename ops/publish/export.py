@@ -7,15 +7,15 @@ from horizonrl.common.errors import CheckpointError
 from horizonrl.common.run_dir import BEST
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.checkpoint import CheckpointStore
-from horizonrl.ops.run.directory import read_config
-from horizonrl.ops.run.models import resolve_model
+from horizonrl.ops.models.models import resolve_model
+from horizonrl.ops.rundir.directory import read_config
 
 
 def export_run(run_dir: Path, out: Path, *, best: bool = False) -> int:
     """Write a run's newest checkpoint, or its best version, as a Hugging Face directory; return its step."""
-    from horizonrl.learner.engine.weights_file import export  # torch and huggingface_hub: seconds to import
+    from horizonrl.learner.engine.checkpoint.weights_file import export  # torch and huggingface_hub: seconds to import
     from horizonrl.ops.publish.card import model_card
-    from horizonrl.ops.report.facts import Files
+    from horizonrl.ops.rundir.summary import Files
 
     config = read_config(run_dir)
     weights, facts = _best_of(run_dir) if best else _newest_of(run_dir, config.learner.keep_checkpoints)

@@ -15,9 +15,9 @@ from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import CONFIG
 from horizonrl.common.statistics import mean, newcombe, paired_interval, wilson
 from horizonrl.ops.evaluation.journal import FILE, read_journal
-from horizonrl.ops.report.curves import overlaid
-from horizonrl.ops.report.facts import Files, state
-from horizonrl.ops.run.directory import in_training, public_config, read_config
+from horizonrl.ops.rundir.curves import overlaid
+from horizonrl.ops.rundir.directory import in_training, public_config, read_config
+from horizonrl.ops.rundir.summary import Files, state
 
 MOST = 7
 """Directories on one page: there are no more colours that a reader can tell apart."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.types import Kind
-from horizonrl.ops.report.facts import TicketEnd
 from horizonrl.ops.report.tokens import TokenTexts
-from horizonrl.ops.run.episodes import EpisodeFiles
+from horizonrl.ops.rundir.episodes import EpisodeFiles
+from horizonrl.ops.rundir.summary import TicketEnd
 
 Group = tuple[int, str, Sequence[Mapping[str, Any]]]
 """Step, ticket and records of a group."""

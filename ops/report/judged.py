@@ -10,7 +10,7 @@ from horizonrl.common.types import Kind
 from horizonrl.ops.evaluation.journal import Key, Line, read_journal
 from horizonrl.ops.evaluation.report import RESULTS, read_results, title
 from horizonrl.ops.report.episodes import Episodes, Group, pack
-from horizonrl.ops.report.facts import TicketEnd
+from horizonrl.ops.rundir.summary import TicketEnd
 
 
 def judged(directory: Path) -> tuple[dict[str, Any], Episodes]:

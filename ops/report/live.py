@@ -18,13 +18,13 @@ from aiohttp import web
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import TRAIN_LOCK
+from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import is_evaluation
 from horizonrl.ops.report.episodes import Episodes
-from horizonrl.ops.report.facts import JOURNAL, Files, facts
 from horizonrl.ops.report.page import Shown, assemble, episode_notices, inert_json, packed_index, run_episodes
-from horizonrl.ops.run.directory import in_training, read_config
-from horizonrl.ops.run.lines import GrowingLines
-from horizonrl.ops.run.models import known_model
+from horizonrl.ops.rundir.directory import in_training, read_config
+from horizonrl.ops.rundir.lines import GrowingLines
+from horizonrl.ops.rundir.summary import JOURNAL, Files, facts
 
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")

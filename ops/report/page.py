@@ -18,13 +18,13 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.run_dir import REPORT
+from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
 from horizonrl.ops.report.episodes import Episodes, collect, packed
-from horizonrl.ops.report.facts import Files, ends, facts
 from horizonrl.ops.report.judged import judged
 from horizonrl.ops.report.tokens import TokenTexts
-from horizonrl.ops.run.directory import read_config
-from horizonrl.ops.run.models import known_model
+from horizonrl.ops.rundir.directory import read_config
+from horizonrl.ops.rundir.summary import Files, ends, facts
 
 SCRIPTS = (
     "elements.js", "store.js", "charts.js", "overview.js", "compared.js", "list.js", "reader.js", "app.js", "live.js",

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.policy import ChangedWords, Generation
 from horizonrl.common.types import PolicyVersion, VersionSpan
 from horizonrl.envs.api import Observation, Step, TaskSpec
-from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.models.tiny_model import make_tokenizer
 
 
 def make_chat() -> ChatTemplate:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horizonrl.actors.chat import CALL, ChatTemplate
-from horizonrl.actors.messages import ChatMessage, ToolCall, Tools
-from horizonrl.actors.tool_calls import CallSyntax
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall, Tools
+from horizonrl.actors.chat.template import CALL, ChatTemplate
+from horizonrl.actors.chat.tool_calls import CallSyntax
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.models.tiny_model import make_tokenizer
 from tests.templates import (
     HERMES,
     MARKED_ADDED,

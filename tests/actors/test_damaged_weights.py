@@ -11,7 +11,7 @@ import pytest
 
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import ChangedWords
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Role, Stream, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
@@ -22,8 +22,8 @@ from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner import weights as learner_weights
-from horizonrl.learner.weights import REPAIR_S
+from horizonrl.learner.loop import weights as learner_weights
+from horizonrl.learner.loop.weights import REPAIR_S
 from tests.weights import RandomLearner
 
 PATIENCE_S = 120.0

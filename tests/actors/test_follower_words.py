@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import ChangedWords
-from horizonrl.actors.weights import WeightsFollower
-from horizonrl.actors.words import POSITIONS
+from horizonrl.actors.weights.follower import WeightsFollower
+from horizonrl.actors.weights.words import POSITIONS
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights.layout import read_layout
 from horizonrl.common.types import PolicyVersion

@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from horizonrl.actors.loop import ActorLoop, ActorSettings
-from horizonrl.actors.rollout import Rollout
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.rollout.rollout import Rollout
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Key, Stored, Transport
 from horizonrl.broker.codec import encode
 from horizonrl.broker.groups import Entry, GroupLog
@@ -219,7 +219,7 @@ def test_an_environment_that_does_not_close_holds_nobody_up(tmp_path: Path, monk
         loop.stopping.set()
         await running
 
-    monkeypatch.setattr("horizonrl.actors.rollout.CLOSE_S", 0.01)
+    monkeypatch.setattr("horizonrl.actors.rollout.rollout.CLOSE_S", 0.01)
     asyncio.run(scenario())
 
 

@@ -20,13 +20,13 @@ from horizonrl.common.service import Service
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.ops.bench.tiny_model import VOCABULARY
 from horizonrl.ops.evaluation.subjects import SubjectRequest, subject_of
+from horizonrl.ops.models.tiny_model import VOCABULARY
 
 PLAY = """
 import asyncio, json, sys
 from pathlib import Path
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.registry import start_policy
 from horizonrl.common.config.schema import RunConfig
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.config.schema import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError
-from horizonrl.learner.engine import weights_file
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
+from horizonrl.learner.engine.checkpoint import weights_file
 from horizonrl.learner.engine.registry import BACKENDS, make_engine
-from horizonrl.learner.intake.batch import Batch
 from tests.learner.engines import DEEPSPEED
 from tests.learner.traces import demonstrations, make_batch
 
@@ -106,7 +106,7 @@ def test_a_version_is_written_as_it_was_while_the_next_batch_trains(
         released.wait(5.0)
         return write(tensors, path)
 
-    monkeypatch.setattr("horizonrl.learner.engine.lora.write_weights_file", write_slowly)
+    monkeypatch.setattr("horizonrl.learner.engine.model.lora.write_weights_file", write_slowly)
     engine.train_step(make_batch(0), 1e-3)
     writing = engine.begin_write_weights(tmp_path / "first")
     Timer(0.3, released.set).start()

@@ -19,7 +19,7 @@ import pytest
 from horizonrl.common.errors import MissingDependency
 from horizonrl.envs import registry
 from horizonrl.envs.check import TRIALS, CheckReport, check
-from horizonrl.envs.miniwob.pages import BROWSERS
+from horizonrl.envs.worlds.miniwob.pages import BROWSERS
 from tests.envs.hubs.guess import GUESS
 from tests.envs.serving.servers import server_of
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from horizonrl.learner.engine.model import TokenScorer
-from horizonrl.learner.engine.packing import pack
-from horizonrl.learner.intake.batch import Batch
-from horizonrl.learner.memory import checkpoint_layers
+from horizonrl.learner.algorithm.batch import Batch
+from horizonrl.learner.engine.memory import checkpoint_layers
+from horizonrl.learner.engine.model.model import TokenScorer
+from horizonrl.learner.engine.model.packing import pack
 from tests.learner.traces import make_groups
 
 SMALL: dict[str, Any] = {

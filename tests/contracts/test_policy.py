@@ -14,7 +14,7 @@ from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 from horizonrl.actors.policy import Generation
 from horizonrl.common.errors import EngineDead, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
-from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.models.tiny_model import make_tokenizer
 from tests.completions import Completions, serving
 from tests.engine import Played
 

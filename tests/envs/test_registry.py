@@ -8,7 +8,7 @@ import pytest
 
 from horizonrl.common.errors import ConfigError, MissingDependency
 from horizonrl.envs import registry
-from horizonrl.envs.textcraft.env import TextCraft
+from horizonrl.envs.worlds.textcraft.env import TextCraft
 
 Install = Callable[..., None]
 WORLDS = Path(__file__).with_name("worlds.py").read_text()
@@ -28,7 +28,7 @@ def modules_after(code: str) -> set[str]:
 
 def test_listing_the_names_imports_no_environment() -> None:
     modules = modules_after("from horizonrl.envs import registry; assert 'textcraft' in registry.names()")
-    assert not {name for name in modules if name.startswith("horizonrl.envs.textcraft")}
+    assert not {name for name in modules if name.startswith("horizonrl.envs.worlds.textcraft")}
     assert not modules & {"torch", "vllm", "deepspeed", "transformers", "numpy", "nats", "textcraft"}
 
 
@@ -79,7 +79,7 @@ def test_an_id_that_two_packages_install_is_refused_with_both(install: Install) 
     install("textcraft", WORLDS)
     with pytest.raises(ConfigError, match=r"'textcraft' is installed twice, as .*: rename or uninstall one") as raised:
         registry.load("textcraft")
-    assert "horizonrl.envs.textcraft.env:TextCraft (package horizonrl)" in str(raised.value)
+    assert "horizonrl.envs.worlds.textcraft.env:TextCraft (package horizonrl)" in str(raised.value)
     assert re.search(r"(installed_\d+):World \(package \1\)", str(raised.value))
     assert registry.tasks("parity")
 

@@ -6,7 +6,7 @@ import pytest
 
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, NamesState, expert_of
-from horizonrl.envs.babyai.world import GridWorld
+from horizonrl.envs.worlds.babyai.world import GridWorld
 
 
 async def states_of(env_id: str, task_id: str, replies: list[str]) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
@@ -22,7 +22,7 @@ from horizonrl.envs.check import check
 from horizonrl.envs.transcripts import Transcript, load_transcripts, to_record
 from horizonrl.ops.cli.main import main
 from tests.actors.players import SayingPolicy, make_chat
-from tests.actors.test_native import JsonCalls
+from tests.actors.rollout.test_replies import JsonCalls
 from tests.templates import tool_tokenizer
 
 SPOKEN = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)

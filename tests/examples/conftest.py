@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.broker.nats.cluster import free_ports
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.examples.readme import EXAMPLES, Example, environment, with_small_model
 
 

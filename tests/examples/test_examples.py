@@ -107,7 +107,7 @@ def test_only_programs_that_stay_have_a_terminal(readme: Path) -> None:
 
 SUMS = '''
 import random, re
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
 
 async def start(settings):

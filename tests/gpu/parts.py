@@ -35,13 +35,13 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from horizonrl.broker.weights.changes import apply_changes, encode_changes, read_layout, warm_up
 from horizonrl.broker.weights.frames import digest_file
-from horizonrl.learner import memory
+from horizonrl.learner.algorithm.batch import Batch, Trace
+from horizonrl.learner.engine import memory
 from horizonrl.learner.engine.api import EngineSettings, RankEngine
-from horizonrl.learner.engine.attention import PackedSegments, attend
-from horizonrl.learner.engine.model import TokenScorer
-from horizonrl.learner.engine.packing import Segment
+from horizonrl.learner.engine.model.attention import PackedSegments, attend
+from horizonrl.learner.engine.model.model import TokenScorer
+from horizonrl.learner.engine.model.packing import Segment
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.intake.batch import Batch, Trace
 from horizonrl.ops.plan.hardware import ACCELERATORS
 from horizonrl.ops.plan.shapes import ModelShape, shape_of_size
 
@@ -401,7 +401,7 @@ def lengths(run: Run) -> None:
 
 def step(run: Run) -> None:
     """Time a step of the backend `torch`, by what the layers keep, tokens and segments; and where the GPU waits."""
-    # The tiny model's layers are below the limit from which `learner/memory.py` works.
+    # The tiny model's layers are below the limit from which `learner/engine/memory.py` works.
     memory.WORTH_RECOMPUTING_BYTES = run.pick(memory.WORTH_RECOMPUTING_BYTES, 0)
     batches = run.pick(((2048, 2), (2048, 32), (8192, 32), (16384, 2), (16384, 32)), ((256, 2), (256, 8)))
     for size in run.pick(("1.5B", "0.5B"), ("0.5B",)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import numpy as np
 from tests.namespaces import HERE, Machine
 
 if TYPE_CHECKING:
-    from horizonrl.learner.intake.batch import Batch
+    from horizonrl.learner.algorithm.batch import Batch
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
@@ -96,8 +96,8 @@ class Deserter:
 
 def main(mode: str, model_dir: Path, directory: Path) -> dict[str, Any]:
     from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
-    from horizonrl.learner.engine import head
     from horizonrl.learner.engine.api import EngineSettings
+    from horizonrl.learner.engine.model import head
     from horizonrl.learner.engine.ranks import Leader, follow
     from horizonrl.learner.engine.registry import make_engine
 
@@ -134,7 +134,7 @@ def uneven_stages(model_dir: Path, directory: Path) -> dict[str, Any]:
 
 def uneven_batches() -> "list[Batch]":
     """Return a batch that gives two ranks as many tokens but not as many trained ones, and one for one rank alone."""
-    from horizonrl.learner.intake.batch import Batch
+    from horizonrl.learner.algorithm.batch import Batch
     from tests.learner.traces import make_trace
 
     rng = np.random.default_rng(0)

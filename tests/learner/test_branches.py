@@ -12,9 +12,9 @@ from horizonrl.broker.memory import MemoryTransport
 from horizonrl.common.types import Group, Kind, PolicyVersion, StopReason, Ticket
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
 from tests.learner import world as world_module
 from tests.learner.branching import branching_episode
 from tests.learner.world import InlineExecutor, World

@@ -24,9 +24,9 @@ from horizonrl.broker.signing import TicketSigner
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.types import Group, Kind, PolicyVersion, Ticket, Turn, Void
 from horizonrl.learner.engine.api import Engine
-from horizonrl.learner.engine_thread import EngineThread
-from horizonrl.learner.loop import LearnerLoop
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.learner.engine.thread import EngineThread
+from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import IDENTITY, RULES, HashEngine, InlineExecutor, World, played
 from tests.records import make_ticket
 

@@ -14,10 +14,10 @@ from horizonrl.common.errors import CheckpointMismatch, LogGap, RunFailed
 from horizonrl.common.state import Progress
 from horizonrl.common.types import Kind
 from horizonrl.learner.controller.audit import Audit
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
 from tests.brokers import Broker, broker
 from tests.learner.world import EVALUATING, HashEngine, InlineExecutor, MortalTransport, World
 from tests.records import make_group

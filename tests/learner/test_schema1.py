@@ -14,11 +14,11 @@ import pytest
 
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.common.types import Kind
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.evaluation import Rounds
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
 from tests.learner.world import EVAL_TASKS, EVALUATING, HashEngine, InlineExecutor, World
 
 RECORDED = Path(__file__).with_name("schema1")

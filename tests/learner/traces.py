@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from horizonrl.learner.intake.batch import Batch, Trace
+from horizonrl.learner.algorithm.batch import Batch, Trace
 
 
 def make_trace(rng: np.random.Generator, tokens: int, version: int = 0, group: int = 0) -> Trace:

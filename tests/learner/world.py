@@ -27,12 +27,12 @@ from horizonrl.common.types import Group, Kind, PolicyVersion, Provenance, StopR
 from horizonrl.learner.controller.curriculum import EvalTask, TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.backends.hash import HashEngine
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop import LearnerLoop
+from horizonrl.learner.loop.loop import LearnerLoop
 from horizonrl.learner.records.best import Best
 from horizonrl.learner.records.replay import Replay
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
 from tests.records import make_episode, make_turn
 
 T = TypeVar("T")

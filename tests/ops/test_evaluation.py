@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from horizonrl.actors.engines.scripted import ScriptedPolicy, text_script
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, EngineDead, RunFailed
 from horizonrl.common.statistics import pass_at_k, wilson
@@ -27,7 +27,7 @@ from horizonrl.ops.evaluation.plan import ALL, TABLE, Choice, make_plan
 from horizonrl.ops.evaluation.report import blocks_of, cells, header
 from horizonrl.ops.evaluation.run import BROKEN_LIMIT, STOPPED, carry_out, play_missing, settings_of
 from horizonrl.ops.evaluation.subjects import MakeRollout, OptionsById, Subject, SubjectRequest, subject_of
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
 from tests.actors.players import make_chat
 from tests.completions import Completions, refusal, serving
 from tests.engine import Played

@@ -25,7 +25,7 @@ from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.run.directory import to_toml
+from horizonrl.ops.rundir.directory import to_toml
 
 SECRET = "hunter2-and-more"
 PROGRAM = [sys.executable, "-m", "horizonrl.ops.cli.main"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.namespaces import HERE, Machine
 
 PLUGIN = Path(__file__).parent / "plugin"

@@ -25,11 +25,11 @@ from horizonrl.common.config.schema import BrokerSection, RunConfig
 from horizonrl.common.types import Group, Kind, Void
 from horizonrl.learner.controller.curriculum import TaskSource, eval_tasks
 from horizonrl.learner.controller.loop import Controller
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop import LearnerLoop
-from horizonrl.ops.run.lines import read_lines
-from horizonrl.ops.run.models import model_identity
+from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.ops.models.models import model_identity
+from horizonrl.ops.rundir.lines import read_lines
 from tests.broker.secured import RUN, secured
 from tests.learner.world import HashEngine, InlineExecutor
 

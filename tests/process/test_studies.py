@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.run_dir import EVALS
-from horizonrl.ops.bench.learning.run import StudyRequest, run
-from horizonrl.ops.bench.learning.study import SMALL, STUDIES, read_study
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.studies.run import StudyRequest, run
+from horizonrl.ops.studies.study import SMALL, STUDIES, read_study
 
 pytestmark = pytest.mark.process
 NAMES = sorted(file.stem for file in STUDIES.glob("*.toml"))

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.run.logfiles import LOG_BYTES
+from horizonrl.ops.rundir.logfiles import LOG_BYTES
 from tests.process.conftest import Workplace
 from tests.processes import command_line
 

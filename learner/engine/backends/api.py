@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
+from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer
 
 
 class Backend(Protocol):

@@ -22,8 +22,8 @@ from horizonrl.common.errors import MissingDependency
 from horizonrl.common.imports import uncollected
 from horizonrl.learner.engine.adamw import PausingAdamW
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
-from horizonrl.learner.engine.partitions import MASTER, Partitions
+from horizonrl.learner.engine.checkpoint.partitions import MASTER, Partitions
+from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.step import PolicyGradientEngine, build_scorer, prepare_process
 
 

@@ -14,8 +14,8 @@ import xxhash
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
+from horizonrl.learner.algorithm.batch import Batch, Trace
 from horizonrl.learner.engine.api import EngineSettings, StepStats
-from horizonrl.learner.intake.batch import Batch, Trace
 
 HASH_FILE = "hash"
 COMPUTE_S = 1e-3

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from horizonrl.learner.engine.adamw import PausingAdamW
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.model import ScorerOutput, TokenScorer
-from horizonrl.learner.engine.partitions import MASTER, MOMENTS
+from horizonrl.learner.engine.checkpoint.partitions import MASTER, MOMENTS
+from horizonrl.learner.engine.model.model import ScorerOutput, TokenScorer
 from horizonrl.learner.engine.step import PolicyGradientEngine, build_scorer, prepare_process
 
 NORM_EPSILON = 1e-6

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from horizonrl.common.errors import HorizonError
 from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
-from horizonrl.envs.sql.problems import Problem, make_problem
+from horizonrl.envs.worlds.sql.problems import Problem, make_problem
 from horizonrl.ops.bench.agentgym.comparison import GameComparison
 
 

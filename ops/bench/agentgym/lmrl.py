@@ -13,7 +13,7 @@ from types import ModuleType
 
 from horizonrl.envs import registry
 from horizonrl.envs.api import expert_of
-from horizonrl.envs.games.maze import LMRL_GOAL, LMRL_STARTS
+from horizonrl.envs.worlds.games.maze import LMRL_GOAL, LMRL_STARTS
 
 SEEDS = 980
 WALKS = 20

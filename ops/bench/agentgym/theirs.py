@@ -20,7 +20,7 @@ from horizonrl.common.errors import EnvironmentFailure, RunFailed
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of, task_named
 from horizonrl.envs.api import Expert, expert_of
-from horizonrl.envs.textcraft.tasks import load_book
+from horizonrl.envs.worlds.textcraft.tasks import load_book
 from horizonrl.ops.bench.agentgym.bird import play_all, write_bird
 from horizonrl.ops.bench.agentgym.comparison import GameComparison
 from horizonrl.ops.bench.agentgym.games import answer, door, make, reply_of

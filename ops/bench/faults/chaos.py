@@ -28,9 +28,9 @@ from horizonrl.ops.bench.faults.plan import make_plan
 from horizonrl.ops.bench.faults.storm import Storm
 from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
 from horizonrl.ops.bench.faults.witness import Witness
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.lines import read_lines
-from horizonrl.ops.run.logfiles import last_lines
+from horizonrl.ops.rundir.lines import read_lines
+from horizonrl.ops.rundir.logfiles import last_lines
+from horizonrl.ops.terminal.console import plain_console
 
 LAST_STEPS = 10
 """RL steps at the end of the run, without disturbance."""

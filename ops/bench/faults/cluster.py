@@ -24,7 +24,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs
 from horizonrl.ops.bench.faults.servers import Servers, serving
-from horizonrl.ops.run.logfiles import last_lines
+from horizonrl.ops.rundir.logfiles import last_lines
 
 RECIPE = """\
 [run]
@@ -279,7 +279,7 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
 
 async def make_model(directory: Path) -> None:
     """Make the tiny model in a child process, so that this process does not import torch."""
-    command = [sys.executable, "-m", "horizonrl.ops.bench.tiny_model", str(directory / "model")]
+    command = [sys.executable, "-m", "horizonrl.ops.models.tiny_model", str(directory / "model")]
     with (directory / "logs" / "model.log").open("wb") as sink:
         maker = await asyncio.create_subprocess_exec(
             *command,

@@ -54,7 +54,7 @@ from horizonrl.common.types import (
 )
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 OUTCOMES = ("decoded", *(kind.__name__ for kind in (MalformedRecord, UnknownSchema, RecordTooLarge)), "other")
 SAMPLE_EVERY = 100

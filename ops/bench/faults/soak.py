@@ -26,7 +26,7 @@ from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
 from horizonrl.common.state import Progress
 from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 SAMPLE_S = 10.0
 START_S = 180.0

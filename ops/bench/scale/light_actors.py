@@ -14,11 +14,11 @@ from pathlib import Path
 
 import uvloop
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.loop import ActorLoop, ActorSettings
-from horizonrl.actors.rollout import Rollout
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.rollout.rollout import Rollout
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import RunConfig

@@ -40,13 +40,13 @@ from horizonrl.common.types import (
 from horizonrl.learner.controller.curriculum import TaskSource
 from horizonrl.learner.controller.loop import Controller
 from horizonrl.learner.engine.backends.hash import HashEngine
-from horizonrl.learner.engine_thread import EngineThread
+from horizonrl.learner.engine.thread import EngineThread
 from horizonrl.learner.intake.collector import Rules
-from horizonrl.learner.loop import LearnerLoop
+from horizonrl.learner.loop.loop import LearnerLoop
+from horizonrl.learner.loop.recovery import comparable, run_identity
+from horizonrl.learner.loop.state import Commit, LearnerState
 from horizonrl.learner.records.checkpoint import CheckpointStore
 from horizonrl.learner.records.report import ledger_line
-from horizonrl.learner.recovery import comparable, run_identity
-from horizonrl.learner.state import Commit, LearnerState
 
 GROUPS_PER_STEP = 1_000
 OUTSTANDING = 10_000

@@ -16,8 +16,8 @@ from rich.table import Table
 from horizonrl.ops.bench.faults.cluster import make_model
 from horizonrl.ops.bench.scale.long_run import OUTSTANDING, bookkeeping_s, restart
 from horizonrl.ops.bench.scale.rows import ScaleRow, forecast_s, measure
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.waiting import waiting
 
 ROWS = (1, 10, 100, 1_000, 5_000)
 SMALL_ROWS = (1, 20)

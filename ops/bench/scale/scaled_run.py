@@ -22,7 +22,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.state import Progress
 from horizonrl.ops.bench.scale.light_actors import READY
-from horizonrl.ops.run.logfiles import last_lines
+from horizonrl.ops.rundir.logfiles import last_lines
 
 RECIPE = """\
 [run]

@@ -22,7 +22,7 @@ from horizonrl.broker.nats.cluster import EmbeddedCluster
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 SIZES = {"ticket": 300, "group": 40_000, "frame chunk": 2 << 20}
 """Sizes of the published messages in bytes: a ticket, a group of 8 short episodes, a chunk of weights."""

@@ -31,8 +31,8 @@ from horizonrl.envs.api import Environment, expert_of
 from horizonrl.envs.bounds import readable
 from horizonrl.envs.odd_texts import odd_texts
 from horizonrl.envs.subject import BABBLED
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.waiting import waiting
 
 CLIENTS = (1, 32)
 WORKERS = 2

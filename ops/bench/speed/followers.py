@@ -1,7 +1,7 @@
 """What a server sends per version to many followers: with key frames, with changes, and with hosts that share an image.
 
-The followers are the actors' own (`actors/shadow.py`), without an engine, many in this process. The bytes are counted
-by the server.
+The followers are the actors' own (`actors/weights/host_copy.py`), without an engine, many in this process. The
+bytes are counted by the server.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from horizonrl.actors.shadow import Shadow
+from horizonrl.actors.weights.host_copy import Shadow
 from horizonrl.broker.api import Key, Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -27,8 +27,8 @@ from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.fence import Fence
-from horizonrl.learner.weights import WeightsPublisher
+from horizonrl.learner.loop.fence import Fence
+from horizonrl.learner.loop.weights import WeightsPublisher
 
 VERSIONS = 3
 CHANGED = 0.0375

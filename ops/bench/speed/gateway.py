@@ -20,21 +20,21 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.registry import factory
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.envs.api import Environment, Program
 from horizonrl.ops.bench.speed import talker
 from horizonrl.ops.bench.speed.talker import CALLS, GO, READY, TALKERS, Talk
-from horizonrl.ops.bench.tiny_model import make_tokenizer
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.models import resolve_model
+from horizonrl.ops.models.models import resolve_model
+from horizonrl.ops.models.tiny_model import make_tokenizer
+from horizonrl.ops.terminal.console import plain_console
 
 ROUNDS = 4
 CONTEXT_TOKENS, TURN_TOKENS = 1024, 32

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from horizonrl.common.errors import MissingDependency
-from horizonrl.learner.intake.batch import Batch, Trace
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.learner.algorithm.batch import Batch, Trace
+from horizonrl.ops.models.tiny_model import make_tiny_model
 
 MICRO_BATCH_TOKENS = 4096
 GROUP_SIZE = 8
@@ -56,7 +56,7 @@ def rows(small: bool = False) -> list[dict[str, Any]]:
 def _model(directory: Path, small: bool) -> Path:
     if small:
         return make_tiny_model(directory / "model")
-    from horizonrl.ops.run.models import resolve_model
+    from horizonrl.ops.models.models import resolve_model
 
     return resolve_model("smollm2-135m-instruct")
 

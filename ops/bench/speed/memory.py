@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.ops.bench.speed.learner import PROMPT_TOKENS, RATE, make_batch
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 
 TURN_TOKENS, READ_TOKENS = 96, 32
 """What a turn generates, and what the episode reads after it."""
@@ -102,6 +102,6 @@ def _row(what: str, found: Resident) -> dict[str, Any]:
 def _model_dir(model: str | None, directory: Path) -> Path:
     if model is None:
         return make_tiny_model(directory / "model")
-    from horizonrl.ops.run.models import resolve_model
+    from horizonrl.ops.models.models import resolve_model
 
     return resolve_model(model)

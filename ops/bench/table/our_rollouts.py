@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.registry import factory
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.types import Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
 

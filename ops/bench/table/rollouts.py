@@ -21,8 +21,8 @@ MODEL = "smollm2-135m-instruct"
 
 def rows(request: Request) -> list[Row]:
     """Measure tokens per second by the number of episodes that are played at once."""
-    from horizonrl.ops.bench.tiny_model import make_tiny_model
-    from horizonrl.ops.run.models import resolve_model
+    from horizonrl.ops.models.models import resolve_model
+    from horizonrl.ops.models.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as directory:
         model_dir = make_tiny_model(Path(directory)) if request.small else resolve_model(MODEL)

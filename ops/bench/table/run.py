@@ -15,8 +15,8 @@ from rich.table import Table
 from horizonrl.common.errors import ConfigError, HorizonError, did_you_mean
 from horizonrl.ops.bench.origin import processor
 from horizonrl.ops.bench.table.rows import Request, Row
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.cli.waiting import waiting
+from horizonrl.ops.terminal.console import plain_console
+from horizonrl.ops.terminal.waiting import waiting
 
 Measure = Callable[[Request], list[Row]]
 """Measures rows. Raises MissingDependency without the peer."""

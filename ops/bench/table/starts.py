@@ -67,8 +67,8 @@ POLL_S = 0.02
 
 def rows(request: Request) -> list[Row]:
     """Measure the starts in `request.rounds` rounds."""
-    from horizonrl.ops.bench.tiny_model import make_tiny_model
-    from horizonrl.ops.run.models import resolve_model
+    from horizonrl.ops.models.models import resolve_model
+    from horizonrl.ops.models.tiny_model import make_tiny_model
 
     with tempfile.TemporaryDirectory(prefix="horizonrl-bench-") as name:
         directory = Path(name)
@@ -125,7 +125,7 @@ async def _round(config: RunConfig, recipe: Path, model_dir: Path, directory: Pa
 
 async def _prepare(transport: Transport, config: RunConfig, model_dir: Path) -> None:
     """Set what an actor waits for, issue one ticket, and publish the group that the learner will train."""
-    from horizonrl.ops.run.models import model_identity
+    from horizonrl.ops.models.models import model_identity
 
     await StateStore(transport).put(Key.RUN, config.settings)
     await StateStore(transport).put(Key.PROGRESS, Progress())

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 from rich.table import Table
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 
 COLOURS = {
     "start": "#9aa5b1",

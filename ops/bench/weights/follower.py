@@ -13,7 +13,7 @@ from pathlib import Path
 from horizonrl.actors.engines.registry import factory
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import ChangedWords, InferenceSettings, Policy
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.broker.weights.frames import digest_file

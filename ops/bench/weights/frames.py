@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.learner.algorithm.batch import Batch, Trace
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.intake.batch import Batch, Trace
 
 RATES = (1e-6, 1e-5, 4e-5)
 WARM_UP_STEPS = 14

@@ -18,8 +18,8 @@ from horizonrl.broker.weights.changes import read_layout, warm_up
 from horizonrl.common.errors import MissingDependency, WeightsRejected
 from horizonrl.ops.bench.weights.frames import made_frames
 from horizonrl.ops.bench.weights.peers import PEERS, Words
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.models import DEFAULT_CACHE, SMOLLM2, resolve_model
+from horizonrl.ops.models.models import DEFAULT_CACHE, SMOLLM2, resolve_model
+from horizonrl.ops.terminal.console import plain_console
 
 ROUNDS = 5
 FRAMES = DEFAULT_CACHE.parent / "bench-weights"
@@ -51,7 +51,7 @@ def _pairs(frames: Sequence[Path] | None, directory: Path | None, scratch: Path 
     if frames is not None:
         return [(None, frames[0], frames[1])]
     if scratch is not None:
-        from horizonrl.ops.bench.tiny_model import make_tiny_model
+        from horizonrl.ops.models.tiny_model import make_tiny_model
 
         return made_frames(make_tiny_model(scratch / "model"), directory or scratch)
     return made_frames(resolve_model(SMOLLM2), (directory or FRAMES).expanduser(), threads=2)

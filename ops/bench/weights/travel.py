@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from horizonrl.actors.shadow import MARKER, PATCHED
+from horizonrl.actors.weights.host_copy import MARKER, PATCHED
 from horizonrl.broker.api import Role, Transport
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
@@ -36,13 +36,13 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.scratch import scratch, shared_scratch
 from horizonrl.common.types import PolicyVersion
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import Engine, EngineSettings
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.fence import Fence
-from horizonrl.learner.intake.batch import Batch
-from horizonrl.learner.weights import WeightsPublisher
+from horizonrl.learner.loop.fence import Fence
+from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.ops.bench.weights.frames import sampled_batches
-from horizonrl.ops.run.models import SMOLLM2, resolve_model
+from horizonrl.ops.models.models import SMOLLM2, resolve_model
 
 RUN = "travel"
 VERSIONS = 26
@@ -175,7 +175,7 @@ def run(json_file: Path | None, small: bool) -> int:
     """Let versions travel and print what arrived; return 1 unless every digest is the learner's."""
     with scratch(SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder, tempfile.TemporaryDirectory() as files:
         if small:
-            from horizonrl.ops.bench.tiny_model import make_tiny_model
+            from horizonrl.ops.models.tiny_model import make_tiny_model
 
             model_dir = make_tiny_model(Path(files) / "model")
         else:

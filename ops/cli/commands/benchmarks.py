@@ -267,13 +267,13 @@ def _timeline(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 
 def _sampling(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.learning import sampling
+    from horizonrl.ops.studies import sampling
 
     return sampling.run(arguments.run_dirs, arguments.json_file)
 
 
 def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.learning.run import StudyRequest, run
+    from horizonrl.ops.studies.run import StudyRequest, run
 
     request = StudyRequest(
         study=arguments.study,

@@ -51,10 +51,10 @@ def _require_push(arguments: argparse.Namespace) -> None:
 
 
 def _export(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.cli.terminal import plain_console
-    from horizonrl.ops.cli.waiting import waiting
     from horizonrl.ops.publish.export import export_run
     from horizonrl.ops.publish.hub import push
+    from horizonrl.ops.terminal.console import plain_console
+    from horizonrl.ops.terminal.waiting import waiting
 
     _require_push(arguments)
     with waiting(plain_console(stderr=True), f"exporting {arguments.run_dir}"):

@@ -84,7 +84,7 @@ def _recipes(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
 def _config(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(arguments.recipes, overrides)
-    from horizonrl.ops.run.directory import to_toml
+    from horizonrl.ops.rundir.directory import to_toml
 
     print(to_toml(config), end="")
     return 0

@@ -39,13 +39,13 @@ def _train(arguments: argparse.Namespace, overrides: list[str]) -> int:
 
     # Before anything is made: a missing engine would otherwise end a part, and show in its log only.
     require_engines(config)
-    from horizonrl.ops.run.local import train
+    from horizonrl.ops.launch.local import train
 
     return train(config, resume_command=shlex.join(["horizonrl", *sys.argv[1:]]))
 
 
 def _role(arguments: argparse.Namespace, overrides: list[str]) -> int:
     config = load_config(arguments.recipes, overrides)
-    from horizonrl.ops.run.roles import run
+    from horizonrl.ops.launch.roles import run
 
     return run(arguments.command, config, getattr(arguments, "cluster", 1))

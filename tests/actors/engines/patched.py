@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from horizonrl.actors.weights import path_of
-from horizonrl.actors.words import POSITIONS, changed_words, compare
+from horizonrl.actors.weights.follower import path_of
+from horizonrl.actors.weights.words import POSITIONS, changed_words, compare
 from horizonrl.common.model_dir import tensor_shapes
 from tests.actors.engines.plain_worker import plain_worker
 

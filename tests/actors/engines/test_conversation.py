@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from horizonrl.actors.engines.client import ATTEMPTS, SEEDS, Endpoint, EndpointSettings
 from horizonrl.actors.engines.conversation import Conversation
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.errors import EngineDead, WeightsRejected
 from horizonrl.common.types import Episode, Kind, PolicyVersion, Sampling, StopReason, Task, Ticket
 from tests.actors.players import Breaking, Echo

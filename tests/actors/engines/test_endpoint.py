@@ -15,7 +15,7 @@ import pytest
 from horizonrl.actors.engines.endpoint import UNSHAPED, start
 from horizonrl.actors.engines.vllm_arguments import EXTENSION
 from horizonrl.actors.policy import Generation, InferenceSettings, Policy
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
 from tests.actors.players import Echo, make_chat

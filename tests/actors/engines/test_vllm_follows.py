@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from horizonrl.ops.bench.tiny_model import make_tiny_model
+from horizonrl.ops.models.tiny_model import make_tiny_model
 
 FOLLOWED = """
 import asyncio, json, sys
@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from horizonrl.actors.engines import vllm_arguments
 from horizonrl.actors.engines.vllm import VllmPolicy
 from horizonrl.actors.policy import ChangedWords, InferenceSettings
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.weights.layout import read_layout
 from horizonrl.common.errors import EngineDead, WeightsRejected

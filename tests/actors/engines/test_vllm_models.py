@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from horizonrl.common.model_dir import INDEX
-from horizonrl.learner.engine.lora import policy_weights
-from horizonrl.learner.engine.model import load_language_model
-from horizonrl.learner.engine.weights_file import write_weights_file
+from horizonrl.learner.engine.checkpoint.weights_file import write_weights_file
+from horizonrl.learner.engine.model.lora import policy_weights
+from horizonrl.learner.engine.model.model import load_language_model
 from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 
 pytestmark = pytest.mark.process

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.messages import ToolCall, Tools
-from horizonrl.actors.tool_calls import NoCalls, Parsed, ToolParser, parser_for
+from horizonrl.actors.chat.messages import ToolCall, Tools
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.chat.tool_calls import NoCalls, Parsed, ToolParser, parser_for
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.bench.tiny_model import make_tokenizer
+from horizonrl.ops.models.tiny_model import make_tokenizer
 from tests.templates import HERMES, THINKING, XML, marked_tokenizer, tool_tokenizer
 
 ROOT = Path(__file__).parents[3]

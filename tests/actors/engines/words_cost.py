@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from horizonrl.actors.weights import path_of
-from horizonrl.actors.words import changed_words, compare, read_note, write_note
+from horizonrl.actors.weights.follower import path_of
+from horizonrl.actors.weights.words import changed_words, compare, read_note, write_note
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.broker.weights.layout import read_layout
 from horizonrl.common.model_dir import weight_files
-from horizonrl.ops.run.models import SMOLLM2, resolve_model
+from horizonrl.ops.models.models import SMOLLM2, resolve_model
 from tests.actors.engines.plain_worker import plain_worker
 
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from openai import AsyncOpenAI
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.messages import ToolCall, Tools
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.chat.tool_calls import Parsed, divided
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session
-from horizonrl.actors.messages import ToolCall, Tools
 from horizonrl.actors.policy import Generation
-from horizonrl.actors.tool_calls import Parsed, divided
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs.api import Endpoint, Outcome, TaskSpec
 from tests.templates import tool_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry
 from tests.actors.gateway.served import CHAT, Remembering, assert_trained_is_sampled, gateway_of, ticket

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry
 from tests.actors.gateway.served import CHAT, Remembering, gateway_of, ticket
@@ -24,7 +24,7 @@ AGENT = ROOT / "tests" / "envs" / "program" / "agent.py"
 ACTOR = f"""
 import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.envs import registry
 from tests.actors.gateway.served import CHAT, Remembering, gateway_of, ticket
 

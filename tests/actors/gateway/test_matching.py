@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horizonrl.actors.chat.messages import ChatMessage, ToolCall
 from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest
 from horizonrl.actors.gateway.matching import MatchingGraph, TooManyBranches, canonical
 from horizonrl.actors.gateway.session import Call, Session
-from horizonrl.actors.messages import ChatMessage, ToolCall
 from horizonrl.actors.policy import Generation
 from horizonrl.common.types import MAX_BRANCHES, StopReason, VersionSpan
 from tests.actors.gateway.served import CHAT, TOOL, JsonCalls, Remembering, assert_trained_is_sampled, ticket

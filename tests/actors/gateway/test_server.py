@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, ConflictError, NotFoundError
 from structlog.testing import capture_logs
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.gateway import matching, server
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from horizonrl.actors.engines.scripted import ScriptedPolicy
-from horizonrl.actors.weights import WeightsFollower
+from horizonrl.actors.weights.follower import WeightsFollower
 from horizonrl.broker.api import Role
 from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer

@@ -7,7 +7,7 @@ import pytest
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
-from horizonrl.ops.run.directory import to_toml
+from horizonrl.ops.rundir.directory import to_toml
 
 VALUES = {
     "user": "me",

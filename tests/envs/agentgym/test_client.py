@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.common.errors import ConfigError, EnvironmentFailure, EnvironmentTimeout
 from horizonrl.common.types import Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs import registry

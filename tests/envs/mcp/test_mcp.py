@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from horizonrl.actors.chat import ChatTemplate
-from horizonrl.actors.rollout import Rollout
+from horizonrl.actors.chat.template import ChatTemplate
+from horizonrl.actors.rollout.rollout import Rollout
 from horizonrl.broker.nats.cluster import free_ports
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
 from horizonrl.common.types import Kind, Sampling, StopReason, Task, Ticket
@@ -25,7 +25,7 @@ from horizonrl.envs.check import check
 from horizonrl.envs.mcp.env import McpTools, arguments_of
 from horizonrl.envs.mcp.session import Server, Session
 from tests.actors.players import SayingPolicy
-from tests.actors.test_native import JsonCalls
+from tests.actors.rollout.test_replies import JsonCalls
 from tests.templates import tool_tokenizer
 
 pytestmark = pytest.mark.process

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.actors.gateway import calls, session
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry

@@ -51,7 +51,7 @@ CLIENTS = {
 }
 
 WITHOUT_JAVA = [env_id for env_id in COUNTERPARTS if env_id != "sciworld"]
-"""SciWorld's episodes in AgentGym's style are those of tests/envs/sciworld."""
+"""SciWorld's episodes in AgentGym's style are those of tests/envs/worlds/sciworld."""
 
 
 def solved_game(env_id: str) -> Game:

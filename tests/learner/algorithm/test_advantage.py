@@ -25,7 +25,7 @@ from horizonrl.learner.algorithm.advantage import (
     rloo,
     vtrace,
 )
-from horizonrl.learner.intake.batch import Trace
+from horizonrl.learner.algorithm.batch import Trace
 
 DPO = ["--advantage.kind=dpo", "--loss.kind=reinforce", "--correction.kind=none"]
 NOT_DPO = [

@@ -15,8 +15,8 @@ from numpy.testing import assert_allclose
 from horizonrl.common.config.objective import AdvantageSection, LossSection, Objective, ReferenceSection
 from horizonrl.common.types import Episode, Group
 from horizonrl.learner.algorithm.advantage import Scores, estimates, has_signal
-from horizonrl.learner.algorithm.objective import build_updates, token_scales
-from horizonrl.learner.intake.batch import Batch, Trace, traces_of
+from horizonrl.learner.algorithm.batch import Batch, Trace, traces_of
+from horizonrl.learner.engine.objective import build_updates, token_scales
 from tests.learner.branching import branching_group, fan_out, straightened
 from tests.learner.traces import make_batch
 

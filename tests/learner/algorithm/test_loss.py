@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from horizonrl.common.config.objective import LossSection, Objective
 from horizonrl.learner.algorithm.loss import KL_ESTIMATORS, LossInputs, imitation_loss, ppo_clipped, ppo_loss
-from horizonrl.learner.algorithm.objective import LossStats, loss_stats, token_loss
-from horizonrl.learner.engine.model import ScorerOutput
+from horizonrl.learner.engine.model.model import ScorerOutput
+from horizonrl.learner.engine.objective import LossStats, loss_stats, token_loss
 from tests.learner.knowns import known
 
 

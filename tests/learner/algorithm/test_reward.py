@@ -12,9 +12,9 @@ from horizonrl.common.config.objective import AdvantageSection, RewardSection
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Group, Kind, Phase, Task
+from horizonrl.learner.algorithm.batch import Batch, traces_of
 from horizonrl.learner.algorithm.reward import batch_rewards, overlong, shaped
 from horizonrl.learner.intake.accounts import TicketAccounts
-from horizonrl.learner.intake.batch import Batch, traces_of
 from horizonrl.learner.intake.collector import Collector, LearnerPosition, Rules
 from tests.records import make_episode, make_group, make_ticket, make_turn
 

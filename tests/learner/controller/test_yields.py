@@ -20,7 +20,7 @@ from horizonrl.common.types import DropReason, Group, Kind, Provenance, Task
 from horizonrl.learner.controller.curriculum import FLOOR, HALF, REPEATED, REPEATED_LABEL, Curriculum, TaskSource
 from horizonrl.learner.controller.yields import Yields
 from horizonrl.learner.intake.collector import Drop, PendingBatch
-from horizonrl.ops.run.lines import read_lines
+from horizonrl.ops.rundir.lines import read_lines
 from tests.learner import world
 from tests.learner.world import World
 from tests.records import make_episode, make_ticket, make_turn
@@ -92,7 +92,7 @@ def test_a_task_that_is_always_stale_is_not_repeated_in_a_run(tmp_path: Path, mo
     tasks = tuple(f"task{n}" for n in range(60))
     source = TaskSource("textcraft", tasks, 1.0, categories=("all",) * 60)
     monkeypatch.setattr(world, "SOURCES", [source])
-    monkeypatch.setattr("horizonrl.learner.state.sources_of", lambda _: [source])
+    monkeypatch.setattr("horizonrl.learner.loop.state.sources_of", lambda _: [source])
     run = World(
         tmp_path,
         hand=5,
@@ -266,7 +266,7 @@ def test_a_run_loses_and_doubles_nothing_whoever_dies(
     deaths: dict[str, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world, "SOURCES", [SOURCE])
-    monkeypatch.setattr("horizonrl.learner.state.sources_of", lambda _: [SOURCE])
+    monkeypatch.setattr("horizonrl.learner.loop.state.sources_of", lambda _: [SOURCE])
     run = World(tmp_path, deaths=deaths, overrides=("--curriculum.kind=adaptive",))
 
     async def scenario() -> None:

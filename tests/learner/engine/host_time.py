@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from horizonrl.learner import memory
-from horizonrl.learner.engine import attention
-from horizonrl.learner.engine.model import TokenScorer
+from horizonrl.learner.engine import memory
+from horizonrl.learner.engine.model.model import TokenScorer, attention
 
 KEPT = {"everything": lambda lm: None, "inputs": memory.checkpoint_layers, "products": memory.keep_products}
 TOKENS = 4

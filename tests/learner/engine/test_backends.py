@@ -12,9 +12,9 @@ from horizonrl.common.config.objective import AdvantageSection, CriticSection, L
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import LearnerSection
 from horizonrl.common.errors import CheckpointError, ConfigError, MissingDependency
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import EngineSettings
 from horizonrl.learner.engine.registry import BACKENDS, SEVERAL_RANKS, make_engine, require_backend
-from horizonrl.learner.intake.batch import Batch
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.traces import demonstrations, make_batch, make_groups
 

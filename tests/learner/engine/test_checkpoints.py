@@ -16,7 +16,7 @@ from horizonrl.common.config.objective import (
     ReferenceSection,
 )
 from horizonrl.common.errors import CheckpointError
-from horizonrl.learner.engine import shards
+from horizonrl.learner.engine.checkpoint import shards
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.ranks_program import run_program
 from tests.learner.traces import make_batch

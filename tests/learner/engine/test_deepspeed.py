@@ -12,10 +12,10 @@ import torch
 from structlog.testing import capture_logs
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine import backends
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.model import load_language_model
-from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.engine.model.model import load_language_model
 from tests.learner.engine.test_ranks import KL
 from tests.learner.engines import DEEPSPEED, StartEngine, cosine, weights_of
 from tests.learner.traces import make_batch, make_groups

@@ -12,9 +12,9 @@ import torch
 from numpy.testing import assert_allclose
 from torch import Tensor
 
-from horizonrl.learner import memory
-from horizonrl.learner.engine import attention, head, host_memory, lora
-from horizonrl.learner.engine.packing import Segment
+from horizonrl.learner.engine import host_memory, memory
+from horizonrl.learner.engine.model import attention, head, lora
+from horizonrl.learner.engine.model.packing import Segment
 from horizonrl.learner.engine.transfer import to_device
 
 GPU = torch.device("cuda", 0)

@@ -11,7 +11,7 @@ import torch
 from horizonrl.common.config.objective import LossSection, Objective, ReferenceSection
 from horizonrl.common.errors import OutOfMemory
 from horizonrl.learner.engine import step
-from horizonrl.learner.spawn import spawn_ranks
+from horizonrl.learner.ranks.spawn import spawn_ranks
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine
 from tests.learner.traces import make_batch
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from horizonrl.common.config.objective import Objective, ReferenceSection
+from horizonrl.learner.algorithm.batch import Batch, Trace, traces_of
 from horizonrl.learner.engine.api import EngineSettings
-from horizonrl.learner.engine.packing import pack
+from horizonrl.learner.engine.model.packing import pack
 from horizonrl.learner.engine.ranks import decode_batch, encode_batch
 from horizonrl.learner.engine.registry import make_engine
-from horizonrl.learner.intake.batch import Batch, Trace, traces_of
 from tests.learner.branching import branching_group
 from tests.learner.ranks_program import CHUNK, FIGURES, HEADS, resume, run_program, train, uneven_batches
 from tests.learner.traces import make_batch

@@ -21,10 +21,10 @@ from horizonrl.common.config.objective import (
     ReferenceSection,
 )
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.learner.algorithm.batch import Batch
 from horizonrl.learner.engine.api import RankEngine
-from horizonrl.learner.engine.model import load_language_model
-from horizonrl.learner.engine.shards import open_shards, read_engine_file
-from horizonrl.learner.intake.batch import Batch
+from horizonrl.learner.engine.checkpoint.shards import open_shards, read_engine_file
+from horizonrl.learner.engine.model.model import load_language_model
 from tests.learner.engines import DEEPSPEED, RETURNS, StartEngine, weights_of
 from tests.learner.traces import demonstrations, make_batch
 

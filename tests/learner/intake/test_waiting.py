@@ -18,7 +18,7 @@ from horizonrl.common.types import DropReason, Group, Kind, Phase, Void
 from horizonrl.learner.intake.accounts import TicketNumbers
 from horizonrl.learner.intake.collector import Rules
 from horizonrl.learner.intake.waiting import Deadline, Waiting
-from horizonrl.learner.state import Commit, LearnerState
+from horizonrl.learner.loop.state import Commit, LearnerState
 from tests.records import make_group
 
 RULES = Rules(max_staleness=2, vocabulary=100, max_context_tokens=64, demos_in_rl=True)

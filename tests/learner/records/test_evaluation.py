@@ -16,13 +16,13 @@ from horizonrl.common.types import Group, Kind, Phase, PolicyVersion, Task, Void
 from horizonrl.envs import registry
 from horizonrl.envs.api import TaskSpec
 from horizonrl.learner.controller.curriculum import EvalTask, eval_tasks, spread
-from horizonrl.learner.fence import Fence
 from horizonrl.learner.intake.accounts import TicketAccounts
 from horizonrl.learner.intake.collector import Collector, EvalEnd, LearnerPosition, Rules
+from horizonrl.learner.loop.disk import FILES_KEPT
+from horizonrl.learner.loop.fence import Fence
+from horizonrl.learner.loop.weights import WeightsPublisher
 from horizonrl.learner.records.best import Best
-from horizonrl.learner.records.disk import FILES_KEPT
 from horizonrl.learner.records.evaluation import Rounds, count_end, evaluation_line, mirror_evaluation, plan_digest
-from horizonrl.learner.weights import WeightsPublisher
 from tests.records import make_group, make_ticket
 
 CONFIG = RunConfig.load([], ["--imitation.steps=2", "--rl.steps=5", "--eval.every=2", "--eval.samples=3"])
@@ -72,7 +72,7 @@ def test_no_category_has_two_more_than_another_that_holds_more(categories: list[
 
 
 def test_an_environment_that_holds_nothing_out_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horizonrl.envs.games.parity.TASKS", (TaskSpec("round-00", "train", "all"),))
+    monkeypatch.setattr("horizonrl.envs.worlds.games.parity.TASKS", (TaskSpec("round-00", "train", "all"),))
     config = RunConfig.load([], ["--eval.every=5", "--envs", '[{"id": "parity", "categories": ["all"]}]'])
     with pytest.raises(ConfigError, match=r"'parity' holds out no task of the categories all.*set eval\.every to 0"):
         eval_tasks(config)

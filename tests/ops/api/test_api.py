@@ -19,9 +19,9 @@ from horizonrl.common.errors import CheckpointError
 from horizonrl.common.run_dir import METRICS
 from horizonrl.ops.api import programs, run
 from horizonrl.ops.api.configs import words
-from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import in_training, only_train
-from horizonrl.ops.run.variables import recipe_environment
+from horizonrl.ops.rundir.directory import in_training, only_train
+from horizonrl.ops.rundir.summary import Files
+from horizonrl.ops.rundir.variables import recipe_environment
 from tests.ops.report.runs import Scale, run_config, write_run
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from horizonrl.ops.cli import doctor
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.cli.terminal import plain_console
+from horizonrl.ops.terminal.console import plain_console
 from tests.nvidia import put_nvidia_smi
 
 OPS = Path(doctor.__file__).parents[1]
@@ -89,7 +89,7 @@ def test_every_console_takes_text_as_text(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == "[bold]as it is[/bold] [/nothing]\n"
     own = [path for path in OPS.rglob("*.py") if path.name != "terminal.py"]
     made = [path.name for path in own if re.search(r"(?<!\w)(rich\.console\.)?Console\((?!config)", path.read_text())]
-    assert made == [], "made in ops/cli/terminal.py"
+    assert made == [], "made in ops/terminal/console.py"
 
 
 H100 = """\

@@ -5,7 +5,7 @@ import pytest
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
 from tests.ops.runs import EVAL
 
 LINE = {

@@ -10,8 +10,8 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.cli.overrides import split_overrides
 from horizonrl.ops.cli.recipe_names import purpose, recipes
-from horizonrl.ops.cli.terminal import plain_console
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
+from horizonrl.ops.terminal.console import plain_console
 
 REMOTE = ["eval", "--endpoint", "http://127.0.0.1:9/v1", "--model-name", "m"]
 

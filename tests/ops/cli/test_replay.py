@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.config.schema import RunConfig
-from horizonrl.learner.recovery import machine
+from horizonrl.learner.loop.recovery import machine
 from horizonrl.ops.cli.replay import ReplayRequest, may_differ, reasons_to_differ
 
 

@@ -10,7 +10,7 @@ import yaml
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.cli.commands import training
 from horizonrl.ops.cli.parser import parse
-from horizonrl.ops.run.roles import stop_within_s
+from horizonrl.ops.launch.roles import stop_within_s
 
 OPS = Path(__file__).parents[3] / "ops/deploy"
 COMPOSE = yaml.safe_load((OPS / "compose.yaml").read_text())

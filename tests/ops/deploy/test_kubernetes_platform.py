@@ -15,7 +15,7 @@ from horizonrl.broker.nats.streams import ACTORS, stream_name
 from horizonrl.common.service import REPORT_S
 from horizonrl.common.types import Phase
 from horizonrl.ops.cli.parser import parse
-from horizonrl.ops.run.roles import stop_within_s
+from horizonrl.ops.launch.roles import stop_within_s
 from tests.ops.deploy.manifests import (
     COMPONENT,
     INSTANCE,

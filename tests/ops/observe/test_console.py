@@ -16,7 +16,7 @@ from horizonrl.ops.cli.parser import parse
 from horizonrl.ops.observe.broker_status import waits
 from horizonrl.ops.observe.console import COLUMNS, Console, fitting, next_commands, row, waiting_for
 from horizonrl.ops.observe.snapshot import Snapshot
-from horizonrl.ops.report.facts import Files
+from horizonrl.ops.rundir.summary import Files
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 
 

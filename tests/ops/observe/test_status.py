@@ -28,9 +28,9 @@ from horizonrl.ops.cli.main import main
 from horizonrl.ops.observe.broker_status import Observer, waits
 from horizonrl.ops.observe.snapshot import Snapshot
 from horizonrl.ops.observe.status import StatusRequest, StatusSource, plain_line, screen
-from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import only_train, read_config, write_config
-from horizonrl.ops.run.lines import GrowingLines, read_lines
+from horizonrl.ops.rundir.directory import only_train, read_config, write_config
+from horizonrl.ops.rundir.lines import GrowingLines, read_lines
+from horizonrl.ops.rundir.summary import Files
 from tests.ops.report.runs import Scale, run_config, write_run
 from tests.ops.runs import EVAL, LINE, broker_status, write_log
 from tests.records import make_group, make_ticket

@@ -26,7 +26,7 @@ from horizonrl.learner.records.report import metrics_line
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.observe import trackers
 from horizonrl.ops.observe.tracking import _only_tracker, tracked
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
 from tests.learner.records.test_journal import STATS, TIMES
 from tests.ops.report.runs import evaluation
 from tests.records import make_group

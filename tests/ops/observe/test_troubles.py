@@ -7,7 +7,7 @@ import pytest
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.observe.troubles import DETAILS, NO_TROUBLE, TROUBLES, TroubleReader, collect
-from horizonrl.ops.run.logfiles import shorten
+from horizonrl.ops.rundir.logfiles import shorten
 from tests.ops.runs import write_log
 
 ROOT = Path(__file__).parents[3]

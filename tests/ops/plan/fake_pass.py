@@ -9,9 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from horizonrl.learner import memory
-from horizonrl.learner.engine import attention
-from horizonrl.learner.engine.model import TokenScorer
+from horizonrl.learner.engine import memory
+from horizonrl.learner.engine.model.model import TokenScorer, attention
 from horizonrl.ops.plan.shapes import ModelShape
 from tests.ops.plan.live_bytes import LiveBytes
 

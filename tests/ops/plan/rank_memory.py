@@ -98,7 +98,7 @@ def count(live: Any, model_dir: Path, stage: int) -> dict[str, Any]:
 
 def batch(ranks: int) -> Any:
     """Return three micro-batches for each rank."""
-    from horizonrl.learner.intake.batch import Batch
+    from horizonrl.learner.algorithm.batch import Batch
     from tests.learner.traces import make_trace
 
     rng = np.random.default_rng(0)

@@ -6,8 +6,8 @@ from huggingface_hub import ModelCard
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.publish.card import base_model, model_card, recipe
-from horizonrl.ops.report.facts import Files
-from horizonrl.ops.run.directory import public_config
+from horizonrl.ops.rundir.directory import public_config
+from horizonrl.ops.rundir.summary import Files
 from tests.ops.report.runs import run_config, write_run
 
 

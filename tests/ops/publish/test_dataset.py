@@ -11,7 +11,7 @@ from horizonrl.ops.cli.main import main
 from horizonrl.ops.publish import dataset
 from horizonrl.ops.publish.dataset import write_dataset
 from horizonrl.ops.publish.rows import EpisodeRow
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
 from tests.ops.report.runs import Scale, run_config, write_run
 
 

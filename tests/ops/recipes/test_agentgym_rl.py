@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.ops.bench.tiny_qwen import make_tiny_qwen
 from horizonrl.ops.cli.recipe_names import find_recipe

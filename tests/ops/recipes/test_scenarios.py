@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from horizonrl.actors.chat import ChatTemplate
+from horizonrl.actors.chat.template import ChatTemplate
 from horizonrl.actors.engines.scripted import ScriptedPolicy
-from horizonrl.actors.rollout import Rollout, play
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.types import Episode, Kind, Sampling, Task, Ticket
 from horizonrl.envs import registry
 from horizonrl.learner.controller.curriculum import spread
-from horizonrl.ops.run.models import resolve_model
+from horizonrl.ops.models.models import resolve_model
 
 FOLDER = Path(__file__).parents[3] / "ops" / "recipes" / "scenarios"
 RECIPES = {path.stem: RunConfig.load([path]) for path in sorted(FOLDER.glob("*.toml"))}

@@ -26,7 +26,7 @@ from horizonrl.common.types import (
 from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line
-from horizonrl.ops.run.directory import write_config
+from horizonrl.ops.rundir.directory import write_config
 from tests.learner.records.test_journal import STATS
 from tests.records import branched_episode, half_trained_episode, make_ticket
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
 from horizonrl.ops.cli.main import main
-from horizonrl.ops.run.directory import only_train
+from horizonrl.ops.rundir.directory import only_train
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 

@@ -9,7 +9,7 @@ import pytest
 
 from horizonrl.ops.report.episodes import Episodes, action_begins, collect, outcome_of
 from horizonrl.ops.report.tokens import TokenTexts
-from horizonrl.ops.run.episodes import EpisodeFiles
+from horizonrl.ops.rundir.episodes import EpisodeFiles
 from tests.ops.report.runs import THOUGHT
 
 

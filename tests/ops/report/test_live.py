@@ -17,7 +17,7 @@ from aiohttp import web
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.report import live
 from horizonrl.ops.report.live import RunWatch, application
-from horizonrl.ops.run.directory import only_train
+from horizonrl.ops.rundir.directory import only_train
 from tests.ops.report.evaluations import write_evaluation
 from tests.ops.report.runs import Scale, run_config, write_run
 

@@ -8,7 +8,7 @@ import pytest
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.cli.main import main
 from horizonrl.ops.report.page import inert_json, make_page, save_page
-from horizonrl.ops.run.directory import read_config
+from horizonrl.ops.rundir.directory import read_config
 from tests.ops.report.runs import run_config, write_run
 
 

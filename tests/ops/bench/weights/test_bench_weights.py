@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from horizonrl.common.errors import WeightsRejected
-from horizonrl.ops.bench.tiny_model import make_tiny_model
 from horizonrl.ops.bench.weights.frames import made_frames
 from horizonrl.ops.bench.weights.run import entropy_bytes, run
+from horizonrl.ops.models.tiny_model import make_tiny_model
 from tests.broker.weights.test_changes import pair, trained
 
 

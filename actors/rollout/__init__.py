@@ -1,0 +1,1 @@
+"""Play one episode: turns, context, programs, and what breaks it."""

@@ -1,0 +1,1 @@
+"""The environments that come with the package. They are reached by entry points alone."""

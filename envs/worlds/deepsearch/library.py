@@ -1,0 +1,122 @@
+"""The pages and questions: those of the fictional world, or the user's own from two JSONL files.
+
+A page is `{"title": ..., "text": ...}`. A question is `{"question": ..., "answers": [...]}`, optionally with `id`,
+`category`, `split` (train or test) and `searches`, which an expert looks up before it answers.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.envs.api import Split, TaskSpec
+from horizonrl.envs.game import Style
+from horizonrl.envs.worlds.deepsearch.index import Index, Page
+from horizonrl.envs.worlds.deepsearch.questions import Question, make_questions
+from horizonrl.envs.worlds.deepsearch.world import RELATIONS, Entity, World, build_world
+
+TEST_SHARE = 0.1
+"""The expected share of test tasks among a user's questions without a split: those whose id has a low sha256."""
+
+_BUILDING = Lock()
+
+
+class PageLine(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    title: str
+    text: str
+
+
+class QuestionLine(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    question: Annotated[str, Field(min_length=1)]
+    answers: Annotated[tuple[str, ...], Field(min_length=1)]
+    id: str | None = None
+    category: str = "all"
+    split: Split | None = None
+    searches: tuple[str, ...] = ()
+
+
+Line = TypeVar("Line", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    by_id: dict[str, Question]
+    digest: str
+    """The digest of the user's file; empty for our own questions."""
+
+
+@cache
+def load_questions(path: Path | None = None) -> Questions:
+    """Return our questions, or those of a file. Raises ConfigError with the file and the line if one is invalid."""
+    if path is None:
+        return Questions({question.spec.task_id: question for question in make_questions(_world())}, "")
+    lines, digest = _read(path, QuestionLine)
+    by_id = {question.spec.task_id: question for question in (_question(*line) for line in enumerate(lines))}
+    if len(by_id) < len(lines):
+        raise ConfigError(f"{path}: {len(lines)} questions have {len(by_id)} different ids: give each its own")
+    return Questions(by_id, digest)
+
+
+def load(corpus: Path | None, questions: Path | None, style: Style) -> tuple[Index, Questions]:
+    """Return the index and the questions: ours, or those of files. The first call is slow: make it in a thread."""
+    with _BUILDING:  # without the lock, threads that call at the same time would each build an index
+        return _index(corpus, style), load_questions(questions)
+
+
+@cache
+def _index(path: Path | None, style: Style) -> Index:
+    if path is None:
+        return Index([page_of(entity, style) for entity in _world().values()])
+    lines, _ = _read(path, PageLine)
+    return Index([Page(line.title, line.text) for line in lines])
+
+
+@cache
+def _world() -> World:
+    return build_world()
+
+
+def page_of(entity: Entity, style: Style) -> Page:
+    """Return the facts about an entity as prose, or in the compact style as a list."""
+    if style == "compact":
+        facts = " ".join(f"{relation}: {value}." for relation, value in entity.facts.items())
+        known = f" ({entity.alias})" if entity.alias else ""
+        return Page(entity.name, f"{entity.name}{known}. {facts}", entity.alias)
+    clauses = [RELATIONS[relation].says.format(value=value) for relation, value in entity.facts.items()]
+    known = f", also known as {entity.alias}," if entity.alias else ""
+    return Page(entity.name, f"{entity.name}{known} {', '.join(clauses[:-1])} and {clauses[-1]}.", entity.alias)
+
+
+def _question(number: int, line: QuestionLine) -> Question:
+    task_id = line.id or f"question-{number:05d}"
+    low = int.from_bytes(sha256(task_id.encode()).digest()[:4]) < TEST_SHARE * 2**32
+    spec = TaskSpec(task_id, line.split or ("test" if low else "train"), line.category)
+    return Question(spec, line.question, line.answers, line.searches)
+
+
+def _read(path: Path, kind: type[Line]) -> tuple[list[Line], str]:
+    """Return the lines of a file, and its digest."""
+    if not path.is_file():
+        raise ConfigError(f"no file at {path}: a relative path starts at {Path.cwd()}, on every machine")
+    content = path.read_bytes()
+    lines: list[Line] = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            try:
+                lines.append(kind.model_validate_json(line))
+            except ValidationError as error:
+                wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
+                needed = ", ".join(name for name, field in kind.model_fields.items() if field.is_required())
+                raise ConfigError(f"{path}, line {number}: {wrong}; a line is a JSON object with {needed}") from None
+    if not lines:
+        raise ConfigError(f"{path} has no line: write one JSON object a line")
+    return lines, sha256(content).hexdigest()

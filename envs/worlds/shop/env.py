@@ -1,0 +1,192 @@
+"""Shop: find the product that a customer wishes for, choose its options and buy it. Shaped like WebShop.
+
+The reward comes at Buy Now: the share of the wished attributes, options and price that the purchase meets.
+"""
+
+import re
+from collections.abc import Container, Sequence
+from functools import cache
+from itertools import chain, count
+from typing import ClassVar
+
+from pydantic import validate_call
+
+from horizonrl.envs.api import Step, TaskSpec
+from horizonrl.envs.bounds import Chars, clip
+from horizonrl.envs.formats import ActionFormat, Command
+from horizonrl.envs.game import GameEnvironment, Move, Style, drawn, split_tasks, unmoved
+from horizonrl.envs.worlds.deepsearch.index import Index
+from horizonrl.envs.worlds.shop.catalogue import Product, Wish, category_of, load_products, load_shelves, make_wish
+
+COMMANDS = (
+    Command("search", "search[{keywords}]", "search the shop; only from the search page"),
+    Command("click", "click[{button}]", "click a button of the page, named as it stands in brackets"),
+)
+TRAIN, TEST = 3_930, 200
+FOUND = 50
+"""Products that a search finds at most."""
+ON_A_PAGE = {"full": 10, "compact": 5, "agentgym": 10}
+
+BACK, NEXT, PREVIOUS, BUY, DESCRIPTION = "Back to Search", "Next >", "< Prev", "Buy Now", "Description"
+_ACTION = re.compile(r"(search|click)\[(.*)\]", re.IGNORECASE)
+
+
+class Visit:
+    """One customer in the shop: on the search page, on a page of results, or at a product."""
+
+    def __init__(self, wish: Wish, shelves: Index, on_a_page: int) -> None:
+        self._wish = wish
+        self._shelves = shelves
+        self._on_a_page = on_a_page
+        self._found: list[Product] | None = None
+        self._page = 0
+        self._product: Product | None = None
+        self._chosen: dict[str, str] = {}
+
+    def follow(self, action: str) -> Step:
+        """Follow a search or a click."""
+        if (found := _ACTION.search(action)) is None:
+            return unmoved(f"Write search[keywords] or click[button].\n{self.page()}")
+        verb, word = found[1].lower(), found[2].strip()
+        if verb == "search":
+            if self._found is not None:
+                return unmoved(f"You can search from the search page only.\n{self.page()}")
+            return unmoved(self._search(word))
+        button = next((button for button in self.buttons() if button.lower() == word.lower()), None)
+        if button is None:
+            return unmoved(f"There is no button {clip(word)!r} here.\n{self.page()}")
+        if button == BUY and self._product:
+            score = self._wish.score(self._product, self._chosen)
+            return Step(f"You bought {self._product.number}.", reward=score, terminated=True, success=score == 1)
+        self._click(button)
+        description = f"\n{self._product.description}" if button == DESCRIPTION and self._product else ""
+        return unmoved(self.page() + description)
+
+    def buttons(self) -> list[str]:
+        """Return what can be clicked here."""
+        if self._found is None:
+            return []
+        if self._product:
+            values = [value for values in self._product.options.values() for value in values]
+            return [BACK, PREVIOUS, DESCRIPTION, BUY, *values]
+        last = (self._page + 1) * self._on_a_page >= len(self._found)
+        turning = [PREVIOUS] * (self._page > 0) + [NEXT] * (not last)
+        return [BACK, *turning, *(product.number for product in self._shown())]
+
+    def page(self) -> str:
+        """Return the page as text, buttons in brackets."""
+        if self._found is None:
+            return f"Wish: {self._wish}\n[Search]"
+        if self._product is None:
+            lines = [f"[{p.number}] {p.title}, ${p.price:.2f}" for p in self._shown()]
+            turning = [button for button in self.buttons() if button in (BACK, PREVIOUS, NEXT)]
+            head = f"{''.join(f'[{button}] ' for button in turning)}Page {self._page + 1}, {len(self._found)} results"
+            return "\n".join([head, *lines])
+        product = self._product
+        options = [
+            f"{name}: {' '.join(f'[{value}]' for value in values)}"
+            + (f" chosen: {self._chosen[name]}" if name in self._chosen else "")
+            for name, values in product.options.items()
+        ]
+        head = f"[{BACK}] [{PREVIOUS}] [{DESCRIPTION}] [{BUY}]"
+        return "\n".join([head, f"{product.title}, ${product.price:.2f}", *options])
+
+    def _search(self, keywords: str) -> str:
+        pages = self._shelves.search(keywords, FOUND)
+        self._found, self._page = [load_products()[page.alias] for page in pages], 0
+        return self.page()
+
+    def _shown(self) -> list[Product]:
+        return (self._found or [])[self._page * self._on_a_page :][: self._on_a_page]
+
+    def _click(self, button: str) -> None:
+        product = self._product
+        if button == BACK:
+            self._found, self._product, self._chosen = None, None, {}
+        elif product is None and button in (NEXT, PREVIOUS):
+            self._page += 1 if button == NEXT else -1
+        elif button == PREVIOUS:
+            self._product, self._chosen = None, {}
+        elif product is None:
+            self._product = load_products()[button]
+        elif button != DESCRIPTION:
+            self._chosen[next(name for name, values in product.options.items() if button in values)] = button
+
+    def advise(self) -> Move:
+        """Search for the wish, turn pages to the first product that meets it, choose its options, buy it."""
+        if self._found is None:
+            wished = f"{' '.join(self._wish.attributes)} {self._wish.kind}"
+            return Move(f"search[{wished}]", f"I look for a {wished}.")
+        meets = [n for n, product in enumerate(self._found) if self._meets(product)]
+        if self._product is None and meets:
+            page, number = meets[0] // self._on_a_page, self._found[meets[0]].number
+            if page != self._page:
+                return Move(f"click[{NEXT if page > self._page else PREVIOUS}]", "The right one is not on this page.")
+            return Move(f"click[{number}]", f"{number} could be the right one.")
+        if self._product is None or not self._meets(self._product):
+            return Move(f"click[{BACK}]", "This is not what I look for.")
+        for name, value in self._wish.options.items():
+            if self._chosen.get(name) != value:
+                return Move(f"click[{value}]", f"The {name} has to be {value}.")
+        return Move(f"click[{BUY}]", "All is as wished.")
+
+    def _meets(self, product: Product) -> bool:
+        offered = all(value in product.options.get(name, ()) for name, value in self._wish.options.items())
+        return offered and self._wish.score(product, self._wish.options) == 1
+
+
+class Shop(GameEnvironment[Visit]):
+    """One visit at a time.
+
+    format: how the agent names its action (envs/formats.py)
+    style: `compact` shows five results a page instead of ten, and no sentences about the rules
+    max_observation_chars: bound of every observation
+    """
+
+    env_id: ClassVar[str] = "shop"
+    version: str = "2"
+    commands: ClassVar[Sequence[Command]] = COMMANDS
+
+    @validate_call
+    def __init__(
+        self, *, format: ActionFormat = "react", style: Style = "full", max_observation_chars: Chars = 4_096
+    ) -> None:
+        super().__init__(format, style, max_observation_chars)
+
+    @classmethod
+    def tasks(cls) -> Sequence[TaskSpec]:
+        """Return the 4,130 wishes."""
+        return _tasks()
+
+    def prepare(self) -> None:
+        """Build the index and list the tasks, once in a program."""
+        load_shelves()
+        _wishes()
+
+    def begin(self, task_id: str) -> tuple[str, Visit]:
+        """Return the search page with the wish."""
+        if (wish := _wishes().get(task_id)) is None:
+            raise self.unknown(task_id)
+        visit = Visit(wish, load_shelves(), ON_A_PAGE[self._style])
+        rules = "Find what the customer wishes, choose its options and buy it." if self._style == "full" else ""
+        return self.introduced(rules, visit.page()), visit
+
+
+@cache
+def _tasks() -> tuple[TaskSpec, ...]:
+    return split_tasks({name: category_of(wish.kind) for name, wish in _wishes().items()}, TEST)
+
+
+@cache
+def _wishes() -> dict[str, Wish]:
+    """Return the wish of every task. A train task whose wish is also a test task's draws another."""
+    names = [f"shop-{number:04d}" for number in range(TRAIN + TEST)]
+    tests = [task.task_id for task in split_tasks(dict.fromkeys(names, ""), TEST) if task.split == "test"]
+    held_out = {name: make_wish(drawn(name)) for name in tests}
+    taken = {wish.meaning for wish in held_out.values()}
+    return {name: held_out.get(name) or _other_wish(name, taken) for name in names}
+
+
+def _other_wish(name: str, taken: Container[object]) -> Wish:
+    names = chain([name], (f"{name}/{attempt}" for attempt in count(1)))
+    return next(wish for wish in map(make_wish, map(drawn, names)) if wish.meaning not in taken)

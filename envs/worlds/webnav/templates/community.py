@@ -1,0 +1,104 @@
+"""Templates about the code host and the forum (WebArena's GitLab and Reddit)."""
+
+from random import Random
+
+from horizonrl.envs.worlds.webnav.task import Click, Task, Type
+from horizonrl.envs.worlds.webnav.templates.shared import draw_issue, draw_post, including, number, people, post_added
+from horizonrl.envs.worlds.webnav.world import LABELS, ME, QUESTIONS, REMARKS, SUBJECTS, Issue, World
+
+
+def create_issue(world: World, draw: Random) -> Task:
+    name, label = draw.choice([*world.repos]), draw.choice(LABELS)
+    title = f"Support for {draw.choice(SUBJECTS)}"
+    chosen = () if label == LABELS[0] else (Click(label),)
+    form = (Click("New Issue"), Type("Title", title), *chosen, Click("Create Issue"))
+    return Task(
+        f'Create an issue in {name} with the title "{title}" and the label {label}.',
+        (Click(name), Click("Issues"), *form),
+        effect=lambda w: w.repos[name].issues.append(Issue(title, ME, label)),
+    )
+
+
+def close_issue(world: World, draw: Random) -> Task | None:
+    name, index, issue = draw_issue(world, draw)
+    if not issue.open:
+        return None
+    plan = (Click(name), Click("Issues"), Click(issue.title), Click("Close Issue"))
+    effect = lambda w: setattr(w.repos[name].issues[index], "open", False)  # noqa: E731
+    return Task(f'Close the issue "{issue.title}" of {name}.', plan, effect=effect)
+
+
+def assign_issue(world: World, draw: Random) -> Task:
+    name, index, issue = draw_issue(world, draw)
+    member = draw.choice([*world.repos[name].commits])
+    plan = (Click(name), Click("Issues"), Click(issue.title), Click(member), Click("Save"))
+    effect = lambda w: setattr(w.repos[name].issues[index], "assignee", member)  # noqa: E731
+    return Task(f'Assign the issue "{issue.title}" of {name} to {member}.', plan, effect=effect)
+
+
+def open_issues_of_label(world: World, draw: Random) -> Task:
+    name, label = draw.choice([*world.repos]), draw.choice(LABELS)
+    found = [issue for issue in world.repos[name].issues if issue.open and issue.label == label]
+    plan = (Click(name), Click("Issues"))
+    return Task(f"How many open issues of {name} have the label {label}?", plan, number(len(found)))
+
+
+def author_of_issue(world: World, draw: Random) -> Task:
+    name, _, issue = draw_issue(world, draw)
+    plan = (Click(name), Click("Issues"), Click(issue.title))
+    return Task(f'Who wrote the issue "{issue.title}" of {name}?', plan, including(issue.author, people(world)))
+
+
+def top_committer(world: World, draw: Random) -> Task:
+    name = draw.choice([*world.repos])
+    commits = world.repos[name].commits
+    top = max(commits, key=lambda member: commits[member])
+    plan = (Click(name), Click("Contributors"))
+    return Task(f"Who has the most commits in {name}?", plan, including(top, people(world)))
+
+
+def stars_of_repo(world: World, draw: Random) -> Task:
+    name = draw.choice([*world.repos])
+    return Task(f"How many stars has {name}?", (Click(name),), number(world.repos[name].stars))
+
+
+def star_repo(world: World, draw: Random) -> Task:
+    name = draw.choice([*world.repos])
+
+    def effect(fresh: World) -> None:
+        fresh.repos[name].stars += 1
+        fresh.repos[name].starred = True
+
+    return Task(f"Star {name}.", (Click(name), Click("Star")), effect=effect)
+
+
+def upvote_post(world: World, draw: Random) -> Task:
+    forum, index, post = draw_post(world, draw)
+
+    def effect(fresh: World) -> None:
+        fresh.forums[forum][index].votes += 1
+        fresh.forums[forum][index].voted = True
+
+    plan = (Click(forum), Click(post.title), Click("Upvote"))
+    return Task(f'Upvote the post "{post.title}" in {forum}.', plan, effect=effect)
+
+
+def comment_on_post(world: World, draw: Random) -> Task:
+    forum, index, post = draw_post(world, draw)
+    words = draw.choice(REMARKS)
+    plan = (Click(forum), Click(post.title), Type("Comment", words, enter=True))
+    effect = lambda w: w.forums[forum][index].comments.append((ME, words))  # noqa: E731
+    return Task(f'Reply "{words}" to the post "{post.title}" in {forum}.', plan, effect=effect)
+
+
+def create_post(world: World, draw: Random) -> Task:
+    forum, title = draw.choice([*world.forums]), draw.choice(QUESTIONS).format(draw.choice(SUBJECTS))
+    plan = (Click(forum), Click("New Post"), Type("Title", title, enter=True))
+    return Task(f'Create a post in {forum} with the title "{title}".', plan, effect=post_added(forum, title))
+
+
+def top_post(world: World, draw: Random) -> Task:
+    forum = draw.choice([*world.forums])
+    posts = world.forums[forum]
+    answer = including(max(posts, key=lambda post: post.votes).title, (post.title for post in posts))
+    return Task(f"What is the title of the post with the most votes in {forum}?", (Click(forum),), answer)

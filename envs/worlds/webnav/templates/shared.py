@@ -1,0 +1,51 @@
+"""What several templates need: kinds of answers, records drawn from a world, and effects on one.
+
+Names that a plan clicks are the names on the pages. An effect makes the same change to the records, without the sites.
+"""
+
+from collections.abc import Callable, Iterable
+from random import Random
+
+from horizonrl.envs.worlds.webnav.task import Answer, Click, Type
+from horizonrl.envs.worlds.webnav.world import ME, Issue, Place, Post, World, slug
+
+
+def exact(value: object) -> Answer:
+    return Answer("exact", str(value))
+
+
+def number(value: object) -> Answer:
+    return Answer("number", str(value))
+
+
+def including(value: str, among: Iterable[str]) -> Answer:
+    """Return the answer that names this one of them, and no other."""
+    return Answer("must_include", value, tuple(name for name in among if name != value))
+
+
+def people(world: World) -> list[str]:
+    return [ME, *(customer.name for customer in world.customers.values())]
+
+
+def find_place(place: Place) -> tuple[Type, Click]:
+    return Type("Search", place.name, enter=True), Click(place.name)
+
+
+def draw_issue(world: World, draw: Random) -> tuple[str, int, Issue]:
+    name = draw.choice([*world.repos])
+    index, issue = draw.choice([*enumerate(world.repos[name].issues)])
+    return name, index, issue
+
+
+def draw_post(world: World, draw: Random) -> tuple[str, int, Post]:
+    forum = draw.choice([*world.forums])
+    index, post = draw.choice([*enumerate(world.forums[forum])])
+    return forum, index, post
+
+
+def price_set(name: str, cents: int) -> Callable[[World], None]:
+    return lambda world: setattr(world.products[slug(name)], "price_cents", cents)
+
+
+def post_added(forum: str, title: str) -> Callable[[World], None]:
+    return lambda world: world.forums[forum].append(Post(title, ME, 1, voted=True))

@@ -1,0 +1,143 @@
+"""Templates about the shop: as its customer (WebArena's Shopping) and in its administration (WebArena's CMS)."""
+
+from random import Random
+
+from horizonrl.envs.worlds.webnav.task import Click, Task, Type
+from horizonrl.envs.worlds.webnav.templates.shared import exact, including, number, people, price_set
+from horizonrl.envs.worlds.webnav.world import GROUPS, ME, REMARKS, STATUSES, Review, World, money, slug
+
+
+def price_of_product(world: World, draw: Random) -> Task:
+    product = draw.choice([*world.products.values()])
+    plan = (Type("Search", product.name, enter=True),)
+    return Task(f"What is the price of the {product.name}?", plan, number(f"{product.price_cents / 100:.2f}"))
+
+
+def total_of_order(world: World, draw: Random) -> Task:
+    order = draw.choice(world.orders_of(ME))
+    plan = (Click("My Orders"), Click(f"Order {order.number}"))
+    return Task(f"What is the total of my order {order.number}?", plan, number(f"{order.total_cents / 100:.2f}"))
+
+
+def status_of_order(world: World, draw: Random) -> Task:
+    order = draw.choice(world.orders_of(ME))
+    return Task(f"What is the status of my order {order.number}?", (Click("My Orders"),), exact(order.status))
+
+
+def cheapest_of_category(world: World, draw: Random) -> Task:
+    category = draw.choice([*world.products.values()]).category
+    products = world.in_category(category)
+    cheapest = min(products, key=lambda product: product.price_cents)
+    answer = including(cheapest.name, (product.name for product in products))
+    return Task(f"Which product in {category} is the cheapest?", (Click(category),), answer)
+
+
+def author_of_review(world: World, draw: Random) -> Task:
+    product = draw.choice([*world.products.values()])
+    review = draw.choice(world.reviews_of(product))
+    plan = (Type("Search", product.name, enter=True), Click(product.name))
+    return Task(f"Who rated the {product.name} {review.stars} of 5?", plan, including(review.author, people(world)))
+
+
+def add_to_cart(world: World, draw: Random) -> Task:
+    product = draw.choice([*world.products.values()])
+    plan = (Type("Search", product.name, enter=True), Click(product.name), Click("Add to Cart"))
+    return Task(f"Add the {product.name} to my cart.", plan, effect=lambda w: w.cart.update({product.name: 1}))
+
+
+def add_to_wish_list(world: World, draw: Random) -> Task:
+    product = draw.choice([*world.products.values()])
+    plan = (Click(product.category), Click(product.name), Click("Add to Wish List"))
+    return Task(f"Add the {product.name} to my wish list.", plan, effect=lambda w: w.wishes.append(product.name))
+
+
+def write_review(world: World, draw: Random) -> Task:
+    product, stars, title = draw.choice([*world.products.values()]), draw.randrange(1, 6), draw.choice(REMARKS)
+    review = Review(product.name, ME, stars, title, approved=False)
+    form = (Click(str(stars)), Type("Title", title), Click("Submit Review"))
+    return Task(
+        f'Review the {product.name} with {stars} of 5 stars and the title "{title}".',
+        (Type("Search", product.name, enter=True), Click(product.name), Click("Write a Review"), *form),
+        effect=lambda w: w.reviews.update({str(len(w.reviews) + 1): review}),
+    )
+
+
+def change_phone(world: World, draw: Random) -> Task:
+    phone = f"555-{draw.randrange(1000, 10_000)}"
+    plan = (Click("Account"), Type("Phone", phone, enter=True))
+    return Task(f"Change my phone number to {phone}.", plan, effect=lambda w: setattr(w, "phone", phone))
+
+
+def cancel_order(world: World, draw: Random) -> Task | None:
+    pending = [str(order.number) for order in world.orders_of(ME) if order.status == "pending"]
+    if not pending:
+        return None
+    key = draw.choice(pending)
+    plan = (Click("My Orders"), Click(f"Order {key}"), Click("Cancel Order"))
+    return Task(f"Cancel my order {key}.", plan, effect=lambda w: setattr(w.orders[key], "status", "canceled"))
+
+
+# CMS
+
+
+def orders_of_status(world: World, draw: Random) -> Task:
+    status = draw.choice(STATUSES)
+    found = [order for order in world.orders.values() if order.status == status]
+    plan = (Click("Orders"), Click(status), Click("Filter"))
+    return Task(f"How many orders have the status {status}?", plan, number(len(found)))
+
+
+def customer_of_order(world: World, draw: Random) -> Task:
+    order = draw.choice([*world.orders.values()])
+    plan = (Click("Orders"), Click(f"Order {order.number}"))
+    return Task(f"Who placed order {order.number}?", plan, including(order.customer, people(world)))
+
+
+def email_of_customer(world: World, draw: Random) -> Task:
+    customer = draw.choice([*world.customers.values()])
+    plan = (Click("Customers"), Click(customer.name))
+    return Task(f"What is the email address of {customer.name}?", plan, exact(customer.email))
+
+
+def set_price(world: World, draw: Random) -> Task:
+    product, cents = draw.choice([*world.products.values()]), draw.randrange(500, 20_000, 25)
+    plan = (Click("Products"), Click(product.name), Type("Price", money(cents)), Click("Save"))
+    effect = price_set(product.name, cents)
+    return Task(f"Set the price of the {product.name} to {money(cents)}.", plan, effect=effect)
+
+
+def set_stock(world: World, draw: Random) -> Task:
+    product, stock = draw.choice([*world.products.values()]), draw.randrange(60, 200)
+    plan = (Click("Products"), Click(product.name), Type("Stock", str(stock), enter=True))
+    key = slug(product.name)
+    effect = lambda w: setattr(w.products[key], "stock", stock)  # noqa: E731
+    return Task(f"Set the stock of the {product.name} to {stock}.", plan, effect=effect)
+
+
+def approve_review(world: World, draw: Random) -> Task:
+    key, review = draw.choice([(key, review) for key, review in world.reviews.items() if not review.approved])
+    plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Approve"))
+    intent = f"Approve the review of the {review.product} by {review.author}."
+    return Task(intent, plan, effect=lambda w: setattr(w.reviews[key], "approved", True))
+
+
+def delete_review(world: World, draw: Random) -> Task:
+    key, review = draw.choice([(key, review) for key, review in world.reviews.items() if not review.approved])
+    plan = (Click("Reviews"), Click(f"{review.product} by {review.author}"), Click("Delete"))
+    intent = f"Delete the review of the {review.product} by {review.author}."
+    return Task(intent, plan, effect=lambda w: w.reviews.pop(key))
+
+
+def set_status_of_order(world: World, draw: Random) -> Task:
+    order, status = draw.choice([*world.orders.values()]), draw.choice(STATUSES)
+    plan = (Click("Orders"), Click(f"Order {order.number}"), Click(status), Click("Save"))
+    effect = lambda w: setattr(w.orders[str(order.number)], "status", status)  # noqa: E731
+    return Task(f"Set the status of order {order.number} to {status}.", plan, effect=effect)
+
+
+def set_group_of_customer(world: World, draw: Random) -> Task:
+    customer = draw.choice([*world.customers.values()])
+    group = draw.choice([group for group in GROUPS if group != customer.group])
+    plan = (Click("Customers"), Click(customer.name), Click(group), Click("Save"))
+    effect = lambda w: setattr(w.customers[slug(customer.name)], "group", group)  # noqa: E731
+    return Task(f"Move the customer {customer.name} to the group {group}.", plan, effect=effect)

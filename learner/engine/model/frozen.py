@@ -1,0 +1,43 @@
+"""Models beside the one in training, which no step moves: the reference, and an earlier version of the policy."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from horizonrl.learner.engine.backends.api import Backend
+from horizonrl.learner.engine.model.lora import copy_policy
+from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
+
+
+class FrozenModel:
+    """A policy of an earlier version, spread over the ranks as the present one is. All ranks make the same calls."""
+
+    def __init__(self, scorer: TokenScorer, backend: Backend) -> None:
+        self._lm = scorer.lm
+        self._backend = backend
+        self.forward = backend.hold(scorer)
+
+    def take(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take a policy's weights: by name, whole on every rank, one at a time."""
+        own = dict(self._lm.named_parameters())
+        for name, tensor in weights:
+            self._backend.write(own[name], tensor)
+
+    def write(self, path: Path | None) -> None:
+        """Write the weights as safetensors; only rank 0 names a `path`."""
+        policy = copy_policy(self._lm, self._backend.gather, None if path is None else _copy)
+        if path is not None:
+            policy.write(path)
+
+
+def _copy(_: str, tensor: Tensor) -> Tensor:
+    return tensor.cpu()
+
+
+def frozen_scorer(model_dir: Path, head_dtype: str | None, device: torch.device) -> TokenScorer:
+    """Load the model that the run began with, without adapters, into host memory, to be used on `device`."""
+    lm: Any = load_language_model(model_dir)
+    return TokenScorer(lm.requires_grad_(False), head_dtype=head_dtype, device=device)

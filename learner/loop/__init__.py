@@ -1,0 +1,1 @@
+"""The learner's loop: take groups, step, commit, publish, and recover."""

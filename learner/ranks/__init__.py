@@ -1,0 +1,1 @@
+"""Start and join the learner's processes, on one machine or several."""

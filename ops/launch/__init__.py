@@ -1,0 +1,1 @@
+"""Start a run's parts on one machine and keep them running."""

@@ -1,0 +1,1 @@
+"""Models to train here: directories, the pocket model, tiny random ones."""

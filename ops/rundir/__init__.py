@@ -1,0 +1,1 @@
+"""Read a run's directory."""

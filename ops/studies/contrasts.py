@@ -1,0 +1,226 @@
+"""The contrasts of a study: two arms, seed by seed, at the end and at equal cost.
+
+Place in the flow: outcomes of finished runs → **contrasts** → `comparison.py`. Axes: S seeds, R resamples, P places
+along a cost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horizonrl.ops.studies.outcome import RunOutcome, Success
+from horizonrl.ops.studies.significance import PairedTest, fisher_exact, holm, paired_test
+from horizonrl.ops.studies.statistics import LEVEL, RESAMPLES, Array, Counts, Interval, difference_interval
+from horizonrl.ops.studies.study import Pair
+
+END = "end"
+"""The axis of the comparison of ends, at equal RL steps."""
+PLACES = 400
+"""Number of places at which the cost of equal success is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRatio:
+    """What an arm pays for the success that the other arm has at its budget, as a share of that budget.
+
+    None: it does not get there within the budget. `low` and `high` bound it at LEVEL, by bootstrap.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndCost:
+    """The cost after which each arm first has the success that both have in the end.
+
+    That is the lower one of their two ends, however much each of them spends in all. `ratio` is `spent` as a share of
+    `against_spent`, bounded by `low` and `high` at LEVEL, by bootstrap; None: the other arm has had it from the start.
+    """
+
+    success: float
+    spent: float
+    against_spent: float
+    ratio: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One arm minus the other, over the seeds that both have."""
+
+    variant: str
+    against: str
+    primary: bool
+    axis: str
+    """`end`, or the cost that is equal."""
+    budget: float | None
+    """The most that every run of the two arms spent; None at the end."""
+    seeds: tuple[int, ...]
+    difference: Interval
+    tested: PairedTest | None
+    """The same by Student's t over the paired seeds; None if they show no spread, as one seed cannot."""
+    p: float | None
+    """Its p. Those of all contrasts but the primary ones are corrected together, for each axis (Holm)."""
+    cost: CostRatio | None
+    """At the budget; None at the end."""
+    end_cost: EndCost | None
+    """Along the axis, to what both have in the end; None at the end."""
+    collapse_p: float | None
+    """Fisher's exact test of the numbers of collapsed runs, at the end only; None if a collapse could not be seen."""
+
+
+def contrasts(
+    pairs: Sequence[Pair], outcomes: Sequence[RunOutcome], axes: Sequence[str], primary_axis: str | None = None
+) -> list[Contrast]:
+    """Return every contrast whose arms share a seed: at the end, then at equal cost for each axis.
+
+    `primary_axis` is the one on which the primary pairs are primary; None: all of them.
+    """
+    runs: dict[str, dict[int, RunOutcome]] = {}
+    for each in outcomes:
+        runs.setdefault(each.variant, {})[each.seed] = each
+    found: list[Contrast] = []
+    for axis in (END, *axes):
+        of_axis = [
+            _contrast(pair, axis, runs[pair.variant], runs[pair.against])
+            for pair in (pairs if primary_axis in (None, axis) else [replace(pair, primary=False) for pair in pairs])
+            if runs.get(pair.variant, {}).keys() & runs.get(pair.against, {}).keys()
+        ]
+        found += _corrected(of_axis)
+    return found
+
+
+def least_budget(outcomes: Sequence[RunOutcome], axis: str) -> float:
+    """Return the largest cost that every run reached.
+
+    A run that gave up trains no further and costs no more: its success holds for any larger budget.
+    """
+    went_on = [each for each in outcomes if not each.gave_up] or outcomes
+    return float(min(getattr(each.curve, axis)[-1] for each in went_on))
+
+
+def counts_of(measures: Sequence[Success]) -> Counts:
+    return Counts(np.array([each.successes for each in measures]), np.array([each.episodes for each in measures]))
+
+
+def counts_at(own: Sequence[RunOutcome], axis: str, places: Array) -> Counts:
+    """Return the counts of every run at places of an axis."""
+    points = [each.curve.interpolate(axis, places) for each in own]
+    return Counts(np.stack([k for k, _ in points]), np.stack([n for _, n in points]))
+
+
+def _contrast(pair: Pair, axis: str, ours: Mapping[int, RunOutcome], theirs: Mapping[int, RunOutcome]) -> Contrast:
+    seeds = sorted(ours.keys() & theirs.keys())
+    one, other = ([arm[seed] for seed in seeds] for arm in (ours, theirs))
+    budget = None if axis == END else least_budget([*one, *other], axis)
+    if budget is None:
+        after, before = (counts_of([each.final for each in arm]) for arm in (one, other))
+    else:
+        after, before = (counts_at(arm, axis, np.array(budget)) for arm in (one, other))
+    return Contrast(
+        pair.variant,
+        pair.against,
+        pair.primary,
+        axis,
+        budget,
+        tuple(seeds),
+        difference_interval(after, before),
+        tested := paired_test(after.rates, before.rates),
+        None if tested is None else tested.p,
+        None if budget is None else cost_ratio(one, other, axis, budget),
+        None if budget is None else end_cost(one, other, axis),
+        _collapse_p(one, other) if axis == END else None,
+    )
+
+
+def cost_ratio(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str, budget: float) -> CostRatio:
+    """Return the cost at which our mean curve first has the success that theirs has at `budget`, as a share of it.
+
+    Each resample draws seeds, the same for both arms, and then every evaluation's episodes again.
+    """
+    generator = np.random.default_rng(0)
+    places_P = np.linspace(0.0, budget, PLACES)
+    drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
+    curves_RP = _curves(ours, axis, places_P, drawn_RS, generator)
+    goals_R = _curves(theirs, axis, np.array([budget]), drawn_RS, generator)[:, 0]
+    goal = counts_at(theirs, axis, np.array(budget)).rates.mean()
+    curve_P = counts_at(ours, axis, places_P).rates.mean(0)
+    ratio = _reached(curve_P[None], np.array([goal]))[0]
+    # Sorted, not interpolated: a resample that never gets there has no number.
+    ratios_R = np.sort(_reached(curves_RP, goals_R))
+    low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return CostRatio(*(float(value) if np.isfinite(value) else None for value in (ratio, low, high)))
+
+
+def end_cost(ours: Sequence[RunOutcome], theirs: Sequence[RunOutcome], axis: str) -> EndCost:
+    """Return what both arms spend until they have what both reach. Resamples are those of `cost_ratio`."""
+    generator = np.random.default_rng(0)
+    drawn_RS = generator.integers(0, len(ours), (RESAMPLES, len(ours)))
+    arms = (ours, theirs)
+    ends = [least_budget(arm, axis) for arm in arms]
+    places = [np.linspace(0.0, end, PLACES) for end in ends]
+    resampled = [_curves(arm, axis, at_P, drawn_RS, generator) for arm, at_P in zip(arms, places, strict=True)]
+    measured = [counts_at(arm, axis, at_P).rates.mean(0)[None] for arm, at_P in zip(arms, places, strict=True)]
+    goal, (spent, against_spent) = _spent(measured, ends)
+    _, (ours_R, theirs_R) = _spent(resampled, ends)
+    # A resample in which the other arm spent nothing has no ratio: it stands at the upper end.
+    ratios_R = np.sort(np.divide(ours_R, theirs_R, out=np.full_like(ours_R, np.inf), where=theirs_R > 0))
+    low, high = (ratios_R[round(share * (RESAMPLES - 1))] for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    ratio = float(spent[0] / against_spent[0]) if against_spent[0] > 0 else None
+    bounds = (float(value) if np.isfinite(value) else None for value in (low, high))
+    return EndCost(float(goal[0]), float(spent[0]), float(against_spent[0]), ratio, *bounds)
+
+
+def _spent(curves: Sequence[Array], ends: Sequence[float]) -> tuple[Array, list[Array]]:
+    """Return the lower of the two ends [R] of each pair of curves [R, P], and what each spends until it has it."""
+    goals_R = np.minimum(*(curves_RP[:, -1] for curves_RP in curves))
+    return goals_R, [end * _reached(curves_RP, goals_R) for curves_RP, end in zip(curves, ends, strict=True)]
+
+
+def _curves(
+    arm: Sequence[RunOutcome],
+    axis: str,
+    places_P: Array,
+    drawn_RS: NDArray[np.integer[Any]],
+    generator: np.random.Generator,
+) -> Array:
+    """Return the mean curve [R, P] of each resample. Its evaluations are drawn again, and not the places between."""
+    total_RP = np.zeros((len(drawn_RS), len(places_P)))
+    for seed, each in enumerate(arm):
+        along = getattr(each.curve, axis)
+        counts = Counts(each.curve.successes, each.curve.episodes)
+        # A seed that is drawn twice has its episodes drawn twice.
+        for draw in range(drawn_RS.shape[1]):
+            drawn_R = drawn_RS[:, draw] == seed
+            places_RK = np.broadcast_to(np.arange(len(along)), (int(drawn_R.sum()), len(along)))
+            rates_RK = counts.resampled(places_RK, generator)
+            if len(rates_RK):
+                total_RP[drawn_R] += np.array([np.interp(places_P, along, rates_K) for rates_K in rates_RK])
+    return np.asarray(total_RP / len(arm))
+
+
+def _reached(curves_RP: Array, goals_R: Array) -> Array:
+    """Return the share of the way at which each curve first has its goal; infinity if it never has."""
+    there_RP = curves_RP >= goals_R[:, None] - 1e-12
+    share_R = there_RP.argmax(1) / (curves_RP.shape[1] - 1)
+    return np.where(there_RP.any(1), share_R, np.inf)
+
+
+def _collapse_p(one: Sequence[RunOutcome], other: Sequence[RunOutcome]) -> float | None:
+    seen = [[each.collapsed for each in arm if each.collapsed is not None] for arm in (one, other)]
+    if len(seen[0]) < len(one) or len(seen[1]) < len(other):
+        return None
+    return fisher_exact(sum(seen[0]), len(seen[0]), sum(seen[1]), len(seen[1]))
+
+
+def _corrected(found: Sequence[Contrast]) -> list[Contrast]:
+    """Return the contrasts of one axis with their p corrected; that of a primary one is tested alone."""
+    places = [place for place, each in enumerate(found) if each.p is not None and not each.primary]
+    corrected = dict(zip(places, holm([found[place].p or 0.0 for place in places]), strict=True))
+    return [replace(each, p=corrected.get(place, each.p)) for place, each in enumerate(found)]

@@ -1,0 +1,102 @@
+"""Runs that an earlier `results.json` holds: of another machine or study, or of a sitting whose directory is gone.
+
+Place in the flow: `results.json` → **earlier runs** → comparison. A study of days can be run in parts, each part under
+other seeds or variants, and the parts reported together: the file holds the whole outcome of each of its runs.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.common.errors import ConfigError
+from horizonrl.ops.studies.outcome import AXES, Curve, RunOutcome, Success
+from horizonrl.ops.studies.played import Played
+from horizonrl.ops.studies.study import StudyRun, flattened, trained
+
+ORIGIN = ("commit", "machine")
+"""What a run in `results.json` says beside its outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """An outcome, and where it comes from."""
+
+    outcome: RunOutcome
+    commit: str
+    machine: str
+
+
+def read_earlier(paths: Sequence[Path], study: str, planned: Sequence[StudyRun]) -> list[ReportedRun]:
+    """Read the runs of some `results.json` that are also planned: those with a planned run's config and seed.
+
+    Raises ConfigError if a file cannot be read, if a run of the same study had another config than the planned one, if
+    a run could be several of the planned ones, if another study has none of them, or if two files hold the same run. As
+    with a study's directory, a setting that only one of two releases knows is ignored.
+    """
+    earlier = [each for path in paths for each in _read(path, study, planned)]
+    counts = Counter(f"{each.outcome.variant} of seed {each.outcome.seed}" for each in earlier)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"the files of --with hold a run twice: {', '.join(twice)}")
+    return earlier
+
+
+def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[ReportedRun]:
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        configs, runs = results["configs"], results["runs"]
+    except OSError as error:
+        raise ConfigError(f"--with {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--with {path}: not the results.json of a study, or of a release that did not record the configs of its "
+            f"runs ({error!r})"
+        ) from None
+    ours, taken = results.get("study") == study, 0
+    for run in runs:
+        name = run["variant"]
+        # Another study may have another name for the same run, and the same name for another run.
+        candidates = [each for each in planned if each.seed == run["seed"] and (each.variant.name == name or not ours)]
+        differing = [(each, changes(configs[name], trained(each.config))) for each in candidates]
+        same = [each for each, changed in differing if not changed]
+        if ours and candidates and not same:
+            raise ConfigError(f"--with {path}: {differing[0][0].name} was run with another {differing[0][1]}")
+        if len(same) > 1:
+            raise ConfigError(
+                f"--with {path}: {name} of seed {run['seed']} could be {' or '.join(each.name for each in same)}: its "
+                "release did not know the settings that tell them apart"
+            )
+        for each in same:
+            taken += 1
+            yield ReportedRun(replace(_outcome(run), variant=each.variant.name), run["commit"], run["machine"])
+    if not ours and not taken:
+        raise ConfigError(f"--with {path}: of another study, and none of its runs has the config and seed of one here")
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the settings that both configs have and that differ, as words; empty if there are none."""
+    before, after = dict(flattened(_by_place(old))), dict(flattened(_by_place(new)))
+    differing = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
+    return ", ".join(f"{key} ({before[key]!r}, now {after[key]!r})" for key in differing)
+
+
+def _by_place(config: Any) -> Any:
+    """Return a config with each list of tables as a table by place: of two releases one may know a key of them."""
+    if isinstance(config, Mapping):
+        return {key: _by_place(value) for key, value in config.items()}
+    if isinstance(config, list) and any(isinstance(each, Mapping) for each in config):
+        return {"length": len(config)} | {str(place): _by_place(each) for place, each in enumerate(config)}
+    return config
+
+
+def _outcome(run: Mapping[str, Any]) -> RunOutcome:
+    kept = {name: value for name, value in run.items() if name not in ORIGIN}
+    curve = {name: np.array(run["curve"].get(name, np.nan * np.ones(len(run["curve"]["steps"])))) for name in AXES}
+    counts = {name: np.array(run["curve"][name]) for name in ("successes", "episodes")}
+    kept |= {"start": Success(**run["start"]), "final": Success(**run["final"]), "curve": Curve(**curve, **counts)}
+    kept["played"] = tuple(Played(**each) for each in run.get("played", ()))
+    return RunOutcome(**kept)

@@ -1,0 +1,373 @@
+"""`horizonrl bench learning`: train every variant of a study under every seed, one after another, and compare them.
+
+Place in the flow: study → **runs as child processes** → outcomes → report. The directory remembers the study's state: a
+run whose `ending.json` has code 0 is not repeated, and one that was interrupted or failed resumes from its checkpoint,
+as `train` does. A run's `recipe.toml` is its complete config, so `horizonrl train` on it repeats the run.
+"""
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from horizonrl.common.children import bound
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError, MissingDependency, NothingToLearn
+from horizonrl.learner.controller.curriculum import eval_tasks
+from horizonrl.ops.bench.origin import commit_of_program, describe_machine
+from horizonrl.ops.rundir.directory import to_toml
+from horizonrl.ops.rundir.logfiles import last_lines
+from horizonrl.ops.studies.comparison import bands, compare, measured_axes, plot_name, to_json, to_markdown
+from horizonrl.ops.studies.earlier import ReportedRun, changes, read_earlier
+from horizonrl.ops.studies.outcome import AXES, RunOutcome, read_outcome
+from horizonrl.ops.studies.study import Study, StudyRun, TableFile, plan, read_study, select, trained
+from horizonrl.ops.studies.tables import (
+    TABLES,
+    require_kept_checkpoint,
+    table_commands,
+    tables_missing,
+    tables_to_markdown,
+)
+
+RECIPE = "recipe.toml"
+ENDING = "ending.json"
+LOG = Path("logs") / "train.log"
+KEPT_FOLDERS = ("logs", "episodes", TABLES)
+"""Kept of a finished run. Checkpoints, weights, the broker's files and the exported model are most of its size."""
+INTERRUPTED = 130
+
+Command = Callable[[Path], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRequest:
+    """The command line of a study."""
+
+    study: Path
+    directory: Path
+    seeds: Sequence[int] = ()
+    """The seeds to run; empty means all of the study's."""
+    only: Sequence[str] = ()
+    """Names, values of an axis or shell patterns of the variants to run; empty means all, or all of the phase."""
+    phase: str | None = None
+    """The phase of the study to run; None runs its own seeds and variants."""
+    report_only: bool = False
+    earlier: Sequence[Path] = ()
+    """Files `results.json` whose runs count as finished."""
+    overrides: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """Return the command as the results record it: with DIR for the directory, which is this machine's own."""
+        words = ["horizonrl", "bench", "learning", str(self.study), "--directory", "DIR"]
+        words += ["--phase", self.phase] if self.phase else []
+        words += ["--seeds", ",".join(map(str, self.seeds))] if self.seeds else []
+        words += ["--only", *self.only] if self.only else []
+        words += ["--with", *map(str, self.earlier)] if self.earlier else []
+        return shlex.join([*words, *self.overrides])
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run's last attempt ended, and the wall time of all its attempts."""
+
+    code: int
+    wall_s: float
+    commit: str
+    last_lines: str
+    """The end of the log if the run failed."""
+
+    @property
+    def finished(self) -> bool:
+        return self.code == 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether hardly any group had anything to learn from: a result of training, and no failure of the machine."""
+        return NothingToLearn.opening in self.last_lines
+
+    @property
+    def success_at_giving_up(self) -> float | None:
+        """Success in training during the step that the run gave up in; None if it did not, or did not say."""
+        said = re.search(r"success rate ([\d.]+)", self.last_lines) if self.gave_up else None
+        return float(said[1]) if said else None
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in (0, INTERRUPTED) and not self.gave_up
+
+
+def train_command(recipe: Path) -> list[str]:
+    return [sys.executable, "-m", "horizonrl.ops.cli.main", "train", str(recipe)]
+
+
+def run(request: StudyRequest, command: Command = train_command) -> int:
+    """Run a study and write its report. Return 0, 1 if a run failed, or 130 if interrupted.
+
+    Raises ConfigError before the first run if the study or the config of any run is invalid.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependency("bench learning draws with matplotlib: pip install 'horizonrl[bench]'")
+    study, overrides = read_study(request.study), request.overrides
+    own: Sequence[str] = ()
+    if request.phase is not None:
+        study, own, set_by_phase = study.phase(request.phase)
+        overrides = [*set_by_phase, *overrides]
+    seeds, variants = select(study, request.seeds, request.only)
+    in_phase = select(study, (), own)[1]
+    variants = [variant for variant in variants if variant in in_phase]
+    if not variants:
+        raise ConfigError(
+            f"--only {' '.join(request.only)} matches no variant of phase {request.phase}: {', '.join(own)}"
+        )
+    # All of the phase, not only what was selected: an invalid config is found before hours of training.
+    planned = plan(replace(study, variants=in_phase), request.directory, overrides)
+    if study.table is not None:
+        for each in planned:
+            require_kept_checkpoint(each)
+    selected = [each for each in planned if each.seed in seeds and each.variant in variants]
+    earlier = _as_reported(study, read_earlier(request.earlier, study.name, selected))
+    known = {(each.outcome.variant, each.outcome.seed) for each in earlier}
+    runs = [each for each in selected if (each.variant.name, each.seed) not in known]
+    if not request.report_only:
+        if known:
+            names = ", ".join(each.name for each in runs) or "nothing"
+            print(f"--with: {len(known)} of {len(selected)} runs have finished; to train: {names}", flush=True)
+        for each in runs:
+            _write_recipe(each)
+        if not _carry_out(runs, command, study.table):
+            print("stopped; the same command goes on from here, and --report-only shows what there is")
+            return INTERRUPTED
+    endings = _endings(runs)
+    reported = _report(study, endings, earlier, request, selected)
+    return 0 if reported and not any(ending.failed for _, ending in endings) else 1
+
+
+def _as_reported(study: Study, earlier: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """Return earlier runs as this study reports them: without tables if it plays none.
+
+    Raises ConfigError if it does and a run comes without them.
+    """
+    if study.table is None:
+        return [replace(each, outcome=replace(each.outcome, tables={})) for each in earlier]
+    outcomes = [each.outcome for each in earlier]
+    if lacking := [f"{each.variant} of seed {each.seed}" for each in outcomes if not each.tables]:
+        raise ConfigError(
+            f"--with: {', '.join(lacking)} comes without the tables that study {study.name} plays: leave that file out"
+        )
+    return list(earlier)
+
+
+def _carry_out(runs: Sequence[StudyRun], command: Command, table: TableFile | None) -> bool:
+    """Train the runs that are not finished, play their tables, and print one line per run.
+
+    Returns False if interrupted.
+    """
+    # SIGTERM becomes Ctrl-C, so that `_child` ends its child in order in both cases.
+    terminate = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for number, each in enumerate(runs, 1):
+            ending = _ending(each)
+            again = ending is None or not (ending.finished or ending.gave_up)
+            if ending is None or again:
+                ending = _train(each, ending, command)
+            if ending.finished and table is not None and tables_missing(each.directory):
+                ending = _play_tables(each, ending, table)
+            if ending.code == INTERRUPTED:
+                return False
+            line = f"[{number}/{len(runs)}] {each.name}: {_finish_run(each, ending, again)}; {_left(runs, number)}"
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+    return True
+
+
+def _train(each: StudyRun, before: Ending | None, command: Command) -> Ending:
+    """Run `train` to its end, as `_child` does, and write down how it ended."""
+    started = time.monotonic()
+    code = _child(command(each.directory / RECIPE), each.directory / LOG)
+    wall_s = time.monotonic() - started + (before.wall_s if before is not None else 0.0)
+    return _write_ending(each, code, wall_s)
+
+
+def _play_tables(each: StudyRun, trained: Ending, table: TableFile) -> Ending:
+    """Play a run's tables, and write down the ending of one that fails: then the run counts as failed."""
+    for words in table_commands(each.directory, each.config, table):
+        if code := _child(words, each.directory / LOG):
+            return _write_ending(each, code, trained.wall_s)
+    return trained
+
+
+def _child(words: Sequence[str], log_file: Path) -> int:
+    """Run a command to its end. If this process is interrupted, send it SIGTERM and wait for it."""
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as sink:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,  # Ctrl-C reaches this process alone
+            preexec_fn=bound(),
+        )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        # Not SIGINT: a study started with `nohup ... &` ignores it, and so do its children until they handle it.
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        return INTERRUPTED
+
+
+def _write_ending(each: StudyRun, code: int, wall_s: float) -> Ending:
+    said = "" if code in (0, INTERRUPTED) else last_lines(each.directory / LOG)
+    ending = Ending(code, wall_s, commit_of_program(), said)
+    (each.directory / ENDING).write_text(json.dumps(asdict(ending)) + "\n", encoding="utf-8")
+    return ending
+
+
+def _ending(each: StudyRun) -> Ending | None:
+    path = each.directory / ENDING
+    return Ending(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def _endings(runs: Sequence[StudyRun]) -> list[tuple[StudyRun, Ending]]:
+    return [(each, ending) for each in runs if (ending := _ending(each)) is not None]
+
+
+def _finish_run(each: StudyRun, ending: Ending, again: bool) -> str:
+    """Remove the large folders of a finished run, and return a sentence on how the run ended.
+
+    A failed run keeps its folders, because it resumes from them.
+    """
+    spent = f"{ending.wall_s / 60:.1f} min"
+    if ending.failed:
+        return f"failed with code {ending.code} after {spent}, see {each.directory / LOG}"
+    for path in each.directory.iterdir():
+        if path.is_dir() and path.name not in KEPT_FOLDERS:
+            shutil.rmtree(path)
+    return f"finished in {spent}" if again else f"had finished in {spent}"
+
+
+def _left(runs: Sequence[StudyRun], done: int) -> str:
+    """Return how many runs are left, and for how many minutes at the mean duration of the finished runs."""
+    finished = [ending.wall_s for _, ending in _endings(runs) if ending.finished]
+    left = sum((ending := _ending(each)) is None or not (ending.finished or ending.gave_up) for each in runs[done:])
+    pace = f", about {left * sum(finished) / len(finished) / 60:.0f} min" if finished and left else ""
+    return f"{left} to go{pace}"
+
+
+def _write_recipe(each: StudyRun) -> None:
+    """Write a run's config, or check that the directory was begun with the same config.
+
+    Raises ConfigError if the directory holds another run. Keys that only one of the two configs has are ignored, so
+    that a new version can report an old study.
+    """
+    path, text = each.directory / RECIPE, to_toml(each.config)
+    if path.is_file():
+        old, new = (tomllib.loads(one) for one in (path.read_text(encoding="utf-8"), text))
+        new["run"].pop("root", None)  # so that a study's directory can be moved
+        if changed := changes(old, new):
+            raise ConfigError(
+                f"{each.directory} was begun with another {changed}: give a new --directory, or remove that run"
+            )
+    each.directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _report(
+    study: Study,
+    endings: Sequence[tuple[StudyRun, Ending]],
+    earlier: Sequence[ReportedRun],
+    request: StudyRequest,
+    selected: Sequence[StudyRun],
+) -> bool:
+    """Write `results.json`, `report.md` and the plots from the finished runs; return False if there are none."""
+    runs, machine = list(earlier), describe_machine()
+    failures = {each.name: ending.last_lines for each, ending in endings if ending.failed}
+    for each, ending in endings:
+        if ending.finished or ending.gave_up:
+            name, at_end = each.variant.name, ending.success_at_giving_up
+            outcome = read_outcome(each.directory, name, each.seed, ending.wall_s, ending.gave_up, at_end)
+            if outcome is None:
+                failures[each.name] = f"ended before its first RL step. {ending.last_lines}"
+            else:
+                runs.append(ReportedRun(outcome, ending.commit, machine))
+    if not runs:
+        print("no run has finished: there is nothing to report yet")
+        return False
+    # The intervals draw from the seeds in this order: it must not depend on where a run comes from.
+    order = [(each.variant.name, each.seed) for each in selected]
+    runs.sort(key=lambda each: order.index((each.outcome.variant, each.outcome.seed)))
+    outcomes = [each.outcome for each in runs]
+    comparison = compare(study, outcomes)
+    configs = {each.variant.name: each.config for each in selected}
+    facts = {
+        "command": f"`{request}`",
+        "recipe": ", ".join(dict.fromkeys(recipe.name for each in selected for recipe in each.variant.recipes)),
+        "seeds": ", ".join(map(str, sorted({outcome.seed for outcome in outcomes}))),
+        "finished": f"{len(outcomes)} of {len(selected)} runs",
+        "evaluation": _evaluations(configs),
+        "commit": ", ".join(sorted({each.commit for each in runs})),
+        "machine": "; ".join(sorted({each.machine for each in runs})),
+    }
+    results = {"study": study.name, **facts, "failures": failures, **to_json(comparison, runs)}
+    results["configs"] = {name: trained(config) for name, config in configs.items()}
+    request.directory.mkdir(parents=True, exist_ok=True)
+    (request.directory / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    tables = [tables_to_markdown(f"{each.variant}, seed {each.seed}", each.tables) for each in outcomes if each.tables]
+    (request.directory / "report.md").write_text(
+        to_markdown(study, comparison, facts, failures, tables), encoding="utf-8"
+    )
+    _draw(study, outcomes, request.directory)
+    print(f"report: {request.directory / 'report.md'}")
+    return True
+
+
+def _evaluations(configs: Mapping[str, RunConfig]) -> str:
+    """Return what is evaluated: once if all variants have the same tasks, else by variant."""
+    played = {name: _evaluation(config) for name, config in configs.items()}
+    if len(set(played.values())) == 1:
+        return next(iter(played.values()))
+    return "; ".join(f"{name}: {text}" for name, text in played.items())
+
+
+def _evaluation(config: RunConfig) -> str:
+    """Return what an evaluation plays: fewer tasks than asked for where an environment holds out fewer."""
+    held_out = eval_tasks(config)
+    if not held_out:
+        return "none: success is that of training episodes"
+    counts = Counter(task.category for task in held_out)
+    categories = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"{len(held_out)} tasks ({categories}), {config.eval.samples} episodes each"
+
+
+def _draw(study: Study, outcomes: Sequence[RunOutcome], directory: Path) -> None:
+    """Draw the curves in one panel, or for a grid of several axes in one panel per value of the first axis."""
+    from horizonrl.ops.studies.plots import plot_success  # here, as matplotlib takes half a second
+
+    split = len(study.axes) > 1
+    title = " and ".join(study.axes[1:] if split else study.axes) or "variant"
+    places = {
+        each.name: (each.names[0], "-".join(each.names[1:])) if split else ("", each.name) for each in study.variants
+    }
+    order = list(dict.fromkeys(name for _, name in places.values()))
+    for axis in measured_axes(outcomes):
+        found = bands(outcomes, axis)
+        panels: dict[str, dict[str, Any]] = {}
+        for variant, (panel, name) in places.items():
+            if variant in found:
+                panels.setdefault(panel, {})[name] = found[variant]
+        plot_success(panels, order, AXES[axis], title, directory / plot_name(axis))

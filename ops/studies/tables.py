@@ -1,0 +1,133 @@
+"""The paper's 27 tasks, played with what a run had after imitation and with what RL made of it.
+
+Place in the flow: a run's training → **its tables**, by `horizonrl eval --table` as child processes → its checkpoints
+are removed → `results.json`, `report.md`. Both stay in the run's directory, as `tables/before` and `tables/after`.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from horizonrl.common.config.schema import RunConfig
+from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import CHECKPOINTS, CONFIG
+from horizonrl.learner.records.checkpoint import checkpoint_name
+from horizonrl.ops.evaluation.journal import read_journal
+from horizonrl.ops.evaluation.report import RESULTS, markdown_table, read_results, success
+from horizonrl.ops.studies.significance import holm, paired_test
+from horizonrl.ops.studies.study import StudyRun, TableFile
+from horizonrl.ops.terminal.figures import number
+
+TABLES = "tables"
+"""Folder in a run's directory."""
+BEFORE, AFTER, PAIRED = "before", "after", "paired"
+KEPT_FACTS = ("settings", "samples", "blocks")
+"""Of an evaluation's `results.json`; the rest names places on this machine."""
+
+
+def table_commands(run_dir: Path, config: RunConfig, table: TableFile) -> list[list[str]]:
+    """Return the two evaluations of a run. Before RL it is the model as it came if there was no imitation."""
+    imitation, checkpoints = config.imitation.steps, run_dir / CHECKPOINTS
+    came = [config.model.name, "--recipe", str(run_dir / CONFIG)]
+    subjects = {
+        BEFORE: [str(checkpoints / checkpoint_name(imitation))] if imitation else came,
+        AFTER: [str(checkpoints / checkpoint_name(imitation + config.rl.steps))],
+    }
+    choice = ["--table", "--tasks", str(table.tasks), "--samples", str(table.samples)]
+    program = [sys.executable, "-m", "horizonrl.ops.cli.main", "eval"]
+    return [[*program, *named, *choice, "--out", str(run_dir / TABLES / when)] for when, named in subjects.items()]
+
+
+def tables_missing(run_dir: Path) -> bool:
+    """Return whether a table of a run has still to be played, in whole or in part."""
+    return not all((run_dir / TABLES / when / RESULTS).is_file() for when in (BEFORE, AFTER))
+
+
+def read_tables(run_dir: Path) -> dict[str, Any]:
+    """Return both tables, or an empty dictionary if they are not complete."""
+    if tables_missing(run_dir):
+        return {}
+    read = {when: read_results(run_dir / TABLES / when) for when in (BEFORE, AFTER)}
+    kept = {when: {name: results[name] for name in KEPT_FACTS} for when, results in read.items()}
+    return {**kept, PAIRED: _paired(run_dir, read[AFTER]["blocks"][0])}
+
+
+def _paired(run_dir: Path, block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what RL adds to the success in each scenario, tested over its tasks, with Holm's correction.
+
+    A task's rate counts once, because its episodes resemble each other. What another seed would give, it does not say.
+    """
+    before, after = (_task_rates(run_dir / TABLES / when, block["turns"]) for when in (BEFORE, AFTER))
+    rows: list[dict[str, Any]] = []
+    for env_id, scenario in {row["env"]: row["scenario"] for row in block["rows"]}.items():
+        tasks = sorted(task for task in before.keys() & after.keys() if task[0] == env_id)
+        before_T, after_T = (np.array([rates[task] for task in tasks]) for rates in (before, after))
+        difference = float(np.mean(after_T - before_T)) if tasks else None
+        test = paired_test(after_T, before_T)
+        tested = asdict(test) if test is not None else None
+        rows.append({"scenario": scenario, "tasks": len(tasks), "difference": difference, "tested": tested, "p": None})
+    known = [row for row in rows if row["tested"] is not None]
+    for row, corrected in zip(known, holm([row["tested"]["p"] for row in known]), strict=True):
+        row["p"] = corrected
+    return rows
+
+
+def _task_rates(directory: Path, turns: Mapping[str, int]) -> dict[tuple[str, str], float]:
+    """Return the success of each task, by environment and task, over its episodes that did not break."""
+    successes: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for (env_id, task, _), line in read_journal(directory)[1].items():
+        if (played := line.within(turns[env_id])) is not None:
+            successes[env_id, task].append(played.success)
+    return {key: float(np.mean(each)) for key, each in successes.items()}
+
+
+def require_kept_checkpoint(run: StudyRun) -> None:
+    """Raise ConfigError if the checkpoint that ends imitation is gone when RL ends: both tables are played then."""
+    config = run.config
+    first, every = config.imitation.steps, config.learner.checkpoint_every
+    last = first + config.rl.steps
+    # RL writes one at each multiple, and one at its end.
+    needed = 1 + -(-last // every) - first // every
+    if first and config.learner.keep_checkpoints < needed:
+        raise ConfigError(
+            f"variant {run.variant.name}: [table] is played with the checkpoint of step {first}, and "
+            f"learner.keep_checkpoints is {config.learner.keep_checkpoints}, so that RL removes it: give {needed} or "
+            "more, better with one for each interruption, or raise learner.checkpoint_every"
+        )
+
+
+HEAD = ("scenario", "task", "n", "before RL", "after RL", "turns before", "turns after")
+PAIRED_HEAD = ("scenario", "tasks", "RL adds, in points", "p after Holm")
+
+
+def tables_to_markdown(name: str, tables: Mapping[str, Any]) -> str:
+    """Return a run's tables side by side, and what RL adds by scenario, as a section of the report."""
+    before, after = (tables[when]["blocks"][0]["rows"] for when in (BEFORE, AFTER))
+    parts = [markdown_table(HEAD, [_cells(one, other) for one, other in zip(before, after, strict=True)])]
+    if paired := tables.get(PAIRED):  # a run of an earlier release has none
+        parts.append(markdown_table(PAIRED_HEAD, map(_paired_cells, paired), words=1))
+    return "\n\n".join([f"## The 27 tasks: {name}", *parts])
+
+
+def _paired_cells(row: Mapping[str, Any]) -> Sequence[str]:
+    difference, tested = row["difference"], row["tested"]
+    added = "-" if difference is None else f"{100 * difference:+.1f}"
+    if tested is not None:
+        added += " ({low:+.1f} to {high:+.1f})".format(**{end: 100 * at for end, at in tested["interval"].items()})
+    return row["scenario"], str(row["tasks"]), added, number(row["p"])
+
+
+def _cells(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:
+    both = (before, after)
+    return [
+        before["scenario"],
+        before["task"],
+        str(before["episodes"]),
+        *map(success, both),
+        *(number(row["turns_mean"], 1) for row in both),
+    ]

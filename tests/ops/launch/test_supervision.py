@@ -1,0 +1,96 @@
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from horizonrl.broker.api import Key
+from horizonrl.broker.memory import MemoryServer, MemoryTransport
+from horizonrl.broker.state import StateStore
+from horizonrl.common.errors import PartGaveUp, RunFailed
+from horizonrl.common.state import Outcomes, Progress
+from horizonrl.common.types import Kind
+from horizonrl.ops.launch import supervision
+from horizonrl.ops.launch.supervision import MAX_RESTARTS, Restarts, RunProgress, SupervisedProcess
+
+
+async def report(run: RunProgress, progress: Progress) -> None:
+    """Let the learner say where the run is."""
+    await StateStore(run.transport).put(Key.PROGRESS, progress)
+
+
+def progress_of(total_steps: int) -> RunProgress:
+    return RunProgress(MemoryTransport(MemoryServer(), "run"), total_steps)
+
+
+def test_a_run_is_over_when_its_learner_has_said_so_at_the_last_step() -> None:
+    async def scenario() -> None:
+        run = progress_of(8)
+        assert not await run.is_over()
+        for step, finished, over in ((8, False, False), (6, True, False), (8, True, True), (9, True, True)):
+            await report(run, Progress(step=step, finished=finished))
+            assert await run.is_over() is over, (step, finished)
+
+    asyncio.run(scenario())
+
+
+def test_deaths_are_counted_since_the_run_last_came_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "LONGEST_WAIT_S", 0.0)
+    log_file = tmp_path / "learner.log"
+    log_file.write_text("why it died")
+
+    async def scenario() -> None:
+        run, restarts = progress_of(100), Restarts("learner", log_file)
+        for step in range(2 * MAX_RESTARTS):
+            run.note(Progress(step=step))
+            await restarts.wait(1, run)
+        for settled in range(2 * MAX_RESTARTS):
+            run.note(Progress(step=2, outcomes={Kind.TRAIN: Outcomes(trained=settled)}))
+            await restarts.wait(1, run)
+        for repeated in range(MAX_RESTARTS - 1):  # what a learner does once more after its death is no progress
+            run.note(Progress(step=repeated, outcomes={Kind.TRAIN: Outcomes(trained=repeated)}))
+            await restarts.wait(1, run)
+        with pytest.raises(RunFailed, match=f"ended {MAX_RESTARTS + 1} times with code 1(.|\n)*why it died"):
+            await restarts.wait(1, run)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.process
+def test_a_part_that_ends_well_before_the_run_is_over_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "LONGEST_WAIT_S", 0.0)
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho started\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    recipe, log = tmp_path / "recipe.toml", tmp_path / "actor-0.log"
+    part = SupervisedProcess("actor", "actor-0", recipe, log, dict(os.environ), 10.0)
+
+    class EndsAfterThree(RunProgress):
+        async def is_over(self) -> bool:
+            return part.log_file.read_text().count("started") == 3
+
+    async def scenario() -> None:
+        await part.start()
+        await part.watch(EndsAfterThree(MemoryTransport(MemoryServer(), "run"), 8))
+
+    asyncio.run(scenario())
+    assert part.restarts.count == 2
+
+
+@pytest.mark.process
+def test_a_part_that_would_end_again_in_the_same_way_is_not_started_again(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("")
+    part = SupervisedProcess("controller", "controller", recipe, tmp_path / "controller.log", dict(os.environ), 10.0)
+
+    async def scenario() -> None:
+        await part.start()
+        await part.watch(progress_of(8))
+
+    with pytest.raises(PartGaveUp, match=r"^the controller cannot go on: broker\.url is not set"):
+        asyncio.run(scenario())
+    assert part.restarts.count == 0
