@@ -123,7 +123,7 @@ class Message(BaseModel):
         """Read the nulls that OpenAI's clients write: for the content of a message with calls, and for absent calls."""
         if not isinstance(value, dict):
             return value
-        nulls = {"tool_calls": []} | ({"content": ""} if value.get("tool_calls") else {})
+        nulls: dict[str, Any] = {"tool_calls": []} | ({"content": ""} if value.get("tool_calls") else {})
         return value | {key: empty for key, empty in nulls.items() if key in value and value[key] is None}
 
     @model_validator(mode="after")
