@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from horizonrl.actors.rollout.rollout import Rollout, play, programs
+from horizonrl.actors.rollout import programs
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout, PolicyFailure
 from horizonrl.common.types import Episode, StopReason, Ticket
 from horizonrl.envs.api import Endpoint, Outcome

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from horizonrl.actors.rollout import rollout as rollout_module
 from horizonrl.actors.rollout.rollout import Rollout
-from horizonrl.actors.rollout.rollout import rollout as rollout_module
 from horizonrl.common.errors import EngineDead, PolicyFailure
 from horizonrl.common.types import Episode, Kind, Sampling, StopReason, Task, Ticket
 from horizonrl.envs.api import Observation, Step

@@ -11,8 +11,8 @@ import pytest
 from horizonrl.actors.engines.drained import DrainedPolicy
 from horizonrl.actors.engines.scripted import ScriptedPolicy
 from horizonrl.actors.policy import ChangedWords
+from horizonrl.actors.weights import follower as weights_module
 from horizonrl.actors.weights.follower import WeightsFollower
-from horizonrl.actors.weights.follower import follower as weights_module
 from horizonrl.broker.api import Key, Stream, Transport
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore

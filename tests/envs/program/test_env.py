@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from horizonrl.actors.rollout.rollout import Rollout, play, programs
+from horizonrl.actors.rollout import programs
+from horizonrl.actors.rollout.rollout import Rollout, play
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.types import Episode, StopReason
 from horizonrl.envs import registry

@@ -11,7 +11,8 @@ from numpy.testing import assert_allclose
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizonrl.common.errors import ConfigError
-from horizonrl.learner.engine.model.model import TokenScorer, attention, head, load_language_model
+from horizonrl.learner.engine.model import attention, head
+from horizonrl.learner.engine.model.model import TokenScorer, load_language_model
 from horizonrl.learner.engine.model.packing import MicroBatch, pack
 from tests.learner.traces import make_batch, make_groups
 
