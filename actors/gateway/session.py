@@ -20,6 +20,7 @@ from horizonrl.actors.chat.tool_calls import NoCalls, ToolParser
 from horizonrl.actors.gateway.calls import Answer, CallRefused, CallRequest, PastReply, SampledToken
 from horizonrl.actors.gateway.matching import MatchingGraph, SampledCall, TooManyBranches
 from horizonrl.actors.policy import Generation, Policy
+from horizonrl.actors.stops import REFUSAL_STOPS
 from horizonrl.common.errors import ConfigError, ContextFull, EngineDead, PolicyFailure
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -87,16 +88,17 @@ class Session:
         self._counting = asyncio.Lock()
 
     def begin(
-        self, request: CallRequest, body: bytes, client: asyncio.BaseTransport | None, *, retried: bool, trained: bool
+        self, request: CallRequest, digest: bytes, client: asyncio.BaseTransport | None, *, retried: bool, trained: bool
     ) -> Call:
         """Reserve a call and begin to sample it, or join the one that it repeats. Raises CallRefused.
 
-        `body` is a digest of the request. Parallel samples have equal bodies: a retry repeats a call that its client
-        has lost, and is a new one where there is none.
+        Parallel samples have requests of equal `digest`: a retry repeats a call that its client has lost, and is a new
+        one if no client has.
         """
         if self._closed:
             raise _over()
-        if retried and (repeated := next((call for call in self._calls.get(body, ()) if call.lost), None)) is not None:
+        lost = (call for call in self._calls.get(digest, ()) if call.lost)
+        if retried and (repeated := next(lost, None)) is not None:
             self._count("replayed")
             repeated.client = client  # so that the next retry is another's
             return repeated
@@ -109,9 +111,9 @@ class Session:
         self._reserved += 1
         self.metrics.count("gateway_parameters_ignored_total", len(request.ignored))
         call = Call(request, sample, asyncio.get_running_loop().create_future(), client)
-        self._calls[body].append(call)
-        left = self.ticket.horizon_turns - self._reserved
-        task = asyncio.get_running_loop().create_task(self._run(sample, request, ids, wanted, left))
+        self._calls[digest].append(call)
+        calls_left = self.ticket.horizon_turns - self._reserved
+        task = asyncio.get_running_loop().create_task(self._run(sample, request, ids, wanted, calls_left))
         self._in_flight.add(task)
         task.add_done_callback(partial(self._end, call))
         return call
@@ -128,7 +130,7 @@ class Session:
                 raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
         if overflows:
             message = f"the conversation has {chars} characters: more than the {limit} tokens of the context hold"
-            raise self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", message, "messages"))
+            raise self._refused(_too_long(message))
 
     async def close(self) -> None:
         """Serve nothing more; end what is being sampled."""
@@ -155,31 +157,29 @@ class Session:
         horizon = self.ticket.horizon_turns
         if self._reserved >= horizon:
             # Not 429, which clients try again: the same call will never succeed.
-            raise self._cut(
-                StopReason.HORIZON,
-                CallRefused(400, "horizon_reached", f"the episode's horizon is {horizon} model calls: none is left"),
-            )
+            message = f"the episode's horizon is {horizon} model calls: none is left"
+            raise self._refused(CallRefused(400, "horizon_reached", message))
         if len(self._in_flight) >= MOST_IN_FLIGHT:
             raise CallRefused(429, "too_many_calls", f"{MOST_IN_FLIGHT} calls of this episode are in flight")
 
     def _reserve(self, request: CallRequest) -> SampledCall:
-        """Return the call's place with what is rendered for it."""
+        """Return the call's sample with what is rendered for it."""
         try:
             sample = self.graph.reserve(request.messages, request.tools)
         except TooManyBranches as error:
-            raise self._branched_out(error) from None
+            raise self._refused(CallRefused(400, "too_many_branches", str(error))) from None
         try:
-            sample.tail = self._announced(sample.tail)
+            sample.tail = self._announce_turns(sample.tail)
             if sample.parent is not None and sample.parent.generation is not None:
                 try:
                     sample.appended_ids = self.chat.extend(sample.parent.generation.ids, sample.tail)
                     return sample
                 except ConfigError:  # the template cannot append this: a conversation of its own
                     sample = self.graph.root(sample)
-                    sample.tail = self._announced(sample.tail)
+                    sample.tail = self._announce_turns(sample.tail)
             sample.appended_ids = self.chat.render(sample.tail, request.tools)
-        except TooManyBranches as error:  # of `root`, which has given up the place
-            raise self._branched_out(error) from None
+        except TooManyBranches as error:  # of `root`, which has released the call
+            raise self._refused(CallRefused(400, "too_many_branches", str(error))) from None
         except ConfigError as error:
             self.graph.release(sample)
             raise CallRefused(400, "invalid_conversation", str(error), "messages") from None
@@ -188,10 +188,7 @@ class Session:
             raise
         return sample
 
-    def _branched_out(self, error: TooManyBranches) -> CallRefused:
-        return self._cut(StopReason.ENV_TRUNCATED, CallRefused(400, "too_many_branches", str(error)))
-
-    def _announced(self, tail: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    def _announce_turns(self, tail: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
         """Return what the policy reads: with its remaining turns, where the ticket says so (`rollout.announced`)."""
         if not self.ticket.announce_horizon or not tail:
             return tail
@@ -203,28 +200,34 @@ class Session:
         # A whole turn must fit: one that the context cut would look as if the agent had stopped there.
         if len(ids) + wanted > limit:
             self.graph.release(sample)
-            raise self._cut(StopReason.CONTEXT, _overflow(len(ids), wanted, limit))
+            raise self._refused(
+                _too_long(
+                    f"the conversation has {len(ids)} tokens: with {wanted} of the reply it exceeds "
+                    f"the maximum context length of {limit} tokens"
+                )
+            )
         return ids
 
-    def _cut(self, stop: StopReason, refused: CallRefused) -> CallRefused:
-        self._count(refused.code)
-        self.cut = stop
-        if stop is not StopReason.CONTEXT:
+    def _refused(self, refusal: CallRefused) -> CallRefused:
+        """Return a refusal that may end the episode, once it is counted."""
+        self._count(refusal.code)
+        self.cut = REFUSAL_STOPS[refusal.code]
+        if self.cut is not StopReason.CONTEXT:
             self.over.set()
-        return refused
+        return refusal
 
     async def _run(
-        self, sample: SampledCall, request: CallRequest, ids: tuple[int, ...], wanted: int, left: int
+        self, sample: SampledCall, request: CallRequest, ids: tuple[int, ...], wanted: int, calls_left: int
     ) -> Answer | CallRefused:
         """Sample a call; return its answer, whatever happens."""
         try:
             generation = await self._generate(ids, wanted)
-            answer = self._recorded(sample, request, generation, wanted, len(ids), left)
+            answer = self._record(sample, request, generation, wanted, len(ids), calls_left)
             self.failure, self.cut = None, None if self.cut is StopReason.CONTEXT else self.cut
             self._count("answered")
             return answer
         except ContextFull as error:  # the engine counts otherwise than we do
-            return self._cut(StopReason.CONTEXT, CallRefused(400, "context_length_exceeded", str(error), "messages"))
+            return self._refused(_too_long(str(error)))
         except PolicyFailure as error:
             self.failure = error
             self._count("engine_failed")
@@ -260,21 +263,21 @@ class Session:
         finally:
             self.generate_s += time.monotonic() - started
 
-    def _recorded(
+    def _record(
         self,
         sample: SampledCall,
         request: CallRequest,
         generation: Generation,
         wanted: int,
         prompt_tokens: int,
-        left: int,
+        calls_left: int,
     ) -> Answer:
         reads_calls = bool(request.tools) and request.may_call
         # A family's call syntax may be of special tokens, which the text for people leaves out.
         written = self.chat.spell if reads_calls else self.chat.decode
         text = written(generation.ids)
         cut_short = len(generation.ids) >= wanted and generation.ids[-1] not in self.chat.stop_ids
-        if matches := [place for place in map(text.find, request.stop) if place >= 0]:
+        if matches := [index for index in map(text.find, request.stop) if index >= 0]:
             generation = _until(generation, _tokens_until(generation.ids, request.stop, written))
             text, cut_short = text[: min(matches)], False
         parsed = (self.parser if reads_calls else NoCalls()).parse(self.chat.thought + text, request.tools)
@@ -288,7 +291,7 @@ class Session:
             prompt_tokens=prompt_tokens,
             reply_tokens=len(generation.ids),
             tokens=self._sampled_tokens(generation) if request.logprobs else (),
-            calls_left=left,
+            calls_left=calls_left,
             ignored=request.ignored,
         )
 
@@ -324,22 +327,16 @@ def _unavailable(error: PolicyFailure) -> CallRefused:
     return CallRefused(503, "engine_failed", f"the inference engine failed this call: {error}")
 
 
-def _overflow(tokens: int, wanted: int, limit: int) -> CallRefused:
-    return CallRefused(
-        400,
-        "context_length_exceeded",
-        f"the conversation has {tokens} tokens: with {wanted} of the reply it exceeds the maximum context length of "
-        f"{limit} tokens",
-        "messages",
-    )
+def _too_long(message: str) -> CallRefused:
+    return CallRefused(400, "context_length_exceeded", message, "messages")
 
 
 def _until(generation: Generation, tokens: int) -> Generation:
     """Return the first tokens of a generation."""
     spans: list[VersionSpan] = []
-    left = tokens
+    missing = tokens
     for span in generation.spans:
-        if left > 0:
-            spans.append(span.model_copy(update={"tokens": min(span.tokens, left)}))
-            left -= span.tokens
+        if missing > 0:
+            spans.append(span.model_copy(update={"tokens": min(span.tokens, missing)}))
+            missing -= span.tokens
     return Generation(generation.ids[:tokens], generation.logprobs[:tokens], tuple(spans))

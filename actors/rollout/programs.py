@@ -9,7 +9,8 @@ import time
 
 from horizonrl.actors.gateway.server import Gateway
 from horizonrl.actors.gateway.session import Session
-from horizonrl.common.errors import EngineDead, EnvironmentFailure, EnvironmentTimeout
+from horizonrl.actors.stops import environment_stop, program_stop
+from horizonrl.common.errors import EngineDead, EnvironmentFailure
 from horizonrl.common.texts import printable
 from horizonrl.common.types import MAX_SHORT_TEXT, Episode, Kind, StopReason, Ticket
 from horizonrl.envs.api import Endpoint, Outcome, Program
@@ -29,20 +30,27 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
         return _broken(index, f"{ticket.task.env_id} has no expert: use transcripts as demonstrations")
     started = time.monotonic()
     async with gateway.session(ticket, index) as session:
-        failure = await _driven(program, session, ticket.task.task_id, Endpoint(gateway.base_url, session.key))
+        failure = await _drive(program, session, ticket.task.task_id, Endpoint(gateway.base_url, session.key))
         lost = len(session.graph.samples) - session.answered
         gateway.metrics.count("gateway_calls_total", lost, reason="undelivered")
         await session.close()  # before the grader: what the program has left behind changes nothing more
     if isinstance(session.failure, EngineDead):
         raise session.failure
-    stop, error, outcome = _stop(session, failure), None, Outcome(0.0, False)
+    error, outcome = None, Outcome(0.0, False)
+    stop = program_stop(
+        failure,
+        engine_failed=session.failure is not None,
+        refused=session.cut,
+        answered=session.answered,
+    )
     if stop.broken:
         error = _error(session, failure, stop)
     else:
         try:
             outcome = await program.grade(finished=failure is None and session.cut is None)
         except Exception as problem:  # noqa: BLE001 - a grader is anybody's code: its failure is the episode's
-            stop, error = StopReason.ENV_ERROR, f"{type(problem).__name__}: {problem}"
+            stop = environment_stop(problem)
+            error = f"{type(problem).__name__}: {problem}"
         if outcome.truncated and stop is StopReason.TERMINATED:
             stop = StopReason.ENV_TRUNCATED
     return session.graph.episode(
@@ -56,7 +64,7 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
     )
 
 
-async def _driven(program: Program, session: Session, task_id: str, endpoint: Endpoint) -> Exception | None:
+async def _drive(program: Program, session: Session, task_id: str, endpoint: Endpoint) -> Exception | None:
     """Wait until the program has ended, or has had GRACE_S since its calls ran out; return its failure."""
     async with asyncio.TaskGroup() as group:
         driving = group.create_task(_failure_of(program, task_id, endpoint))
@@ -77,22 +85,6 @@ async def _failure_of(program: Program, task_id: str, endpoint: Endpoint) -> Exc
     except Exception as error:  # noqa: BLE001 - an environment is anybody's code: its failure is the episode's
         return error
     return None
-
-
-def _stop(session: Session, failure: Exception | None) -> StopReason:
-    """Return why the episode ended, before anybody has graded it."""
-    if session.failure is not None:
-        return StopReason.POLICY_ERROR
-    if session.answered == 0:
-        # Before the first turn: no retry makes the first prompt shorter.
-        return StopReason.UNFIT if session.cut is StopReason.CONTEXT else _failed(failure)
-    if session.cut is not None:  # a program may well end with an error when its calls run out
-        return session.cut
-    return StopReason.TERMINATED if failure is None else _failed(failure)
-
-
-def _failed(failure: Exception | None) -> StopReason:
-    return StopReason.ENV_TIMEOUT if isinstance(failure, EnvironmentTimeout) else StopReason.ENV_ERROR
 
 
 def _error(session: Session, failure: Exception | None, stop: StopReason) -> str:

@@ -80,6 +80,11 @@ async def too_long(endpoint: Endpoint) -> None:
     await ask(endpoint, "x" * 9000)
 
 
+class Slow(Played):
+    async def grade(self, finished: bool) -> Outcome:
+        raise EnvironmentTimeout("the grader ran for longer than 1 s")
+
+
 class Ungradable(Played):
     async def grade(self, finished: bool) -> Outcome:
         raise RuntimeError("no verdict")
@@ -93,6 +98,7 @@ class Ungradable(Played):
         (silent, StopReason.ENV_ERROR, "without a call of the model"),
         (too_long, StopReason.UNFIT, "does not fit"),
         (Ungradable(ask), StopReason.ENV_ERROR, "RuntimeError: no verdict"),
+        (Slow(ask), StopReason.ENV_TIMEOUT, "the grader ran for longer"),
     ],
 )
 def test_what_is_not_the_agents_failure_is_broken_and_never_a_zero(
