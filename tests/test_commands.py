@@ -7,7 +7,7 @@ environment; nothing is started. What the main commands do is tried elsewhere, b
 |---|---|
 | `train`, `export`, `replay` | `tests/process/test_train.py` |
 | `broker`, `controller`, `learner`, `actor` | `tests/process/test_roles.py`, with keys `test_secured.py` |
-| `bench chaos` | `tests/process/test_chaos.py` |
+| `python -m tests.faults chaos` | `tests/process/test_chaos.py` |
 | the commands of `examples/*/README.md` | `tests/examples` |
 | metrics of a run in a real Prometheus | `tests/process/test_observed.py` |
 | `envs list`, `envs check` | `tests/envs/test_your_own.py` |

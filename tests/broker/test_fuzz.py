@@ -1,4 +1,4 @@
-"""What no writer would write is refused with a typed error. `horizonrl bench fuzz` does the same a million times."""
+"""What no writer would write is refused with a typed error. `python -m tests.faults fuzz` does so a million times."""
 
 import json
 import subprocess
@@ -9,14 +9,20 @@ import pytest
 
 from horizonrl.broker import codec
 from horizonrl.broker.codec import TYPES
-from horizonrl.ops.bench.faults import fuzz
+from tests.faults import fuzz
 
 
 def test_mutated_payloads_decode_or_raise_a_record_error_within_bounded_memory(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "bench", "fuzz", "--payloads", "20000", "--seed", "0"]
+    command = [sys.executable, "-m", "tests.faults", "fuzz", "--payloads", "20000", "--seed", "0"]
     # In a process of its own, whose memory nothing else uses.
-    done = subprocess.run([*command, "--json", str(file)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(file.read_text())
     assert report["failed"] == []

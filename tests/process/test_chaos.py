@@ -15,14 +15,14 @@ KILLS = 20
 @pytest.mark.timeout(480)
 def test_a_run_comes_through_twenty_random_events_with_nothing_lost_and_nothing_done_twice(tmp_path: Path) -> None:
     answer = tmp_path / "chaos.json"
-    command = [sys.executable, "-m", "horizonrl.ops.cli.main", "bench", "chaos", "--kills", str(KILLS), "--seed", "7"]
+    command = [sys.executable, "-m", "tests.faults", "chaos", "--kills", str(KILLS), "--seed", "7"]
     done = subprocess.run(
         [*command, "--json", str(answer), "--directory", str(tmp_path / "run")],
         capture_output=True,
         text=True,
         timeout=450,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
+        cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(answer.read_text())

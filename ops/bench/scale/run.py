@@ -1,6 +1,5 @@
 """`horizonrl bench scale`: a table of rows as actors are added, and what a large step and a restart cost."""
 
-import asyncio
 import json
 import os
 import resource
@@ -13,9 +12,9 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from horizonrl.ops.bench.faults.cluster import make_model
 from horizonrl.ops.bench.scale.long_run import OUTSTANDING, bookkeeping_s, restart
 from horizonrl.ops.bench.scale.rows import ScaleRow, forecast_s, measure
+from horizonrl.ops.models.models import make_tiny_model_apart
 from horizonrl.ops.terminal.console import plain_console
 from horizonrl.ops.terminal.waiting import waiting
 
@@ -38,7 +37,7 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "rows": []}
     with tempfile.TemporaryDirectory(prefix="horizonrl-scale-") as name:
         directory = Path(name)
-        asyncio.run(_make_model(directory))
+        make_tiny_model_apart(directory / "model")
         for count in actors or (SMALL_ROWS if small else ROWS):
             what = f"measuring {count:,} actors, for about {forecast_s(count, small):.0f} s"
             with waiting(plain_console(stderr=True), what, announced=True):
@@ -102,11 +101,6 @@ def _growth(rows: Sequence[ScaleRow]) -> tuple[int, float] | None:
     """Return the first row whose actors keep up the common rate, and the CPU per group of the last row over its."""
     busy = [place for place, row in enumerate(rows[:-1]) if row.actors >= 10]
     return (busy[0], rows[-1].cpu_ms_per_group / rows[busy[0]].cpu_ms_per_group) if busy else None
-
-
-async def _make_model(directory: Path) -> None:
-    (directory / "logs").mkdir()
-    await make_model(directory)
 
 
 def _raise_descriptors() -> None:

@@ -25,7 +25,6 @@ MEASURES: Mapping[str, str] = {
     "learner": "horizonrl.ops.bench.table.learning:rows",
     "rollouts": "horizonrl.ops.bench.table.rollouts:rows",
     "queues": "horizonrl.ops.bench.table.queues:rows",
-    "servers": "horizonrl.ops.bench.table.servers:rows",
     "starts": "horizonrl.ops.bench.table.starts:rows",
 }
 PACKAGES = (
@@ -35,13 +34,18 @@ PACKAGES = (
 
 
 def run(request: Request, json_file: Path | None, only: str | None) -> int:
-    """Measure the named group of rows, or all; return 1 if a row that has a goal missed it, except in a small table."""
+    """Measure the named group of rows, or all."""
     if only is not None and only not in MEASURES:
         raise ConfigError(f"--only {only}: no such rows{did_you_mean(only, MEASURES)} Choose {', '.join(MEASURES)}")
+    return measure_and_print(request, json_file, MEASURES if only is None else {only: MEASURES[only]})
+
+
+def measure_and_print(request: Request, json_file: Path | None, measures: Mapping[str, str]) -> int:
+    """Measure each group of rows; return 1 if a row missed its goal or is not there, except in a small table."""
     report: dict[str, Any] = {"machine": machine(), "small": request.small, "rows": []}
     report["not_measured"] = request.left_out
-    for name in MEASURES if only is None else (only,):
-        module, _, function = MEASURES[name].partition(":")
+    for name, reference in measures.items():
+        module, _, function = reference.partition(":")
         measure: Measure = getattr(import_module(module), function)
         try:
             with waiting(plain_console(stderr=True), f"measuring {name}", announced=True):

@@ -1,7 +1,6 @@
 """`bench`: what the system withstands, costs and learns."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from horizonrl.ops.cli.help import CommandParser, Commands, bounded, integers, new_file
@@ -12,7 +11,6 @@ TITLE = "Benchmark"
 def add(commands: Commands) -> None:
     bench = commands.add("bench", "Measure what the system withstands, costs and learns.", _no_name)
     benchmarks = Commands(bench.add_subparsers(dest="bench", required=True, metavar="NAME", help="one of those below"))
-    _add_faults(benchmarks)
     _add_speed(benchmarks)
     _add_learning(benchmarks)
     _add_sampling(benchmarks)
@@ -28,35 +26,6 @@ def add(commands: Commands) -> None:
 
 def _no_name(arguments: argparse.Namespace, overrides: list[str]) -> int:
     raise AssertionError("the parser requires a NAME")
-
-
-def _add_faults(benchmarks: Commands) -> None:
-    description = "Kill, stop, delay and repeat at random; check that nothing is lost."
-    chaos = benchmarks.add("chaos", description, _chaos, keys=True)
-    chaos.add_argument(
-        "--kills", type=bounded(1), default=20, metavar="N", help="events, at least a sixth of them for each role; 20"
-    )
-    chaos.add_argument(
-        "--engine", choices=("scripted", "vllm"), default="scripted", help="the actors' engine; scripted by default"
-    )
-    chaos.add_argument(
-        "--servers",
-        type=int,
-        choices=(1, 3, 5),
-        default=1,
-        metavar="N",
-        help="nats-servers; with 3 or 5, events also pause them and cut them off; 1 by default",
-    )
-    soak = benchmarks.add("soak", "Run undisturbed at full speed; show what grows.", _soak, keys=True)
-    soak.add_argument("--minutes", type=bounded(0.1), default=60.0, metavar="M", help="60 by default")
-    for command in (chaos, soak):
-        command.add_argument("--directory", type=Path, metavar="DIR", help="a new directory; temporary by default")
-    description = "Send the broker's readers payloads that no writer would write."
-    fuzz = benchmarks.add("fuzz", description, _fuzz, overrides=False)
-    fuzz.add_argument("--payloads", type=bounded(1), default=10_000, metavar="N", help="10000 by default")
-    for command in (chaos, soak, fuzz):
-        command.add_argument("--seed", type=int, default=0, metavar="S", help="0 by default")
-        _add_json(command)
 
 
 def _add_speed(benchmarks: Commands) -> None:
@@ -75,12 +44,6 @@ def _add_speed(benchmarks: Commands) -> None:
     speed = benchmarks.add("speed", description, _speed, overrides=False)
     speed.add_argument("--small", action="store_true", help="a small variant of every row, in seconds, for CI")
     speed.add_argument("--only", metavar="ROWS", help="one group of rows, such as queues; all by default")
-    speed.add_argument(
-        "--agentgym", type=Path, metavar="DIR", help="a checkout of AgentGym, whose servers are the peer"
-    )
-    speed.add_argument(
-        "--agentgym-python", default=sys.executable, metavar="PYTHON", help="a Python with its servers' dependencies"
-    )
     _add_json(speed)
     description = "Show where each second of a finished run went, by role."
     timeline = benchmarks.add("timeline", description, _timeline, overrides=False)
@@ -220,26 +183,6 @@ def _add_json(command: CommandParser) -> None:
     command.add_argument("--json", dest="json_file", type=new_file, metavar="FILE", help="write the result to a file")
 
 
-def _chaos(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.faults import chaos
-
-    overrides = [f"--actor.engine={arguments.engine}", *overrides]
-    request = chaos.ChaosRequest(arguments.kills, arguments.seed, arguments.servers, overrides)
-    return chaos.run(request, arguments.json_file, arguments.directory)
-
-
-def _soak(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.faults import soak
-
-    return soak.run(arguments.minutes, arguments.seed, arguments.json_file, arguments.directory, overrides)
-
-
-def _fuzz(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.faults import fuzz
-
-    return fuzz.run(arguments.payloads, arguments.seed, arguments.json_file)
-
-
 def _broker(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.speed import broker
 
@@ -256,8 +199,7 @@ def _speed(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.table import run
     from horizonrl.ops.bench.table.rows import Request
 
-    request = Request(arguments.small, arguments.agentgym, arguments.agentgym_python)
-    return run.run(request, arguments.json_file, arguments.only)
+    return run.run(Request(arguments.small), arguments.json_file, arguments.only)
 
 
 def _timeline(arguments: argparse.Namespace, overrides: list[str]) -> int:

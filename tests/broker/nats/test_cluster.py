@@ -22,7 +22,7 @@ from horizonrl.broker.nats.transport import NatsTransport
 from horizonrl.common.config.nats import NatsSection
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import BrokerUnreachable, ConfigError
-from horizonrl.ops.bench.faults.servers import Servers, serving
+from tests.faults.servers import Servers, serving
 
 pytestmark = pytest.mark.process
 R3 = NatsSection(replicas=3)

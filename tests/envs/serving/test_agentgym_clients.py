@@ -1,6 +1,6 @@
 """What AgentGym's own clients ask of a server and read of its answers, on ours: whole episodes of each environment.
 
-The requests are written here from how its clients behave; `python -m horizonrl.ops.bench.agentgym ours` does the same
+The requests are written here from how its clients behave; `python -m tests.peers.agentgym ours` does the same
 with the real package.
 """
 
@@ -16,8 +16,8 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import COUNTERPARTS, numbers_of
 from horizonrl.envs.check import check
 from horizonrl.envs.serving import episodes
-from horizonrl.ops.bench.agentgym.games import Game, answer, door, play
 from tests.envs.serving.servers import Caller, caller_of, server_of
+from tests.peers.agentgym.games import Game, answer, door, play
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""AgentGym's text layer; `python -m horizonrl.ops.bench.agentgym theirs babyai` compares it turn by turn."""
+"""AgentGym's text layer; `python -m tests.peers.agentgym theirs babyai` compares it turn by turn."""
 
 import asyncio
 

@@ -68,7 +68,7 @@ def test_the_expert_walks_in_every_format(action_format: str) -> None:
 
 
 def agentgym_maze(task_id: str, *actions: str) -> tuple[str, list[Step]]:
-    """Play LMRL-Gym's maze in AgentGym's words; `ops/bench/agentgym games` compares both turn by turn."""
+    """Play LMRL-Gym's maze in AgentGym's words; `tests/peers/agentgym games` compares both turn by turn."""
 
     async def run() -> tuple[str, list[Step]]:
         environment = MazeWalk(mazes="lmrl", style="agentgym", format="plain")

@@ -72,7 +72,7 @@ def test_the_expert_guesses_in_every_format(action_format: str) -> None:
 
 
 def drawn_anew(words: tuple[str, ...], *guesses: str, seed: int = 3) -> list[Step]:
-    """Play by LMRL-Gym's rules; `ops/bench/agentgym games` compares both turn by turn."""
+    """Play by LMRL-Gym's rules; `tests/peers/agentgym games` compares both turn by turn."""
     game = AgentGymGuessing(seed, words)
     return [game.follow(guess) for guess in guesses]
 

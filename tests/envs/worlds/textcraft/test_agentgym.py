@@ -1,4 +1,4 @@
-"""AgentGym's words and its reading of a command; `ops/bench/agentgym theirs textcraft` compares them turn by turn."""
+"""AgentGym's words and its reading of a command; `tests/peers/agentgym theirs textcraft` compares them turn by turn."""
 
 import asyncio
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.ops.bench.faults.cluster import make_model
 from horizonrl.ops.bench.scale.long_run import bookkeeping_s, restart
 from horizonrl.ops.bench.scale.rows import forecast_s
 from horizonrl.ops.bench.scale.run import ROWS
 from horizonrl.ops.bench.scale.scaled_run import GROUPS_PER_S, running
 from horizonrl.ops.cli.main import main
+from horizonrl.ops.models.models import make_tiny_model_apart
 
 pytestmark = pytest.mark.process
 
@@ -46,8 +46,7 @@ def test_a_row_whose_process_ends_fails_with_its_log(tmp_path: Path) -> None:
             await scaled.processes[0].wait()
             await scaled.until_step(1_000_000)
 
-    (tmp_path / "logs").mkdir()
-    asyncio.run(make_model(tmp_path))
+    make_tiny_model_apart(tmp_path / "model")
     with pytest.raises(RunFailed, match=r"step 1000000 has not come, and process \d+ has ended"):
         asyncio.run(scenario())
 

@@ -56,13 +56,14 @@ def test_an_unknown_group_of_rows_is_refused_with_the_known_ones() -> None:
 
 
 @pytest.mark.process
-def test_the_broker_and_the_servers_are_measured_in_small(tmp_path: Path) -> None:
-    for name, what in {"queues": "groups through the broker", "servers": "textcraft"}.items():
-        out = tmp_path / f"{name}.json"
-        assert main(["bench", "speed", "--small", "--only", name, "--json", str(out)]) == 0
-        report = json.loads(out.read_text())
-        assert report["rows"], report["not_measured"]
-        assert all(row["what"].startswith(what) and row["ours"] > 0 for row in report["rows"])
+def test_the_broker_is_measured_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "queues.json"
+    assert main(["bench", "speed", "--small", "--only", "queues", "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["rows"], report["not_measured"]
+    for row in report["rows"]:
+        assert row["what"].startswith("groups through the broker")
+        assert row["ours"] > 0
 
 
 @pytest.mark.process

@@ -21,8 +21,8 @@ from horizonrl.broker.connect import connected
 from horizonrl.common.config.schema import BrokerSection
 from horizonrl.common.errors import LogGap, RunFailed
 from horizonrl.learner.records.checkpoint import CheckpointStore
-from horizonrl.ops.bench.faults.cluster import POLL_S, Cluster, RoleProcess
-from horizonrl.ops.bench.faults.plan import DEADLY, PAUSE_S, ROLES, Event, Fault, Target
+from tests.faults.cluster import POLL_S, Cluster, RoleProcess
+from tests.faults.plan import DEADLY, PAUSE_S, ROLES, Event, Fault, Target
 
 START_S = 180.0
 PROGRESS_S = 60.0
@@ -209,7 +209,7 @@ class Storm:
         # nobody but root may raise a hard one again.
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         async with _within(AILS_S, "a write of the broker to its full disk"):
-            while await server.complaint() is None:  # noqa: ASYNC110 - the server sends no event, so it is polled
+            while await server.complaint() is None:
                 await asyncio.sleep(POLL_S)
         await asyncio.sleep(event.length_s)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

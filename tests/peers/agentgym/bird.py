@@ -17,7 +17,7 @@ from horizonrl.common.errors import EnvironmentFailure
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.worlds.sql.problems import Problem, make_problem
-from horizonrl.ops.bench.agentgym.comparison import GameComparison
+from tests.peers.agentgym.comparison import GameComparison
 
 
 def write_bird(folder: Path, count: int) -> list[Problem]:

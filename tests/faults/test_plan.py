@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from horizonrl.ops.bench.faults.plan import AWAY_S, DISTURBANCES, ROLES, SERVER_FAULTS, Fault, Target, make_plan
-from horizonrl.ops.bench.faults.storm import FIRE
+from tests.faults.plan import AWAY_S, DISTURBANCES, ROLES, SERVER_FAULTS, Fault, Target, make_plan
+from tests.faults.storm import FIRE
 
 
 @pytest.mark.parametrize("events", [8, 10, 20, 100, 300])

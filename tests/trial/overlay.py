@@ -9,9 +9,10 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from horizonrl.ops.deploy.trial.pods import Image, Manifest, Pod
+from tests.trial.pods import Image, Manifest, Pod
 
-VALUES = Path(__file__).parents[1] / "kubernetes/nats/values.yaml"
+KUBERNETES = Path(__file__).parents[2] / "ops/deploy/kubernetes"
+VALUES = KUBERNETES / "nats/values.yaml"
 BROKER, BROKER_NAME = "nats", "nats.nats.svc.cluster.local"
 SEEN_AT = "/etc/horizonrl-keys"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from horizonrl.ops.bench.faults.soak import Sample, per_hour, summary
+from tests.faults.soak import Sample, per_hour, summary
 
 
 def sample(at_s: float, step: int, rss_mb: float) -> Sample:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from horizonrl.ops.deploy.trial.overlay import all_pods, made_claims, make_secrets, rendered, variables
-from horizonrl.ops.deploy.trial.pods import Image, Pod, Surroundings, expanded, seccomp_profile, size_bytes
 from tests.ops.deploy.manifests import KUBERNETES, OVERLAYS, PREFIX, needs_kubectl
 from tests.ops.deploy.test_nats_chart import ONE
 from tests.ops.deploy.test_nats_chart import rendered as rendered_broker
+from tests.trial.overlay import all_pods, made_claims, make_secrets, rendered, variables
+from tests.trial.pods import Image, Pod, Surroundings, expanded, seccomp_profile, size_bytes
 
 IMAGE = Image(Path("/image"), {"PATH": "/usr/local/bin", "HOME": "/home/horizonrl"}, "/home/horizonrl")
 NAMESPACES = {"network": "/run/netns/pod", "pid": "/proc/1/ns/pid"}

@@ -1,8 +1,22 @@
-"""Compare AgentGym with HorizonRL, both ways.
+"""The real AgentGym against ours, both ways: its client on our servers, and our client on its servers.
+
+    python -m tests.peers.agentgym ours --agentgym DIR                its package plays on our servers
+    python -m tests.peers.agentgym theirs --agentgym DIR              our client plays on its servers
+    python -m tests.peers.agentgym games --agentgym DIR --lmrl DIR    Maze and Wordle, turn by turn
+    python -m tests.peers.agentgym speed --agentgym DIR               rows of the performance table: steps per second
+
+    ours        whole episodes of an expert, played by AgentGym's Evaluator (driver.py runs in its Python)
+    theirs      one task on both sides at once, up to 32 episodes in parallel; bird.py makes the questions for SQLGym
+    lmrl        our Maze and Wordle against LMRL-Gym's, in this process
+    games       an expert's episodes in the form that AgentGym's prompts ask for
+    comparison  the counts of `theirs`
+
+How to read it: `whole`, `same` and the `same_*` columns count matches and should equal `episodes` or `turns`.
+`first_difference` and `differences` quote both sides where they do not. docs/environments/agentgym.md has the results.
 
 DIR is a checkout of https://github.com/WooooDyy/AgentGym or https://github.com/abdulhaim/LMRL-Gym. `--python` is a
 Python with AgentGym's dependencies: for `ours` those of its `agentenv` package (torch, transformers, requests, openai),
-for `theirs` those of its servers (docs/environments/agentgym.md).
+for `theirs` and `speed` those of its servers (docs/environments/agentgym.md).
 """
 
 import argparse
@@ -17,16 +31,19 @@ from typing import Any
 from rich.table import Table
 
 from horizonrl.common.errors import HorizonError
-from horizonrl.ops.bench.agentgym import lmrl, ours, theirs
+from horizonrl.ops.bench.table.rows import Request
 from horizonrl.ops.terminal.console import plain_console
+from tests.peers.agentgym import lmrl, ours, speed, theirs
 
 
 def main() -> int:
     """Run one comparison and print its table."""
-    parser = argparse.ArgumentParser(prog="python -m horizonrl.ops.bench.agentgym", description=__doc__)
-    parser.add_argument("what", choices=("ours", "theirs", "games"), help="whose servers are played on, or which games")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.peers.agentgym", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("ours", "theirs", "games", "speed"), help="see above")
     parser.add_argument("ids", nargs="*", metavar="ID", help="our environments to compare; default: all")
-    parser.add_argument("--agentgym", type=Path, metavar="DIR", required=True, help="checkout of AgentGym")
+    parser.add_argument("--agentgym", type=Path, metavar="DIR", help="checkout of AgentGym; optional for speed")
     parser.add_argument("--lmrl", type=Path, metavar="DIR", help="checkout of LMRL-Gym; required by games")
     parser.add_argument(
         "--python", default=sys.executable, help="Python with AgentGym's dependencies; default: this one"
@@ -35,8 +52,13 @@ def main() -> int:
         "--episodes", type=int, default=0, help="episodes per environment; default: 5 for ours, 64 for theirs"
     )
     parser.add_argument("--parallel", type=int, default=32, help="episodes at a time, for theirs; default: 32")
+    parser.add_argument("--small", action="store_true", help="for speed: seconds instead of minutes, as in CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows as JSON")
     options = parser.parse_args()
+    if options.what == "speed":
+        return speed.run(Request(options.small, options.agentgym, options.python), options.json)
+    if options.agentgym is None:
+        parser.error(f"{options.what} needs --agentgym DIR")
     if options.what == "games" and options.lmrl is None:
         parser.error("games needs --lmrl DIR")
     rows: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from horizonrl.broker.nats.cluster import EmbeddedCluster, free_ports
 from horizonrl.broker.nats.server import EmbeddedServer
-from horizonrl.ops.bench.faults.proxy import Proxy
+from tests.faults.proxy import Proxy
 
 # Neither clients nor servers may learn of an address that is not a proxy's; nobody listens on port 1.
 HIDDEN = 'no_advertise: true\n  advertise: "127.0.0.1:1"'

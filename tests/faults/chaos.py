@@ -1,4 +1,4 @@
-"""`horizonrl bench chaos`: kill, stop, delay and repeat at random, then check that nothing was lost or done twice.
+"""`python -m tests.faults chaos`: kill, stop, delay and repeat at random, then see that nothing is lost or done twice.
 
 A seeded plan (`plan.py`, `storm.py`) disturbs a real run of every role. The run then finishes by itself and is judged
 by what it left behind (`verdict.py`). Last, `horizonrl replay` trains the same log once more without any disturbance
@@ -23,14 +23,14 @@ from rich.table import Table
 from horizonrl.common.children import bound
 from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.common.run_dir import EVALS, LEDGER
-from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
-from horizonrl.ops.bench.faults.plan import make_plan
-from horizonrl.ops.bench.faults.storm import Storm
-from horizonrl.ops.bench.faults.verdict import Verdict, gather, judge
-from horizonrl.ops.bench.faults.witness import Witness
 from horizonrl.ops.rundir.lines import read_lines
 from horizonrl.ops.rundir.logfiles import last_lines
 from horizonrl.ops.terminal.console import plain_console
+from tests.faults.cluster import Cluster, cluster, workplace
+from tests.faults.plan import make_plan
+from tests.faults.storm import Storm
+from tests.faults.verdict import Verdict, gather, judge
+from tests.faults.witness import Witness
 
 LAST_STEPS = 10
 """RL steps at the end of the run, without disturbance."""

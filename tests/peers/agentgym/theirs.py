@@ -21,9 +21,9 @@ from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of, task_named
 from horizonrl.envs.api import Expert, expert_of
 from horizonrl.envs.worlds.textcraft.tasks import load_book
-from horizonrl.ops.bench.agentgym.bird import play_all, write_bird
-from horizonrl.ops.bench.agentgym.comparison import GameComparison
-from horizonrl.ops.bench.agentgym.games import answer, door, make, reply_of
+from tests.peers.agentgym.bird import play_all, write_bird
+from tests.peers.agentgym.comparison import GameComparison
+from tests.peers.agentgym.games import answer, door, make, reply_of
 
 SERVERS: Mapping[str, tuple[str, str]] = {
     "textcraft": ("agentenv-textcraft", "agentenv_textcraft:app"),

@@ -1,6 +1,10 @@
 """Start an overlay's pods on this machine, wait for the end of the run, and start its roles once more.
 
-    python -m horizonrl.ops.deploy.trial FOLDER OVERLAY --chart NATS_CHART [--set section.key=value ...]
+    python -m tests.trial FOLDER OVERLAY --chart NATS_CHART [--set section.key=value ...]
+
+It needs no Kubernetes: it takes the overlay as `kubectl kustomize` renders it, NATS' chart with our values, and a root
+file system that the Dockerfile's steps have made. Each pod becomes a container of `runc`, the runtime of most nodes,
+with the command, the environment, the files, the user, the limits and the probes of its manifest.
 
 FOLDER is what `ops/deploy/docker/rootfs.sh` has made. It needs root, Linux, runc, iproute2, kubectl and Python's
 helm-python-sdk. The claims that the overlay makes begin empty; any other one is the folder FOLDER/trial/claims/NAME.
@@ -25,10 +29,11 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from horizonrl.common.errors import ConfigError, HorizonError, RunFailed
-from horizonrl.ops.deploy.trial.node import Started, TrialNode, start
-from horizonrl.ops.deploy.trial.overlay import (
+from tests.trial.node import Started, TrialNode, start
+from tests.trial.overlay import (
     BROKER,
     BROKER_NAME,
+    KUBERNETES,
     all_pods,
     image_of,
     made_claims,
@@ -37,9 +42,9 @@ from horizonrl.ops.deploy.trial.overlay import (
     rendered_chart,
     variables,
 )
-from horizonrl.ops.deploy.trial.pods import Image, Pod, Surroundings
+from tests.trial.pods import Image, Pod, Surroundings
 
-READER = Path(__file__).parents[1] / "kubernetes/reader.yaml"
+READER = KUBERNETES / "reader.yaml"
 COMPONENT, INSTANCE = "app.kubernetes.io/component", "app.kubernetes.io/instance"
 CONFIG_ERROR = ConfigError.exit_code
 ACTORS_END_S = 60.0
@@ -190,7 +195,7 @@ class Trial:
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit code: 0 if the run has finished, and each role ends at once when it is started again."""
-    parser = argparse.ArgumentParser(prog="python -m horizonrl.ops.deploy.trial", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.trial", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="what rootfs.sh has made")
     parser.add_argument("overlay", type=Path, help="a folder for `kubectl kustomize`")
     parser.add_argument("--chart", type=Path, required=True, help="NATS' own chart, as a .tgz")

@@ -12,7 +12,7 @@ from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.tickets import TicketQueue
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.types import Group, Kind, StopReason, Task, Void
-from horizonrl.ops.bench.faults.verdict import Evidence, gather, judge
+from tests.faults.verdict import Evidence, gather, judge
 from tests.records import make_group
 
 CONFIG = RunConfig.load((), ["--horizon.horizons=[4,5]", "--horizon.steps_per_stage=1", "--rl.max_staleness=1"])

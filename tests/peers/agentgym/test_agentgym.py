@@ -11,9 +11,10 @@ import pytest
 
 from horizonrl.envs.agentgym.dialects import DIALECTS
 from horizonrl.envs.agentgym.doors import COUNTERPARTS
-from horizonrl.ops.bench.agentgym import ours
-from horizonrl.ops.bench.agentgym.bird import write_bird
-from horizonrl.ops.bench.agentgym.games import play, reply_of
+from horizonrl.ops.bench.table.rows import Request
+from tests.peers.agentgym import ours, speed
+from tests.peers.agentgym.bird import write_bird
+from tests.peers.agentgym.games import play, reply_of
 
 AGENTENV = importlib.util.find_spec("agentenv")
 
@@ -71,3 +72,12 @@ def test_the_real_package_plays_whole_episodes_on_our_server() -> None:
     agentgym = Path(AGENTENV.origin).parents[2]
     driven = asyncio.run(ours.drive(agentgym, sys.executable, ["textcraft", "household", "sql"], 2))
     assert [each.whole for each in driven] == [2, 2, 2], [each.first_difference for each in driven]
+
+
+@pytest.mark.process
+def test_our_servers_are_measured_in_small_without_a_checkout(tmp_path: Path) -> None:
+    out = tmp_path / "servers.json"
+    assert speed.run(Request(small=True), out) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["what"].startswith("textcraft")
+    assert row["ours"] > 0

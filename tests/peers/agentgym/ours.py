@@ -20,7 +20,7 @@ from horizonrl.common.errors import RunFailed
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
-from horizonrl.ops.bench.agentgym.games import Game, door, play
+from tests.peers.agentgym.games import Game, door, play
 
 TASKS: Mapping[str, str] = {
     "textcraft": "TextCraftTask", "babyai": "BabyAITask", "sciworld": "SciworldTask", "household": "AlfWorldTask",

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import cycle, islice
+from pathlib import Path
 
 import uvloop
 
@@ -16,10 +17,11 @@ from horizonrl.common.errors import HorizonError, RunFailed
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
 from horizonrl.envs.api import Environment
-from horizonrl.ops.bench.agentgym.games import Game, door, play
-from horizonrl.ops.bench.agentgym.theirs import agentgym_server
 from horizonrl.ops.bench.speed.envs import WORKERS, serving
 from horizonrl.ops.bench.table.rows import Request, Row, against_limit
+from horizonrl.ops.bench.table.run import measure_and_print
+from tests.peers.agentgym.games import Game, door, play
+from tests.peers.agentgym.theirs import agentgym_server
 
 GOALS = {"textcraft": None, "babyai": 2_500.0, "sciworld": 200.0}
 """Steps per second to reach with 32 clients on two cores."""
@@ -36,6 +38,11 @@ CALL_S = 30.0
 """Longest wait for one call: what a round lasts beyond its seconds, at most."""
 
 Player = AsyncGenerator[int, None]
+
+
+def run(request: Request, json_file: Path | None) -> int:
+    """Measure the rows and print them as `horizonrl bench speed` does its own."""
+    return measure_and_print(request, json_file, {"servers": f"{__name__}:rows"})
 
 
 def rows(request: Request) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`horizonrl bench fuzz`: sends malformed payloads through the decoder and the collector behind it.
+"""`python -m tests.faults fuzz`: sends malformed payloads through the decoder and the collector behind it.
 
 A payload is one mutation of a valid record's bytes. It must decode to a valid record or raise a RecordError, in bounded
 memory. A payload that decodes to a group or a void is then settled by a collector and laid out as a batch. The same

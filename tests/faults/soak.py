@@ -1,4 +1,4 @@
-"""`horizonrl bench soak`: an undisturbed run at full speed, to find out what grows.
+"""`python -m tests.faults soak`: an undisturbed run at full speed, to find out what grows.
 
 It runs the processes of the chaos suite for as long as you like. Every SAMPLE_S it samples the memory, descriptors and
 threads of each process, the broker's streams and the run's files.
@@ -25,8 +25,8 @@ from rich.table import Table
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.state import StateStore
 from horizonrl.common.state import Progress
-from horizonrl.ops.bench.faults.cluster import Cluster, cluster, workplace
 from horizonrl.ops.terminal.console import plain_console
+from tests.faults.cluster import Cluster, cluster, workplace
 
 SAMPLE_S = 10.0
 START_S = 180.0

@@ -1,6 +1,6 @@
 """A whole run on this machine, one process per role: nats-servers, a controller, a learner and two scripted actors.
 
-Place in the flow: `bench chaos` disturbs this cluster and `bench soak` watches it. A role that ends is started again,
+Place in the flow: `chaos` disturbs this cluster and `soak` watches it. A role that ends is started again,
 as an orchestrator would do.
 """
 
@@ -23,8 +23,9 @@ from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import configure_logs
-from horizonrl.ops.bench.faults.servers import Servers, serving
+from horizonrl.ops.models.models import make_tiny_model_apart
 from horizonrl.ops.rundir.logfiles import last_lines
+from tests.faults.servers import Servers, serving
 
 RECIPE = """\
 [run]
@@ -277,20 +278,6 @@ def workplace(name: str, directory: Path | None) -> Iterator[Path]:
         yield place
 
 
-async def make_model(directory: Path) -> None:
-    """Make the tiny model in a child process, so that this process does not import torch."""
-    command = [sys.executable, "-m", "horizonrl.ops.models.tiny_model", str(directory / "model")]
-    with (directory / "logs" / "model.log").open("wb") as sink:
-        maker = await asyncio.create_subprocess_exec(
-            *command,
-            stdout=sink,
-            stderr=sink,
-            preexec_fn=bound(),
-        )
-        if await maker.wait():
-            raise RunFailed(f"the tiny model was not made: {last_lines(directory / 'logs' / 'model.log')}")
-
-
 @contextlib.asynccontextmanager
 async def cluster(
     name: str, directory: Path, seed: int, overrides: Sequence[str], through_proxy: bool = True
@@ -299,7 +286,7 @@ async def cluster(
 
     There are as many servers as the run wants replicas of its streams.
     """
-    await make_model(directory)
+    make_tiny_model_apart(directory / "model")
     recipe = directory / "recipe.toml"
     recipe.write_text(
         RECIPE.format(name=name, directory=directory, seed=seed, horizons=", ".join(map(str, HORIZONS))),

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from horizonrl.ops.bench.faults.proxy import CHUNK_BYTES, Proxy
+from tests.faults.proxy import CHUNK_BYTES, Proxy
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

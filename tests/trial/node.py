@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.ops.deploy.trial.pods import Image, Manifest, Pod, Surroundings, bound, default_seccomp
+from tests.trial.pods import Image, Manifest, Pod, Surroundings, bound, default_seccomp
 
 RUNTIME = ("runc",)
 PAUSE = ("unshare", "--pid", "--fork", "--kill-child", "sleep", "infinity")
