@@ -1,12 +1,10 @@
 """Temporary directories that do not outlive their owner for long, even one that was killed; and new ones that stay.
 
-An owner holds a lock on its directory, which the kernel frees with the process; whoever makes the next directory in the
-same place removes those that nobody holds. A process id in the name would not do, since each of the containers that
-share /dev/shm counts its own processes.
+An owner holds a lock on its directory (`locks.py`); whoever makes the next directory under the same parent removes
+those that nobody holds.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -15,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.locks import open_locked, take_lock
 
 PREFIX = "horizonrl-scratch-"
 TRIES = 200
@@ -43,16 +42,16 @@ def scratch(parent: Path | None = None) -> Iterator[Path]:
     """Hold a new directory in `parent`, or where temporary files belong; remove it after the body."""
     parent = parent or Path(tempfile.gettempdir())
     _sweep(parent)
-    held = None
-    while held is None:  # another process may remove it between its creation and its lock
-        place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        held = _hold(place)
+    lock = None
+    while lock is None:  # another process may remove it between its creation and its lock
+        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        lock = _lock(directory)
     try:
-        yield place
+        yield directory
     finally:
         # Removed under the lock: the next process would otherwise remove it at the same time.
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(held)
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
 
 
 @contextlib.contextmanager
@@ -63,52 +62,36 @@ def shared_scratch(name: str, parent: Path | None = None) -> Iterator[Path]:
     """
     parent = parent or Path(tempfile.gettempdir())
     _sweep(parent)
-    place = parent / f"{PREFIX}{os.geteuid()}-{name}"
-    held = None
+    directory = parent / f"{PREFIX}{os.geteuid()}-{name}"
+    lock = None
     for _ in range(TRIES):
         with contextlib.suppress(FileExistsError):
-            place.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700)
         # None also while the last holder removes it: the next try makes a new one.
-        if (held := _hold(place, fcntl.LOCK_SH)) is not None:
+        if (lock := _lock(directory, shared=True)) is not None:
             break
         time.sleep(0.01)
-    if held is None:
-        raise ConfigError(f"{place} cannot be used: remove it, or give the run another run.name")
+    if lock is None:
+        raise ConfigError(f"{directory} cannot be used: remove it, or give the run another run.name")
     try:
-        yield place
+        yield directory
     finally:
-        with contextlib.suppress(BlockingIOError):  # others still hold it
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(place, ignore_errors=True)
-        os.close(held)
+        if take_lock(lock):  # nobody else holds it
+            shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
 
 
 def _sweep(parent: Path) -> None:
     """Remove what nobody holds: whoever gets the lock of a directory knows that its owners are dead."""
-    for left in parent.glob(f"{PREFIX}*"):
-        if (held := _hold(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(held)
+    for directory in parent.glob(f"{PREFIX}*"):
+        if (lock := _lock(directory)) is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
 
 
-def _hold(place: Path, lock: int = fcntl.LOCK_EX) -> int | None:
-    """Return a descriptor that locks a directory, or None when it is gone, another's, or held."""
-    try:
-        # The folder may be shared with other users: a link in it must not lead the removal elsewhere.
-        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    return locked(held, place, lock)
-
-
-def locked(held: int, place: Path, lock: int) -> int | None:
-    """Lock an open descriptor and return it; close it and return None when another process holds the lock."""
-    try:
-        fcntl.flock(held, lock | fcntl.LOCK_NB)
-        # The lock may be that of a file or directory that was removed, and made again under its name, in between.
-        if os.path.samestat(os.fstat(held), os.stat(place)):
-            return held
-    except OSError:
-        pass
-    os.close(held)
+def _lock(directory: Path, *, shared: bool = False) -> int | None:
+    """Return a descriptor that locks a directory, or None if it is gone, another user's, or held."""
+    with contextlib.suppress(OSError):
+        # The parent may be shared with other users: a link in it must not lead the removal elsewhere.
+        return open_locked(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, shared=shared)
     return None

@@ -11,7 +11,6 @@ One that a signal has stopped ends with 128 and the signal's number, 143 for SIG
 import asyncio
 import contextlib
 import faulthandler
-import fcntl
 import math
 import os
 import resource
@@ -23,7 +22,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 import uvloop
 from aiohttp import web
@@ -307,13 +306,3 @@ def _message(error: BaseException, run_dir: Path | None) -> str | None:
         place = error.filename or run_dir or "the run directory or the folder of temporary files"
         return f"{error.strerror}: {place}; free some space and start the same command again, the run will resume"
     return None
-
-
-def locked(file: IO[str]) -> bool:
-    """Lock a file for this process and those that inherit it; return False if another process holds it."""
-    try:
-        # A lock and not a file with a process id: the kernel frees it when its last holder dies, however that happens.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

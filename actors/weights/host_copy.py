@@ -20,7 +20,6 @@ they make another image under the same name.
 
 import asyncio
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -40,9 +39,9 @@ from horizonrl.broker.weights.changes import decode_changes
 from horizonrl.broker.weights.frames import digest_file, fetch_frame
 from horizonrl.broker.weights.layout import Array, read_layout
 from horizonrl.common.errors import LogGap, WeightsDamaged, WeightsRejected
+from horizonrl.common.locks import open_locked, take_lock
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
-from horizonrl.common.scratch import locked
 from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import Count, Digest, PolicyVersion, Record
 
@@ -153,8 +152,8 @@ class Shadow:
                 before = Marker.model_validate_json((self._place / PATCHED).read_bytes())
                 known.setdefault(before.digest, (before.policy, before.sequence))
             # Shared, so that this waits for a cancelled actor's patch, which goes on to its end.
-            async with self._locked() as held:
-                digest = None if held is None else await asyncio.to_thread(digest_file, self._image)
+            async with self._locked() as lock:
+                digest = None if lock is None else await asyncio.to_thread(digest_file, self._image)
         else:
             digest = marker.digest
         if digest in known and (marker is None or age(marker.policy) < age(known[digest][0])):
@@ -204,9 +203,7 @@ class Shadow:
         Everything from lock to marker is in one call of one thread: a cancelled actor does not leave it half-way.
         """
         with self._image.open("r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not take_lock(file):
                 return False
             marker = self._marker()
             if marker is None or marker.inode != os.fstat(file.fileno()).st_ino or marker.policy != changes.base:
@@ -268,22 +265,22 @@ class Shadow:
     async def _locked(self) -> AsyncIterator[int | None]:
         """Keep the image from being patched; give None if there is none, or an actor is stopped in a patch."""
         began = time.monotonic()
-        while (held := lock(self._image, fcntl.LOCK_SH)) is None:
+        while (lock := open_locked(self._image, shared=True)) is None:
             if time.monotonic() - began > STUCK_S or not self._image.exists():
                 break
             await asyncio.sleep(POLL_S)
         try:
-            yield held
+            yield lock
         finally:
-            if held is not None:
-                os.close(held)
+            if lock is not None:
+                os.close(lock)
 
     @contextlib.asynccontextmanager
     async def _reading(self, manifest: SentFile) -> AsyncIterator[Path]:
         """Hold the image at the announced version, digested once more, under a name of its own."""
         file = self._place / f"{READING}{secrets.token_hex(8)}.safetensors"
-        async with self._locked() as held:
-            if held is None or not self._is_at(manifest):
+        async with self._locked() as lock:
+            if lock is None or not self._is_at(manifest):
                 raise WeightsRejected(f"{manifest.policy} has been overtaken: another actor has moved the image on")
             try:
                 os.link(self._image, file)
@@ -291,7 +288,7 @@ class Shadow:
                     self._marker_file.unlink(missing_ok=True)
                     raise WeightsRejected(f"{manifest.policy}: its image on this host is damaged")
                 # A drain may come before the load (`actor.weights = "drained"`): minutes.
-                async with beating(held):
+                async with beating(lock):
                     yield file
             finally:
                 file.unlink(missing_ok=True)
@@ -301,7 +298,7 @@ class Shadow:
 async def alone(file: Path) -> AsyncIterator[None]:
     """Be the one actor of this host that holds `file`."""
     holder = Silence(file)
-    while (held := lock(file, fcntl.LOCK_EX)) is None:
+    while (lock := open_locked(file, os.O_RDWR | os.O_CREAT)) is None:
         if holder.is_long():
             log.warning("fetching_actor_stuck", silent_s=STUCK_S, file=str(file))
             # Its lock is on a file that no longer has this name. If it wakes, its patch finds another version.
@@ -309,19 +306,19 @@ async def alone(file: Path) -> AsyncIterator[None]:
                 os.unlink(file)
         await asyncio.sleep(POLL_S)
     try:
-        async with beating(held):
+        async with beating(lock):
             yield
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 @contextlib.asynccontextmanager
-async def beating(held: int) -> AsyncIterator[None]:
+async def beating(lock: int) -> AsyncIterator[None]:
     """Touch a locked file while the body runs, as a sign of life to those that wait for the lock."""
 
     async def beat() -> None:
         while True:
-            os.utime(held)
+            os.utime(lock)
             await asyncio.sleep(STUCK_S / 12)
 
     task = asyncio.create_task(beat())
@@ -357,24 +354,12 @@ def _leads_on(marker: Marker, manifest: SentFile) -> bool:
     return have.lineage == want.lineage and have.version < want.version and marker.sequence < manifest.last_change
 
 
-def sweep(place: Path) -> None:
+def sweep(directory: Path) -> None:
     """Remove the names that engines had for an image and whose actor was killed: nobody holds their lock."""
-    for name in place.glob(f"{READING}*"):
-        if (held := lock(name, fcntl.LOCK_EX)) is not None:
+    for name in directory.glob(f"{READING}*"):
+        if (lock := open_locked(name)) is not None:
             name.unlink(missing_ok=True)
-            os.close(held)
-
-
-def lock(file: Path, how: int) -> int | None:
-    """Return a descriptor that locks a file, or None if another process holds it or the file is not there.
-
-    A file to be locked exclusively is made if there is none.
-    """
-    try:
-        held = os.open(file, os.O_RDWR | (os.O_CREAT if how == fcntl.LOCK_EX else 0), 0o600)
-    except FileNotFoundError:
-        return None
-    return locked(held, file, how)
+            os.close(lock)
 
 
 def age(policy: PolicyVersion) -> tuple[int, int]:

@@ -8,7 +8,6 @@ digested once more before an engine loads it.
 
 import asyncio
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -17,11 +16,12 @@ from pathlib import Path
 
 import xxhash
 
-from horizonrl.actors.weights.host_copy import READING, Shadow, alone, lock, sweep
+from horizonrl.actors.weights.host_copy import READING, Shadow, alone, sweep
 from horizonrl.broker.api import Transport
 from horizonrl.broker.weights.adapters import merge_adapters
 from horizonrl.broker.weights.frames import BASE, digest_file, fetch_frame
 from horizonrl.common.errors import WeightsRejected
+from horizonrl.common.locks import open_locked
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.state import SentFile, WeightsManifest
@@ -48,7 +48,7 @@ class MergedImage:
         if manifest.adapters is None or manifest.base is None:
             raise WeightsRejected(f"{manifest.policy} is not announced as adapters of a frozen model")
         (self._place / "adapters").mkdir(exist_ok=True)
-        file, held = self._place / f"{READING}{secrets.token_hex(8)}.safetensors", None
+        file, lock = self._place / f"{READING}{secrets.token_hex(8)}.safetensors", None
         try:
             async with alone(self._place / MERGING):
                 image = self._place / MERGED
@@ -60,15 +60,15 @@ class MergedImage:
                         await asyncio.to_thread(self._merge, base, adapters, manifest)
                 # A name for this engine, which keeps the image when another actor replaces it.
                 os.link(image, file)
-                held = lock(file, fcntl.LOCK_SH)
+                lock = open_locked(file, shared=True)
             if await asyncio.to_thread(digest_file, file) != manifest.digest:
                 _note(self._place / MERGED).unlink(missing_ok=True)
                 raise WeightsRejected(f"{manifest.policy}: its image on this host is damaged")
             yield file
         finally:
             file.unlink(missing_ok=True)
-            if held is not None:
-                os.close(held)
+            if lock is not None:
+                os.close(lock)
 
     async def _frozen(self, base: SentFile) -> Path:
         """Return the frozen model's file, fetched unless it is there."""

@@ -21,8 +21,8 @@ import aiohttp
 
 from horizonrl.common.children import bound
 from horizonrl.common.errors import BrokerUnreachable, MissingDependency, RunFailed
+from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import get_logger
-from horizonrl.common.service import locked
 
 log = get_logger()
 
@@ -168,7 +168,7 @@ class EmbeddedServer:
         lock = (self.directory / "lock").open("w", encoding="utf-8")
         try:
             async with asyncio.timeout(LOCK_S):
-                while not locked(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
+                while not take_lock(lock):  # noqa: ASYNC110 - nobody tells of a lock that falls free
                     await asyncio.sleep(POLL_S)
         except BaseException as error:
             lock.close()

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.locks import take_lock
 from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS
-from horizonrl.common.service import locked
 from horizonrl.common.types import Group
 
 INCOMPLETE = ".incomplete"
@@ -38,7 +38,7 @@ def only_learner(run_dir: Path) -> Iterator[None]:
     """Lock the run directory while the body runs. Raises RunFailed if another learner on this machine holds it."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LEARNER_LOCK).open("w", encoding="utf-8") as file:
-        if not locked(file):
+        if not take_lock(file):
             raise RunFailed(f"another learner works in {run_dir}: end it, or choose another run.name for this run")
         yield
 

@@ -4,7 +4,6 @@ Settings are what an episode depends on: the model, the environment's version an
 many tasks and samples are asked for is none: more of them go on in the same file.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO
 from pydantic import ValidationError
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.locks import take_lock
 from horizonrl.common.types import Count, Episode, Name, Record, StopReason
 from horizonrl.learner.records.evaluation import EpisodeResult
 from horizonrl.ops.evaluation.plan import Play
@@ -138,10 +138,8 @@ class EvaluationJournal:
         """Open the file of a directory, or begin it. Raises ConfigError when it was made with other settings."""
         path = directory / FILE
         with path.open("ab+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out") from None
+            if not take_lock(file):
+                raise ConfigError(f"another evaluation writes {path}: wait for it, or give another --out")
             file.seek(0)
             *lines, unfinished = file.read().split(b"\n")
             if len(lines) < 2:

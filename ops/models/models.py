@@ -4,7 +4,6 @@ SmolLM2 is made from a PyPI package, the pocket model from nothing. Imports torc
 """
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -13,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +24,7 @@ from horizonrl.actors.chat.template import end_ids_of
 from horizonrl.common.children import bound
 from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
+from horizonrl.common.locks import take_lock
 from horizonrl.common.model_dir import refuse_context, refuse_untrainable, weight_files
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -160,13 +160,14 @@ def files_digest(directory: Path, *names: str) -> str:
 
 
 def _made_once(path: Path, make: Callable[[Path, Tell], None], tell: Tell) -> Path:
-    """Return a model's directory, made under a lock, beside its place, and renamed when complete."""
+    """Return a model's directory, made under a lock and another name, and renamed when complete."""
     if path.is_dir():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(
-        path.with_name(f".{path.name}.lock"), lambda: tell(f"another process makes the model {path.name}", None)
-    ):
+    with path.with_name(f".{path.name}.lock").open("w", encoding="utf-8") as lock:
+        if not take_lock(lock):
+            tell(f"another process makes the model {path.name}", None)
+            take_lock(lock, wait=True)
         # Again, under the lock: another process may have made it while this one waited.
         if not path.is_dir():
             beside = path.with_name(f".{path.name}.incoming")
@@ -256,15 +257,3 @@ def save_model(model: Any, tokenizer: Any, out: Path) -> None:
     tokenizer.save_pretrained(out)
     for file in out.glob("*.safetensors"):
         shutil.copymode(out / "config.json", file)  # safetensors lets nobody but their owner read them
-
-
-@contextlib.contextmanager
-def _locked(path: Path, tell: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on a file; another process that makes the same model waits here and says so."""
-    with path.open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -6,7 +6,6 @@ point is ever tracked that is rolled back later.
 """
 
 import asyncio
-import fcntl
 import heapq
 import json
 import math
@@ -24,6 +23,7 @@ from typing import Any
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import CHECKPOINTS, EVALS, METRICS
@@ -221,10 +221,8 @@ def _only_tracker(directory: Path, *, wait: bool) -> Iterator[None]:
     """Hold a run's tracker directory; a second tracker waits, or raises RunFailed, while another one holds it."""
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFailed(f"{directory} is already being tracked by the run's learner") from None
+        if not take_lock(file, wait=wait):
+            raise RunFailed(f"{directory} is already being tracked by the run's learner")
         yield
 
 

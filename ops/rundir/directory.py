@@ -1,6 +1,5 @@
 """Reading a run directory: its config, its journal, its broker's address, and who works in it."""
 
-import fcntl
 import os
 import re
 import shlex
@@ -14,6 +13,7 @@ import tomli_w
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.locks import take_lock
 from horizonrl.common.run_dir import ADDRESS, CONFIG, TRAIN_LOCK
 from horizonrl.ops.models.models import hub_id
 
@@ -146,14 +146,12 @@ def train_lock(run_dir: Path) -> Iterator[IO[str]]:
 
     Raises RunFailed with the process that holds it already.
     """
-    from horizonrl.common.service import locked  # with an HTTP server that a reader of a directory does not need
-
     run_dir.mkdir(parents=True, exist_ok=True)
     inherited = os.environ.pop(INHERITED_LOCK, None)
     # Not "w", which would erase the process id of the `train` that holds the lock.
     with os.fdopen(int(inherited), "a+") if inherited else (run_dir / TRAIN_LOCK).open("a+", encoding="utf-8") as file:
         for _ in range(TRIES):
-            if locked(file):
+            if take_lock(file):
                 break
             time.sleep(0.01)
         else:
@@ -177,12 +175,9 @@ def in_training(run_dir: Path) -> bool:
     try:
         # Not by the process id in it, which may be another machine's or container's, or another program's by now.
         with (run_dir / TRAIN_LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not take_lock(file, shared=True)
     except OSError:  # there is none, or it lies where no `train` could lock it
         return False
-    return False
 
 
 def _holder(run_dir: Path) -> int | None:
