@@ -3,6 +3,9 @@
 Each name stands here once, since those who write a file and those who read it may not import each other.
 """
 
+import re
+from pathlib import Path
+
 CONFIG = "config.toml"
 """The resolved config, without secrets."""
 ADDRESS = "broker.url"
@@ -34,3 +37,28 @@ TRAIN_LOCK = "train.lock"
 """Held by the `horizonrl train` of the directory; holds its process id."""
 LEARNER_LOCK = "learner.lock"
 """Held by the learner of the directory."""
+
+EPISODE_FILE = re.compile(r"(step|eval)-(\d{6,})\.jsonl")
+FRAME_FILE = re.compile(r"frame-\d{6,}-\d{3,}\.safetensors")
+_WRITTEN = {
+    EPISODES: re.compile(rf"{EPISODE_FILE.pattern}|step-\d{{6,}}\.incomplete"),
+    WEIGHTS: re.compile(rf"{FRAME_FILE.pattern}|frame-\d{{6,}}-\d{{3,}}\.adapters|base\.safetensors|\..*"),
+}
+"""By folder, what the learner writes there."""
+
+
+def episode_files(run_dir: Path, *kinds: str) -> list[Path]:
+    """Return the files of episodes of `kinds`, `step` and `eval`, by step: names alone would put evaluations first."""
+    matches = [(path, EPISODE_FILE.fullmatch(path.name)) for path in (run_dir / EPISODES).glob("*.jsonl")]
+    files = [(int(match[2]), path) for path, match in matches if match and match[1] in kinds and path.is_file()]
+    return [path for _, path in sorted(files)]
+
+
+def foreign_files(run_dir: Path) -> list[str]:
+    """Return the names of what the learner has not written in its folders, which nothing may read or remove."""
+    return sorted(
+        f"{folder}/{path.name}"
+        for folder, written in _WRITTEN.items()
+        for path in (run_dir / folder).glob("*")
+        if not (written.fullmatch(path.name) and path.is_file())
+    )

@@ -26,6 +26,7 @@ from horizonrl.common.state import CategoryYield, HorizonState, Outcomes, Progre
 from horizonrl.common.types import Kind, Phase, Sampling, Task, Ticket
 from horizonrl.learner.controller.audit import Audit
 from horizonrl.learner.controller.curriculum import Curriculum, EvalTask, TaskSource
+from horizonrl.learner.controller.fence import ControllerFence
 from horizonrl.learner.controller.horizon import scheduled_turns
 
 log = get_logger()
@@ -45,7 +46,8 @@ class Controller:
 
     def __post_init__(self) -> None:
         signer = TicketSigner.load(self.config.run.name, self.config.broker.ticket_key)
-        self._settings = self.config.settings.model_copy(update={"ticket_key": signer.fingerprint})
+        settings = self.config.settings.model_copy(update={"ticket_key": signer.fingerprint})
+        self._fence = ControllerFence(self.transport, settings)
         self._queue = TicketQueue(self.transport, signer)
         self._state = StateStore(self.transport)
         self._log = GroupLog(self.transport, signer)
@@ -57,10 +59,13 @@ class Controller:
         self._reported_at = -REPORT_S
 
     async def run(self) -> None:
-        """Issue tickets while credit lasts, and vanished tickets again, until the run is finished."""
+        """Issue tickets while credit lasts, and vanished tickets again, until the run is finished.
+
+        Raises Fenced if another controller takes the run over.
+        """
         self.metrics.set("run_finished", 0)
         # Before the first ticket: actors read what the environments are made with before they play one.
-        await self._state.put(Key.RUN, self._settings)
+        await self._fence.take_over()
         if isinstance(recorded := await self._state.get(Key.HORIZON), HorizonState):
             self._recorded = recorded
         async with asyncio.TaskGroup() as group:
@@ -82,6 +87,7 @@ class Controller:
             # `until_end` decides whether the run is over: it may have been given more steps since.
             if progress.finished:
                 continue
+            await self._fence.check()
             if not began:
                 await self._fill_gaps(progress)
                 began = True
@@ -112,6 +118,7 @@ class Controller:
             await asyncio.sleep(self.transport.ack_wait_s)
             progress = await self._state.get(Key.PROGRESS)
             if isinstance(progress, Progress) and not progress.finished:
+                await self._fence.check()
                 await self._issue_vanished(progress)
                 # Progress stops when nothing moves, and the last report may be older than the last progress.
                 await self._report(progress, with_ended(await self._look(progress), progress))

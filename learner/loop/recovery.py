@@ -24,6 +24,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.run_dir import foreign_files
 from horizonrl.common.service import until_stopped
 from horizonrl.common.state import Progress
 from horizonrl.learner.controller.curriculum import EvalTask
@@ -214,6 +215,8 @@ class Recovery:
         self.journal.rewind(step)
         line = {"lineage": lineage, "from_step": step, "time": now, "machine": machine(self.state.config)}
         self.journal.write_lineage(line | more)
+        if foreign := foreign_files(self.state.config.run_dir):
+            log.warning("foreign_files", files=foreign)
         log.info("learner_started", step=step, lineage=lineage, resumed=resumed, **more)
         self.metrics.set("learner_lineage", lineage)
         self.metrics.set("learner_step_timestamp_seconds", now)

@@ -7,7 +7,6 @@ key is set last, so that an actor that reads it finds what it names.
 
 import asyncio
 import mmap
-import re
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -23,6 +22,7 @@ from horizonrl.broker.weights.frames import BASE, digest_file, discard_frames_be
 from horizonrl.common.errors import MissingDependency, WeightsRejected
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
+from horizonrl.common.run_dir import FRAME_FILE
 from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS, INCOMING
@@ -31,7 +31,6 @@ from horizonrl.learner.loop.fence import Fence
 
 log = get_logger()
 
-FRAME_FILE = re.compile(r"frame-\d{6,}-\d{3,}\.safetensors")
 LONGEST_CHAIN = 64
 """Versions between two key frames, at most. Changes come to about 1/66 of a frame at a learning rate of 4e-5, so this
 doubles what a learner sends at most; and an actor that begins applies 64 of them in 64 times 0.1 s per 135M
@@ -253,7 +252,8 @@ class WeightsPublisher:
         # The evaluation's schedule knows versions but no lineages, so files of every lineage are held.
         held = tuple(f"frame-{version:06d}-" for version in self.held)
         # What somebody else has put there is left alone.
-        ours = [file for file in self.directory.glob("frame-*") if FRAME_FILE.fullmatch(file.name)]
+        files = [file for file in self.directory.glob("frame-*") if file.is_file()]
+        ours = [file for file in files if FRAME_FILE.fullmatch(file.name)]
         frames = sorted(ours, key=_written)
         for file in frames[:-FILES_KEPT]:
             if file not in (*self._published, *self._being_read) and not file.name.startswith(held):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.logs import get_logger
+from horizonrl.common.run_dir import FRAME_FILE
 from horizonrl.learner.records.checkpoint import sync
 
 log = get_logger()
@@ -60,7 +61,7 @@ class Best:
         sync(self._directory)
         # Only now, since the earlier result named its file until it was replaced.
         for other in self._directory.glob("*.safetensors"):
-            if other != link:
+            if other != link and FRAME_FILE.fullmatch(other.name):
                 other.unlink()
         return True
 

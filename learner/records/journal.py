@@ -13,7 +13,6 @@ ticket ended.
 import json
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +20,11 @@ from typing import Any, TextIO
 
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.locks import take_lock
-from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS
+from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS, episode_files
 from horizonrl.common.types import Group
 
 INCOMPLETE = ".incomplete"
 """Suffix of a file of episodes that is being written."""
-EPISODE_FILE = re.compile(r"(?:step|eval)-\d{6,}\.(?:jsonl|incomplete)")
 BLOCK_BYTES = 1 << 20
 """Read at a time, so that the length of a run does not matter to a learner's memory."""
 EVAL_EPISODES_BYTES = 256_000_000
@@ -45,6 +43,7 @@ def only_learner(run_dir: Path) -> Iterator[None]:
 
 class Journal:
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._metrics = run_dir / METRICS
         self._ledger = run_dir / LEDGER
         self._evaluations = run_dir / EVALS
@@ -60,13 +59,9 @@ class Journal:
             _cut(path, key, step)
         # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
-        for path in self._files():
-            if _step(path) > step or path.suffix == INCOMPLETE:
-                path.unlink()
-
-    def _files(self, kind: str = "") -> list[Path]:
-        """Return the files of episodes, of `step` or `eval` alone; what somebody else has put there is left alone."""
-        return [path for path in self._episodes.glob(f"{kind}*") if EPISODE_FILE.fullmatch(path.name)]
+        rolled_back = [path for path in episode_files(self._run_dir, "step", "eval") if _step(path) > step]
+        for path in (*rolled_back, *self._episodes.glob(f"step-*{INCOMPLETE}")):
+            path.unlink()
 
     def lineages(self) -> list[int]:
         """Return the lineages of the learners that started in this directory."""
@@ -115,7 +110,7 @@ class Journal:
             _write_group(file, group)
 
     def _make_room(self) -> None:
-        kept = sorted(self._files("eval"))
+        kept = episode_files(self._run_dir, "eval")
         while len(kept) > 1 and sum(path.stat().st_size for path in kept) > EVAL_EPISODES_BYTES:
             kept.pop(1).unlink()
 
@@ -125,9 +120,9 @@ class Journal:
         if self._unchecked_bytes < kept_bytes / 100:
             return
         self._unchecked_bytes = 0
-        files = sorted((_step(path), path.stat().st_size, path) for path in self._files("step"))
-        excess = sum(size for _, size, _ in files) - kept_bytes
-        for _, size, path in files[:-1]:
+        files = [(path.stat().st_size, path) for path in episode_files(self._run_dir, "step")]
+        excess = sum(size for size, _ in files) - kept_bytes
+        for size, path in files[:-1]:
             if excess <= 0:
                 break
             path.unlink()

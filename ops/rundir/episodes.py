@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import episode_files
 from horizonrl.ops.rundir.lines import read_line
 
 
@@ -29,9 +30,7 @@ class EpisodeFiles:
 
     def __post_init__(self) -> None:
         kinds = ("step", "eval") if self.held_out else ("step",)
-        found = [file for kind in kinds for file in (self.run_dir / "episodes").glob(f"{kind}-*.jsonl")]
-        # By step and not by name, which would put all held-out episodes before the first step.
-        self.files = sorted(found, key=_step)
+        self.files = episode_files(self.run_dir, *kinds)
 
     @property
     def size_bytes(self) -> int:

@@ -22,6 +22,7 @@ from statistics import pvariance
 from typing import Any
 
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.run_dir import episode_files
 from horizonrl.ops.bench.origin import commit_of_program, describe_machine
 from horizonrl.ops.rundir.directory import read_config
 from horizonrl.ops.rundir.lines import read_lines
@@ -166,7 +167,7 @@ def _ratio(steps: float, count: float, before: float) -> float | None:
 
 def read_groups(run_dir: Path) -> Iterator[PlayedGroup]:
     """Yield the whole train groups that a run consumed, in order. Raises ConfigError if it kept no episodes."""
-    files = sorted((run_dir / "episodes").glob("step-*.jsonl"))
+    files = episode_files(run_dir, "step")
     if not files:
         raise ConfigError(f"{run_dir} has no episodes/step-*.jsonl: give the directory of a run that has trained")
     for file in files:

@@ -48,6 +48,24 @@ def test_a_harmless_change_of_the_config_is_taken_up_and_recorded(tmp_path: Path
     asyncio.run(scenario())
 
 
+def test_foreign_files_are_named_once_per_start_and_left_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = World(tmp_path)
+        await first.run()
+        run_dir = first.config.run_dir
+        foreign = [run_dir / "episodes" / "step-best.jsonl", run_dir / "weights" / "frame-best.safetensors"]
+        (folder := run_dir / "weights" / "frame-000001-000.safetensors").mkdir()
+        for path in foreign:
+            path.write_text("x")
+        with capture_logs() as events:
+            await World(tmp_path, server=first.server, overrides=("--rl.steps=7",)).run()
+        names = [event["files"] for event in events if event["event"] == "foreign_files"]
+        assert names == [sorted(str(path.relative_to(run_dir)) for path in (*foreign, folder))]
+        assert all(path.exists() for path in (*foreign, folder))
+
+    asyncio.run(scenario())
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_the_difference(tmp_path: Path) -> None:
     async def scenario() -> None:
         first = World(tmp_path)

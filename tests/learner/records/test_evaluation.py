@@ -203,13 +203,15 @@ def result(version: int, success_rate: float | None) -> dict[str, object]:
 def test_the_best_version_is_kept_and_a_tie_goes_to_the_later_one(tmp_path: Path) -> None:
     best = Best(tmp_path / "best")
     assert best.read() is None
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "mine.safetensors").write_text("somebody else's")
     offers = [(2, 0.25, True), (4, 0.5, True), (6, None, False), (8, 0.5, True), (7, 0.5, False), (10, 0.4, False)]
     for version, success_rate, kept in offers:
         assert best.offer(result(version, success_rate), frame(tmp_path, version)) is kept
     held = best.read()
     assert held is not None
     assert best.weights(held).read_text() == "weights 8"
-    assert len(list((tmp_path / "best").iterdir())) == 2
+    assert len(list((tmp_path / "best").iterdir())) == 3
 
 
 def test_a_round_of_which_one_episode_is_left_is_not_the_best(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from horizonrl.learner.engine.api import StepStats
 from horizonrl.learner.intake.collector import Drop, PendingBatch
 from horizonrl.learner.records.journal import Journal
 from horizonrl.learner.records.report import StepTimes, metrics_line, mirror_metrics
+from horizonrl.ops.rundir.episodes import EpisodeFiles
 from tests.records import branched_episode, make_episode, make_group, make_turn
 
 NAN = float("nan")
@@ -226,9 +227,14 @@ def test_foreign_files_among_the_episodes_and_a_number_that_is_none_end_nobody(t
     foreign = [tmp_path / "episodes" / name for name in ("step-000001.jsonl.gz", "read-me-x.txt", "eval-old.jsonl")]
     for path in foreign:
         path.write_text("x")
+    (folder := tmp_path / "episodes" / "step-000003.jsonl").mkdir()
+    foreign.append(folder)
     (tmp_path / "episodes" / "step-000009.jsonl").write_text("x")
     (tmp_path / "lineages.jsonl").write_text('{"lineage": 3}\n{"lineage": Infinity}\n')
     assert journal.lineages() == [3]
     journal.rewind(2)
     journal.free_episodes(0)
     assert sorted((tmp_path / "episodes").iterdir()) == sorted(foreign)
+    journal.write_episodes(4, [make_group(0)])
+    readers = EpisodeFiles(tmp_path, held_out=True)
+    assert [step for step, _, _ in readers.groups()] == [4] and readers.unreadable == 0
