@@ -16,6 +16,7 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.groups import GroupLog
 from horizonrl.broker.tickets import Lease, TicketQueue
 from horizonrl.common.errors import BrokerError, ConfigError, LeaseLost, RecordTooLarge
+from horizonrl.common.lag import LoopLag
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.service import until_stopped
@@ -59,6 +60,7 @@ class ActorLoop:
     provenance: Provenance
     stopping: asyncio.Event
     metrics: Metrics = field(default_factory=Metrics)
+    lag: LoopLag = field(default_factory=LoopLag)
 
     def __post_init__(self) -> None:
         self._tickets = TicketQueue(self.transport)
@@ -79,7 +81,8 @@ class ActorLoop:
         # One group for all: when the follower or the watch fails, the serving tasks are cancelled and give their
         # tickets back.
         async with asyncio.TaskGroup() as group:
-            endless = (self.follower.run(self.settings.total_steps), self._watch_run(), self._tell())
+            following = self.follower.run(self.settings.total_steps)
+            endless = (following, self._watch_run(), self._tell(), self.lag.watch())
             background = [group.create_task(work) for work in endless]
             serving: set[asyncio.Task[None]] = set()
             while not self.stopping.is_set():
@@ -230,7 +233,11 @@ class ActorLoop:
         started_at_ms = time.time_ns() // 1_000_000
         # `play` raises EngineDead and nothing else, so one episode ends the others only if none of them can go on.
         async with asyncio.TaskGroup() as tasks:
-            episodes = [tasks.create_task(self._run_episode(ticket, index)) for index in range(ticket.group_size)]
+            # The name stands in the log if the environment blocks the event loop.
+            episodes = [
+                tasks.create_task(self._run_episode(ticket, index), name=str(ticket.task))
+                for index in range(ticket.group_size)
+            ]
         return Group(
             ticket=ticket,
             episodes=tuple(task.result() for task in episodes),

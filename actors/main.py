@@ -76,6 +76,7 @@ async def run_actor(
                 stopping=service.stopping,
                 metrics=service.metrics,
             )
+            service.refresh = lambda: service.metrics.set("event_loop_lag_seconds", loop.lag.take())
             async with service.open(config.metrics.host, config.metrics.port, transport):
                 # Before the first lease: what is played with another recipe would be trained as this run's.
                 await until_stopped(agreed(transport, config.settings), service.stopping)

@@ -16,11 +16,13 @@ import os
 import resource
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -34,8 +36,11 @@ from horizonrl.common.texts import printable
 
 log = get_logger()
 
-WATCH_TICKS = 20
+WATCH_TICKS = 40
 """Looks at the event loop within `stall_limit_s`: a process that was paused (SIGSTOP) loses one of them, not all."""
+BLOCKED_TICKS = 2
+"""Looks in a row that find the loop blocked, 6 s, after which the log says by what."""
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 LOCKED_LIMITS = 4
 """Stall limits after which faulthandler ends the process with code 1. It needs no Python, and is for C code that keeps
 Python's lock, such as a regular expression; unlike the watch it takes a pause of that length for a stall."""
@@ -178,12 +183,13 @@ class _Refusal(asyncio.Protocol):
 
 @contextlib.contextmanager
 def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
-    """End the process when `loop` has not run for `limit_s` within the body.
+    """Log what blocks `loop` in the body, and end the process when it has not run for `limit_s`.
 
     The watch counts its own ticks and reads no clock: while a process is paused, a clock goes on and its ticks do not.
     """
     # Threading's events, because the watch is a thread: a blocked loop cannot watch itself.
     beat, closed, tick_s = threading.Event(), threading.Event(), limit_s / WATCH_TICKS
+    thread = threading.current_thread()
 
     async def beating() -> None:
         while True:
@@ -200,8 +206,11 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
             allow_lock()
             missed = 0 if beat.is_set() else missed + 1
             beat.clear()
+            if missed == BLOCKED_TICKS:
+                _in_time(partial(_tell_blocked, loop, thread, missed * tick_s))
             if missed == WATCH_TICKS:
-                end_process("loop_stalled", f"the event loop has not run for {limit_s:g} s: something blocks it")
+                reason = f"the event loop has not run for {limit_s:g} s: {_running(loop)} blocks it"
+                end_process("loop_stalled", reason, thread)
 
     # A daemon thread, so that a watch that is stuck does not keep the process alive.
     beats, watch = loop.create_task(beating()), threading.Thread(target=watching, daemon=True)
@@ -214,6 +223,29 @@ def _watched(loop: asyncio.AbstractEventLoop, limit_s: float) -> Iterator[None]:
         beats.cancel()
         watch.join()
         faulthandler.cancel_dump_traceback_later()
+
+
+def _running(loop: asyncio.AbstractEventLoop) -> str:
+    """Return the name of the task that the loop runs: of an episode, its environment and task."""
+    task = asyncio.current_task(loop)
+    return "something" if task is None else task.get_name()
+
+
+def _tell_blocked(loop: asyncio.AbstractEventLoop, thread: threading.Thread, blocked_s: float) -> None:
+    stack = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+    # The call that blocks is often the standard library's: who called it is the one to mend.
+    callers = [frame for frame in stack if not _is_standard(frame.filename)] or stack
+    line = f"{callers[-1].filename}:{callers[-1].lineno} in {callers[-1].name}"
+    log.warning(
+        "loop_blocked",
+        reason=f"{_running(loop)} has held up everything else for {blocked_s:g} s at {line}: "
+        "await what takes long, or do it in a thread",
+        traceback="".join(stack.format()),
+    )
+
+
+def _is_standard(file: str) -> bool:
+    return file.startswith(STANDARD_LIBRARY) and "site-packages" not in file
 
 
 def _deadline(limit_s: float, event: str, since: str) -> threading.Timer:
@@ -233,12 +265,16 @@ def end_process(event: str, reason: str, culprit: threading.Thread | None = None
         stack = "".join(traceback.format_stack(frame))
         print(f"error: {reason}; thread {thread.name} stands at:\n{stack}", file=sys.stderr, flush=True)
 
-    # In a thread of its own: writing the log may be what hangs, and the process has to end anyway.
+    _in_time(report)
+    # Not `sys.exit`, which would only end this thread and leave the blocked one running.
+    os._exit(os.EX_SOFTWARE)
+
+
+def _in_time(report: Callable[[], None]) -> None:
+    """Report in a thread, and do not wait longer than REPORT_S: writing the log may be what hangs."""
     reporter = threading.Thread(target=report, daemon=True)
     reporter.start()
     reporter.join(REPORT_S)
-    # Not `sys.exit`, which would only end this thread and leave the blocked one running.
-    os._exit(os.EX_SOFTWARE)
 
 
 async def until_stopped(work: Awaitable[object], stopping: asyncio.Event) -> None:

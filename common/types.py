@@ -150,6 +150,9 @@ class Task(Record):
     env_id: Name
     task_id: Annotated[str, Field(min_length=1, max_length=256)]
 
+    def __str__(self) -> str:
+        return f"{self.env_id} task {self.task_id!r}"
+
 
 class Sampling(Record):
     """How the policy samples a turn. Logprobs are of the distribution after temperature."""

@@ -40,13 +40,12 @@ class Faults:
         """
         described = describe(error, environment)
         after = f" after {printable(reply, SHOWN_CHARS)!r}" if reply else "" if prompt else " at its reset"
-        task = f"{ticket.task.env_id} task {ticket.task.task_id!r}"
         if described not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(described)
             log.warning(
                 "environment_failed",
                 error=printable(described, KEPT_CHARS),
-                task=task,
+                task=str(ticket.task),
                 ticket=ticket.ticket_id,
                 prompt=printable(prompt, KEPT_CHARS),
                 turns=[
@@ -56,4 +55,4 @@ class Faults:
                 reply=printable(reply, KEPT_CHARS),
                 traceback="".join(traceback.format_exception(error)),
             )
-        return f"{described} ({task}{after})"
+        return f"{described} ({ticket.task}{after})"

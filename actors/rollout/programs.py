@@ -30,7 +30,7 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
         return _broken(index, f"{ticket.task.env_id} has no expert: use transcripts as demonstrations")
     started = time.monotonic()
     async with gateway.session(ticket, index) as session:
-        failure = await _drive(program, session, ticket.task.task_id, Endpoint(gateway.base_url, session.key))
+        failure = await _drive(program, session, Endpoint(gateway.base_url, session.key))
         lost = len(session.graph.samples) - session.answered
         gateway.metrics.count("gateway_calls_total", lost, reason="undelivered")
         await session.close()  # before the grader: what the program has left behind changes nothing more
@@ -64,10 +64,12 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
     )
 
 
-async def _drive(program: Program, session: Session, task_id: str, endpoint: Endpoint) -> Exception | None:
+async def _drive(program: Program, session: Session, endpoint: Endpoint) -> Exception | None:
     """Wait until the program has ended, or has had GRACE_S since its calls ran out; return its failure."""
     async with asyncio.TaskGroup() as group:
-        driving = group.create_task(_failure_of(program, task_id, endpoint))
+        driving = group.create_task(
+            _failure_of(program, session.ticket.task.task_id, endpoint), name=str(session.ticket.task)
+        )
         over = group.create_task(session.exhausted())
         await asyncio.wait({driving, over}, return_when=asyncio.FIRST_COMPLETED)
         if not driving.done():

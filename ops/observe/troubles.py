@@ -59,6 +59,7 @@ TROUBLES = {
     "log_not_shortened": "could not truncate a long log",
     "log_short": "wrote a checkpoint early to free space in the group log",
     "log_will_fill": "keeps the whole group log, which is too small for the run",
+    "loop_blocked": "stands still: a call blocks its event loop",
     "loop_stalled": "stalled and was ended",
     "node_asked_to_stop": "was asked by another machine of the learner to stop",
     "node_refused": "refused a machine whose recipe, release or model differs",

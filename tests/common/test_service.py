@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -194,6 +195,13 @@ service.CLOSE_S = 1.0
 async def blocked(service):
     time.sleep(60)
 
+async def patient(service):
+    async def step():
+        time.sleep(0.4)  # the service's limit is 1 s
+    for name in ("shop task 'one'", "shop task 'two'"):
+        await asyncio.create_task(step(), name=name)
+        await asyncio.sleep(0.2)
+
 async def locked(service):
     re.match(r"(a+)+$", "a" * 60 + "b")
 
@@ -239,6 +247,17 @@ def test_a_blocked_event_loop_ends_the_process_and_says_where_it_stands() -> Non
     assert process.returncode == os.EX_SOFTWARE
     assert "error: the event loop has not run for 1 s" in output
     assert "in blocked" in output, "the stack of the main thread is missing"
+
+
+def test_what_blocks_an_event_loop_for_a_while_is_named_with_its_line() -> None:
+    with started("patient") as process:
+        written, errors = process.communicate(timeout=20)
+    assert process.returncode == 0, errors
+    lines = [json.loads(line) for line in (written + errors).splitlines() if "loop_blocked" in line]
+    assert [line["reason"].partition(" has ")[0] for line in lines] == ["shop task 'one'", "shop task 'two'"]
+    for line in lines:
+        assert "in step: await what takes long" in line["reason"]
+        assert "in step" in line["traceback"]
 
 
 def test_code_that_keeps_pythons_lock_ends_the_process_too() -> None:
