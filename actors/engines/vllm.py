@@ -35,6 +35,10 @@ ENGINE_TIMEOUT_S = 120.0
 WATCH_TICKS = 20
 """Checks of the engine within `engine_timeout_s`: an actor that was paused (SIGSTOP) loses one of them, not all."""
 
+SCORED_TOKENS = 64
+SAME_NATS = 0.05
+"""Above what the order of sums changes in a log-probability, and below what a wrong layer does: 0.2 to 1."""
+
 log = get_logger()
 
 
@@ -244,14 +248,42 @@ class VllmPolicy:
             call.cancel()
 
     async def _prove_renewable(self, files: Sequence[Path]) -> None:
-        """Raise ConfigError unless the probe covers every tensor of the model: new values of another could be lost."""
-        for probe in await self._engine.collective_rpc("probe_frame", args=([str(file) for file in files], 0)):
+        """Raise ConfigError unless new weights reach what computes.
+
+        The probe must cover every tensor of the model, since new values of another could be lost. And the files that
+        the engine has started with, applied as a version, must change nothing: a layer that keeps its weights in
+        another form may be renewed into neither the old nor the new ones.
+        """
+        paths = [str(file) for file in files]
+        for probe in await self._engine.collective_rpc("probe_frame", args=(paths, 0)):
             if odd := [*probe["uncovered"], *probe["stale"]]:
                 raise ConfigError(
                     f"model.name is {str(files[0].parent)!r}, of which {len(odd)} tensors could not be compared with "
                     f"what vLLM computes, such as {odd[0]}: new weights might not reach it. Choose a model of another "
                     "family; `horizonrl eval` still plays this one"
                 )
+        before = await self._score()
+        await self._engine.collective_rpc("load_frame", args=tuple(paths))
+        moved = max(abs(old - new) for old, new in zip(before, await self._score(), strict=True))
+        if not moved <= SAME_NATS:  # NaN neither
+            raise ConfigError(
+                f"model.name is {str(files[0].parent)!r}, and its own weights, applied once more, move log-probabilities "
+                f"by up to {moved:.3g} nats: vLLM does not renew this family's layers. Choose a model of another "
+                "family; `horizonrl eval` still plays this one"
+            )
+
+    async def _score(self) -> list[float]:
+        """Return the log-probabilities of a fixed prompt, which has ids from all over the vocabulary."""
+        from vllm import SamplingParams
+
+        size = self._engine.vllm_config.model_config.get_vocab_size()
+        tokens = min(SCORED_TOKENS, self.max_context_tokens - 1)
+        ids = [place * size // tokens for place in range(tokens)]
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._engine.generate({"prompt_token_ids": ids}, params, str(next(self._numbers)))
+        scored = [output async for output in outputs][-1].prompt_logprobs
+        # Of the first token there is none.
+        return [choices[token].logprob for token, choices in zip(ids[1:], scored[1:], strict=True)]
 
     async def _replace(self, weights: Path, version: PolicyVersion, words: ChangedWords | None) -> None:
         """Pause, load, label, resume; without a proof that the new weights compute, die and do not resume."""

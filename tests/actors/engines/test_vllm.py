@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from horizonrl.actors.engines.vllm import VllmPolicy, generation_of
-from horizonrl.common.errors import PolicyFailure, WeightsRejected
+from horizonrl.common.errors import ConfigError, PolicyFailure, WeightsRejected
 from horizonrl.common.types import PolicyVersion
 from tests.engine import Played
 
@@ -229,3 +229,25 @@ def test_a_sampled_token_without_a_logprob_is_a_failure_and_not_certain() -> Non
     )
     with pytest.raises(PolicyFailure, match="logprob nan"):
         generation_of(broken)
+
+
+def test_a_family_whose_layers_a_load_does_not_renew_is_refused(
+    vllm_engine: Played, tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = vllm_engine.policy
+    assert isinstance(policy, VllmPolicy)
+    own, other = ([model / "model.safetensors"] for model in tiny_models)
+    vllm_engine.run(policy.apply(own[0], PolicyVersion(version=policy.version.version + 1)))
+    vllm_engine.run(policy._prove_renewable(own))
+    call = policy._engine.collective_rpc
+
+    async def corrupt(method: str, args: tuple[Any, ...]) -> Any:
+        # As vLLM's packed experts are after a load: neither the old weights nor the new ones.
+        return await call(method, args=(str(other[0]),) if method == "load_frame" else args)
+
+    monkeypatch.setattr(policy._engine, "collective_rpc", corrupt)
+    with pytest.raises(ConfigError, match="its own weights, applied once more, move log-probabilities by up to"):
+        vllm_engine.run(policy._prove_renewable(own))
+    monkeypatch.undo()
+    vllm_engine.run(policy.apply(own[0], PolicyVersion(version=policy.version.version + 1)))
+    vllm_engine.run(policy._prove_renewable(own))
