@@ -20,7 +20,7 @@ from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, did_you_mean
 from horizonrl.common.types import MAX_GROUP_SIZE, Name
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 STUDIES = RECIPES / "studies"
 OWN_KEYS = ("run.name", "run.root", "run.seed")
 """Keys that the study sets itself in every run."""

@@ -54,7 +54,7 @@ class Follower:
         self.output = folder / f"{uuid.uuid4().hex}.out"
         with self.output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "horizonrl.ops.bench.weights.follower", server.url, run, str(folder)],
+                [sys.executable, "-m", "tests.faults.follower", server.url, run, str(folder)],
                 stdout=sink,
             )
 

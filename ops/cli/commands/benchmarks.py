@@ -14,10 +14,8 @@ def add(commands: Commands) -> None:
     _add_speed(benchmarks)
     _add_learning(benchmarks)
     _add_sampling(benchmarks)
-    _add_scale(benchmarks)
     _add_weights(benchmarks)
     _add_followers(benchmarks)
-    _add_travel(benchmarks)
     _add_memory(benchmarks)
     _add_gateway(benchmarks)
     bench.epilog = f"benchmarks:\n{benchmarks.listed()}"
@@ -84,21 +82,6 @@ def _add_sampling(benchmarks: Commands) -> None:
     _add_json(sampling)
 
 
-def _add_scale(benchmarks: Commands) -> None:
-    description = "Measure what the control plane costs per group as actors are added."
-    scale = benchmarks.add("scale", description, _scale, overrides=False)
-    scale.add_argument(
-        "--actors",
-        nargs="+",
-        type=bounded(1),
-        default=(),
-        metavar="N",
-        help="only these; 1 10 100 1000 5000 by default, and a restart",
-    )
-    scale.add_argument("--small", action="store_true", help="1 and 20 actors, for seconds each")
-    _add_json(scale)
-
-
 def _add_weights(benchmarks: Commands) -> None:
     description = "Measure what a version's changes take, against their entropy and other forms."
     weights = benchmarks.add("weights", description, _weights, overrides=False)
@@ -131,19 +114,6 @@ def _followers(arguments: argparse.Namespace, overrides: list[str]) -> int:
     from horizonrl.ops.bench.speed import followers
 
     return followers.run(arguments.json_file, arguments.followers, arguments.per_host, arguments.frame_bytes)
-
-
-def _add_travel(benchmarks: Commands) -> None:
-    description = "Let a training's weights travel to actors that join late, sleep or are killed."
-    travel = benchmarks.add("travel", description, _travel, overrides=False)
-    travel.add_argument("--small", action="store_true", help="a tiny random model and no vLLM instead of SmolLM2")
-    _add_json(travel)
-
-
-def _travel(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.weights import travel
-
-    return travel.run(arguments.json_file, arguments.small)
 
 
 def _add_memory(benchmarks: Commands) -> None:
@@ -228,12 +198,6 @@ def _learning(arguments: argparse.Namespace, overrides: list[str]) -> int:
         overrides=overrides,
     )
     return run(request)
-
-
-def _scale(arguments: argparse.Namespace, overrides: list[str]) -> int:
-    from horizonrl.ops.bench.scale import run
-
-    return run.run(arguments.actors, arguments.small, arguments.json_file)
 
 
 def _weights(arguments: argparse.Namespace, overrides: list[str]) -> int:

@@ -1,11 +1,11 @@
-"""What `bench travel` concludes from the logs of its followers. `tests/process/test_weights_travel.py` starts some."""
+"""What `travel` concludes from the logs of its followers. `tests/process/test_weights_travel.py` starts some."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from horizonrl.ops.bench.weights.travel import Follower, result_of
+from tests.faults.travel import Follower, result_of
 
 MADE = [f"v{number}.l0" for number in range(1, 21)]
 

@@ -1,4 +1,4 @@
-"""A process of light actors: `python -m horizonrl.ops.bench.scale.light_actors RECIPE COUNT URL PLAY_S`.
+"""A process of light actors: `python -m tests.scale.light_actors RECIPE COUNT URL PLAY_S`.
 
 Each of the COUNT actors plays a group in PLAY_S seconds, on average. The process prints READY once every actor has its
 connection. It is ended by a signal, which drops the actors as they are.

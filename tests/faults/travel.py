@@ -1,4 +1,4 @@
-"""`horizonrl bench travel`: do the weights of a real training reach actors that join late, sleep or are killed?
+"""`python -m tests.faults travel`: do the weights of a real training reach actors that join late, sleep or are killed?
 
 A learner's engine takes reinforcement learning steps, and its publisher sends each version through a real broker. Four
 programs follow, each with an image of its own, as on four hosts:
@@ -74,9 +74,10 @@ class Follower:
         arguments = [self.url, RUN, str(self.folder), *([str(self.model_dir)] if self.model_dir else [])]
         with self.lives[-1].open("wb") as sink:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "horizonrl.ops.bench.weights.follower", *arguments),
+                *(sys.executable, "-m", "tests.faults.follower", *arguments),
                 stdout=sink,
                 stderr=sink,
+                cwd=Path(__file__).parents[2],
                 preexec_fn=bound(),
             )
 

@@ -1,4 +1,4 @@
-"""`bench scale` in small: real processes, a row with every number, and a restart."""
+"""`python -m tests.scale` in small: real processes, a row with every number, and a restart."""
 
 import asyncio
 import json
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from horizonrl.common.errors import RunFailed
-from horizonrl.ops.bench.scale.long_run import bookkeeping_s, restart
-from horizonrl.ops.bench.scale.rows import forecast_s
-from horizonrl.ops.bench.scale.run import ROWS
-from horizonrl.ops.bench.scale.scaled_run import GROUPS_PER_S, running
-from horizonrl.ops.cli.main import main
 from horizonrl.ops.models.models import make_tiny_model_apart
+from tests.scale.__main__ import main
+from tests.scale.long_run import bookkeeping_s, restart
+from tests.scale.rows import forecast_s
+from tests.scale.scaled_run import GROUPS_PER_S, running
+from tests.scale.table import ROWS
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +23,7 @@ LONG_S = 150
 
 def test_a_row_has_what_a_settled_group_costs(tmp_path: Path) -> None:
     report = tmp_path / "scale.json"
-    assert main(["bench", "scale", "--small", "--actors", "20", "--json", str(report)]) == 0
+    assert main(["--small", "--actors", "20", "--json", str(report)]) == 0
     (row,) = json.loads(report.read_text())["rows"]
     assert row["actors"] == 20
     for name in ("groups_per_s", "messages_per_group", "bytes_per_group", "cpu_ms_per_group"):

@@ -1,4 +1,4 @@
-"""`horizonrl bench scale`: a table of rows as actors are added, and what a large step and a restart cost."""
+"""`python -m tests.scale`: a table of rows as actors are added, and what a large step and a restart cost."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from typing import Any
 import uvloop
 from rich.table import Table
 
-from horizonrl.ops.bench.scale.long_run import OUTSTANDING, bookkeeping_s, restart
-from horizonrl.ops.bench.scale.rows import ScaleRow, forecast_s, measure
 from horizonrl.ops.models.models import make_tiny_model_apart
 from horizonrl.ops.terminal.console import plain_console
 from horizonrl.ops.terminal.waiting import waiting
+from tests.scale.long_run import OUTSTANDING, bookkeeping_s, restart
+from tests.scale.rows import ScaleRow, forecast_s, measure
 
 ROWS = (1, 10, 100, 1_000, 5_000)
 SMALL_ROWS = (1, 20)
@@ -52,7 +52,7 @@ def run(actors: Sequence[int], small: bool, json_file: Path | None) -> int:
                 report |= _long(directory / "long", small)
     console = plain_console()
     console.print(table)
-    for line in _told(report):
+    for line in _lines(report):
         console.print(line)
     if (growth := _growth(rows)) is not None:
         console.print(f"CPU per group from {rows[growth[0]].actors:,} to {rows[-1].actors:,} actors: {growth[1]:.2f} x")
@@ -88,7 +88,7 @@ def _long(directory: Path, small: bool) -> dict[str, Any]:
     }
 
 
-def _told(report: dict[str, Any]) -> Iterator[str]:
+def _lines(report: dict[str, Any]) -> Iterator[str]:
     for step in report.get("bookkeeping", ()):
         yield f"bookkeeping of a step of {step['groups']:,} groups: {step['seconds']:.2f} s"
     if after := report.get("restart"):

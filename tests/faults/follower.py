@@ -1,6 +1,6 @@
 """An actor that plays nothing: it follows the weights of a run, and logs what its engine is given and what it samples.
 
-    python -m horizonrl.ops.bench.weights.follower URL RUN FOLDER [MODEL_DIR]
+    python -m tests.faults.follower URL RUN FOLDER [MODEL_DIR]
 
 FOLDER is the host's shared memory: programs with the same one are actors of one host. With MODEL_DIR there is a real
 engine, vLLM; without it one that only digests. The program ends with the run.

@@ -1,4 +1,4 @@
-"""A row of `bench scale`: messages, bytes and CPU time per group with so many actors, and what an idle actor costs.
+"""A row: messages, bytes and CPU time per group with so many actors, and what an idle actor costs.
 
 Each row is a run of its own with as many groups per step as actors, so that every actor plays one group per version on
 average, and the credit keeps all of them busy. The actors of every row play the same number of groups per second
@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from horizonrl.ops.bench.scale.scaled_run import Reading, ScaledRun, running, step_s
+from tests.scale.scaled_run import Reading, ScaledRun, running, step_s
 
 WINDOWS, WINDOW_S = 3, 10.0
 SMALL_WINDOW_S = 1.0

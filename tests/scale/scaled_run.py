@@ -1,4 +1,4 @@
-"""The processes of one row of `bench scale`: server, controller, learner, light actors; and what is read off them."""
+"""The processes of one row: server, controller, learner, light actors; and what is read off them."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,10 @@ from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import RunFailed
 from horizonrl.common.state import Progress
-from horizonrl.ops.bench.scale.light_actors import READY
 from horizonrl.ops.rundir.logfiles import last_lines
+from tests.scale.light_actors import READY
 
+ROOT = Path(__file__).parents[2]
 RECIPE = """\
 [run]
 name = "scale"
@@ -109,7 +110,7 @@ class ScaledRun:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                cwd=log_file.parent,
+                cwd=ROOT,
                 # The model is not computed: more threads would only spin.
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 # Ctrl-C reaches the bench alone, which then ends everything.
@@ -127,7 +128,7 @@ class ScaledRun:
         play_s = self.actors / GROUPS_PER_S
         full, rest = divmod(self.actors, PER_PROCESS)
         for share in [PER_PROCESS] * full + [rest] * (rest > 0):
-            command = ("horizonrl.ops.bench.scale.light_actors", str(self.recipe), str(share), self.server.url)
+            command = ("tests.scale.light_actors", str(self.recipe), str(share), self.server.url)
             await self.start("actors", *command, str(play_s))
         deadline = time.monotonic() + START_S + self.actors / CONNECTIONS_PER_S
         for number in range(len(self.roles["actors"])):

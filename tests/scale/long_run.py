@@ -142,7 +142,7 @@ async def _start_controller(config: RunConfig, transport: Transport, issued: int
     async with asyncio.TaskGroup() as group:
         controller = group.create_task(Controller(config, transport, sources).run())
         queue = TicketQueue(transport)
-        while (last := await queue.last_issued(Kind.TRAIN)) is None or last.number < issued:  # noqa: ASYNC110 - not a key
+        while (last := await queue.last_issued(Kind.TRAIN)) is None or last.number < issued:
             await asyncio.sleep(POLL_S)
         took_s = time.perf_counter() - began
         controller.cancel()
