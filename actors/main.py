@@ -71,6 +71,7 @@ async def run_actor(
                     engine=policy.engine,
                     model_digest=identity["model"],
                     template_digest=identity["template"],
+                    stop_ids=identity["stops"],
                     environment=versions,
                 ),
                 stopping=service.stopping,

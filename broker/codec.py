@@ -18,7 +18,7 @@ from horizonrl.broker import schema1
 from horizonrl.common.arrays import MAX_TOKENS, CheckedIds, CheckedLogprobs
 from horizonrl.common.errors import MalformedRecord, RecordTooLarge, UnknownSchema
 from horizonrl.common.state import HorizonState, Progress, RunSettings, WeightsManifest
-from horizonrl.common.types import Episode, Group, Record, Ticket, Turn, Void
+from horizonrl.common.types import Episode, Group, Provenance, Record, Ticket, Turn, Void
 
 SCHEMA_VERSION = 2
 BRANCHED_SCHEMA = 3
@@ -47,7 +47,8 @@ PACKED = {"prompt_ids": "i", "output_ids": "i", "observation_ids": "i", "logprob
 _ADDED: dict[type[Record], tuple[str, ...]] = {
     Ticket: ("repeated",),
     Turn: ("branch", "trained", "state"),
-    Episode: ("branches",),
+    Episode: ("branches", "refused", "refusal"),
+    Provenance: ("stop_ids",),
 }
 LEFT_OUT: dict[type[Record], dict[str, object]] = {
     model: {name: model.model_fields[name].default for name in names} for model, names in _ADDED.items()

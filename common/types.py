@@ -274,6 +274,10 @@ class Episode(Record):
     environment_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     branches: Annotated[tuple[Branch, ...], Field(max_length=MAX_BRANCHES - 1, fail_fast=True)] = ()
     """Branches 1, 2, ...; branch 0 begins with `prompt_ids`."""
+    refused: Count = 0
+    """Requests of a program that were refused as wrong. It may have taken the refusal for an answer."""
+    refusal: ShortText | None = None
+    """Why the last of them was refused."""
 
     @model_validator(mode="after")
     def _attributed(self) -> Self:
@@ -338,6 +342,8 @@ class Provenance(Record):
     model_digest: Digest = ""
     """Digest of the model's configuration and tokenizer: what the token ids mean."""
     template_digest: Digest = ""
+    stop_ids: ShortText = ""
+    """The ids with which the model's own settings end a reply, separated by spaces."""
     environment: ShortText = ""
     """Environment id and the version of its task list."""
 

@@ -122,11 +122,19 @@ def episodes(draw: st.DrawFn, index: int = 0) -> Episode:
         generate_s=draw(st.floats(0, 1e6)),
         environment_s=draw(st.floats(0, 1e6)),
         branches=forks,
+        refused=draw(st.integers(0, 3)),
+        refusal=draw(st.none() | st.just("a request")),
     )
 
 
 provenances = st.builds(
-    Provenance, actor=names, engine=texts, model_digest=texts, template_digest=texts, environment=texts
+    Provenance,
+    actor=names,
+    engine=texts,
+    model_digest=texts,
+    template_digest=texts,
+    stop_ids=texts,
+    environment=texts,
 )
 
 

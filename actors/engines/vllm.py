@@ -267,9 +267,9 @@ class VllmPolicy:
         moved = max(abs(old - new) for old, new in zip(before, await self._score(), strict=True))
         if not moved <= SAME_NATS:  # NaN neither
             raise ConfigError(
-                f"model.name is {str(files[0].parent)!r}, and its own weights, applied once more, move log-probabilities "
-                f"by up to {moved:.3g} nats: vLLM does not renew this family's layers. Choose a model of another "
-                "family; `horizonrl eval` still plays this one"
+                f"model.name is {str(files[0].parent)!r}, and its own weights, applied once more, "
+                f"move log-probabilities by up to {moved:.3g} nats: vLLM does not renew this family's "
+                "layers. Choose a model of another family; `horizonrl eval` still plays this one"
             )
 
     async def _score(self) -> list[float]:

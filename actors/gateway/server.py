@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +93,7 @@ class Gateway:
         self._finding = asyncio.Lock()
         self._sessions: dict[str, Session] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
-        self._refusals: set[str] = set()
+        self._refusals = Counter[str]()
         """As those of a session, of requests that no episode's key came with."""
 
     @contextlib.asynccontextmanager
@@ -190,24 +190,30 @@ class Gateway:
         return self._refused(CallRefused(404, "not_found", message))
 
     def _refused(self, refused: CallRefused, session: Session | None = None) -> web.Response:
-        """Answer with a refusal; count it, and log the first one of its code in an episode.
+        """Answer with a refusal; count it, mark its episode, and log the first one of its code there.
 
         A program may take it for an answer that has no words: its episode would end well, and nobody would know.
         """
         if refused.status < 500 and refused.code not in GATEWAY_CALLS:  # the session counts those
             self.metrics.count("gateway_calls_total", reason="refused")
-            told = self._refusals if session is None else session.refusals
-            if refused.code not in (*told, *ORDINARY):
-                told.add(refused.code)
-                ticket = session and session.ticket
-                log.warning(
-                    "gateway_refused",
-                    code=refused.code,
-                    reason=printable(str(refused), SHOWN_CHARS),
-                    ticket=ticket and ticket.ticket_id,
-                    task=ticket and ticket.task.task_id,
-                )
+            if refused.code not in ORDINARY:
+                self._tell(refused.code, printable(str(refused), SHOWN_CHARS), session)
         return web.json_response(refused.body(), status=refused.status)
+
+    def _tell(self, code: str, reason: str, session: Session | None) -> None:
+        ticket, refusals = None, self._refusals
+        if session is not None:
+            ticket, refusals = session.ticket, session.refusals
+            session.last_refusal = reason
+        refusals[code] += 1
+        if refusals[code] == 1:
+            log.warning(
+                "gateway_refused",
+                code=code,
+                reason=reason,
+                ticket=ticket and ticket.ticket_id,
+                task=ticket and ticket.task.task_id,
+            )
 
     async def _tool_parser(self) -> ToolParser:
         async with self._finding:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,8 +78,9 @@ class Session:
     def __post_init__(self) -> None:
         self.over = asyncio.Event()
         """Set when no further call can be served: by the horizon, or by an engine that is gone."""
-        self.refusals: set[str] = set()
-        """Codes with which requests were refused that the log has told of."""
+        self.refusals = Counter[str]()
+        """How many requests were refused as wrong, by code."""
+        self.last_refusal: str | None = None
         self._reserved = 0
         self._begun = 0
         self._in_flight: set[asyncio.Task[Answer | CallRefused]] = set()

@@ -59,6 +59,8 @@ async def play_program(program: Program, gateway: Gateway | None, ticket: Ticket
         error=error and printable(error, MAX_SHORT_TEXT),
         reward=float(outcome.reward),
         success=outcome.success,
+        refused=session.refusals.total(),
+        refusal=session.last_refusal,
         generate_s=session.generate_s,
         environment_s=max(0.0, time.monotonic() - started - session.generate_s),
     )

@@ -68,10 +68,17 @@ class Rules:
     """Digest of the model in training: token ids mean something else to another model. Empty: not checked."""
     template_digest: str = ""
     """Digest of its chat template. Empty: not checked."""
+    stop_ids: str = ""
+    """The ids with which its own settings end a reply. Empty: not checked."""
 
     def of_model(self, identity: Mapping[str, str]) -> "Rules":
         """Return these rules for groups of one model alone, whose digests `identity` has."""
-        return replace(self, model_digest=identity["model"], template_digest=identity["template"])
+        return replace(
+            self,
+            model_digest=identity["model"],
+            template_digest=identity["template"],
+            stop_ids=identity.get("stops", ""),  # an older record has none
+        )
 
     def weight(self, ticket: Ticket, phase: Phase) -> float:
         """Return the factor of the loss of a ticket's episodes."""
@@ -98,9 +105,13 @@ class Rules:
 
     def same_model(self, made: Provenance) -> bool:
         """Return whether a group was sampled with the run's model and template; a missing digest passes."""
-        digests = ((self.model_digest, made.model_digest), (self.template_digest, made.template_digest))
-        # An actor without the model's files sends no digest (PROTOCOL.md): that is no sign of another model.
-        return all(not mine or not named or named == mine for mine, named in digests)
+        pairs = (
+            (self.model_digest, made.model_digest),
+            (self.template_digest, made.template_digest),
+            (self.stop_ids, made.stop_ids),
+        )
+        # An actor without the model's files sends none (PROTOCOL.md): that is no sign of another model.
+        return all(not mine or not named or named == mine for mine, named in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ def _readable(group: Group, index: int) -> dict[str, Any]:
         "return": episode.episode_return,
         "error": episode.error,
         "prompt": episode.prompt,
+        **({"refused": episode.refused, "refusal": episode.refusal} if episode.refused else {}),
         # Linear episodes, which most are, have the lines that they always had.
         **({} if episode.linear else {"branches": [branch.prompt for branch in episode.branches]}),
         "turns": [

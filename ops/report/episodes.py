@@ -143,6 +143,8 @@ def _body(record: Mapping[str, Any], tokens: TokenTexts | None, episodes: Episod
     else:
         turns = [_turn(turn, tokens, episodes) for turn in record["turns"]]
     body = {"prompt": record["prompt"], "stop": record["stop"], "error": record["error"], "turns": turns}
+    if "refused" in record:
+        body |= {"refused": record["refused"], "refusal": record["refusal"]}
     if "branches" in record:
         body["branches"] = record["branches"]
         for told, turn in zip(turns, record["turns"], strict=True):

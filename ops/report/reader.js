@@ -150,6 +150,7 @@ function turnsOf(episode, body, differs) {
     parts.push(...played(turns, differs));
   });
   parts.push(h("p", { class: "stop" }, body.error ? `Broken: ${body.error}` : `Ended: ${stopped(body.stop, episode)}`));
+  if (body.refused) parts.push(h("p", { class: "stop" }, `${counted(body.refused, "request")} of the program refused, the last one: ${body.refusal}`));
   return parts;
 }
 

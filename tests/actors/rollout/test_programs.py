@@ -110,6 +110,25 @@ def test_what_is_not_the_agents_failure_is_broken_and_never_a_zero(
     assert program.finished == []
 
 
+def test_an_episode_says_how_many_of_its_requests_were_refused_as_wrong_and_why_the_last() -> None:
+    async def run(endpoint: Endpoint) -> None:
+        image: Any = [{"type": "image_url", "image_url": {"url": "x"}}]
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.key, max_retries=0) as client:
+            for wrong in ([], [{"role": "user", "content": image}]):
+                with pytest.raises(BadRequestError):
+                    await client.chat.completions.create(model="m", messages=wrong)
+        await ask(endpoint)
+        with pytest.raises(BadRequestError, match="horizon"):
+            await ask(endpoint)
+
+    for _ in range(2):
+        episode, _ = played(run, ticket(horizon_turns=1))
+        assert (episode.stop, episode.refused) == (StopReason.HORIZON, 2)
+        assert episode.refusal is not None and "image_url" in episode.refusal
+    episode, _ = played(ask)
+    assert (episode.refused, episode.refusal) == (0, None)
+
+
 def test_a_call_beyond_the_horizon_truncates_the_episode_and_what_there_is_is_graded() -> None:
     async def endless(endpoint: Endpoint) -> None:
         for _ in range(9):

@@ -78,10 +78,13 @@ def test_what_may_not_be_trained_is_dropped_with_its_reason(group: Group | DeadL
         (Provenance(actor="a", model_digest="other", template_digest="t"), False),
         (Provenance(actor="a", model_digest="m", template_digest="other"), False),
         (Provenance(actor="a", template_digest="other"), False),
+        (Provenance(actor="a", model_digest="m", stop_ids="2 7"), True),
+        (Provenance(actor="a", model_digest="m", stop_ids="2"), False),
     ],
 )
 def test_a_group_of_another_model_or_template_is_malformed(made: Provenance, accepted: bool, kind: Kind) -> None:
-    collector = Collector(replace(RULES, model_digest="m", template_digest="t"), TicketAccounts())
+    rules = RULES.of_model({"model": "m", "template": "t", "stops": "2 7"})
+    collector = Collector(rules, TicketAccounts())
     group = make_group(version=5, kind=kind).model_copy(update={"provenance": made})
     end = collector.consume(Entry(sequence=1, record=group), RL)
     if kind is Kind.EVAL:

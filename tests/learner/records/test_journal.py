@@ -222,6 +222,16 @@ def test_branches_are_kept_with_what_each_begins_with_and_a_linear_episode_is_ke
     assert "branches" not in linear and "branch" not in linear["turns"][0]
 
 
+def test_an_episode_keeps_how_many_of_its_requests_were_refused_and_why_the_last(tmp_path: Path) -> None:
+    group = make_group(7)
+    refused = group.episodes[0].model_copy(update={"refused": 2, "refusal": "no images"})
+    group = group.model_copy(update={"episodes": (refused, group.episodes[1])})
+    Journal(tmp_path).write_episodes(1, [group])
+    marked, other = lines(tmp_path / "episodes" / "step-000001.jsonl")
+    assert (marked["refused"], marked["refusal"]) == (2, "no images")
+    assert "refused" not in other
+
+
 def test_foreign_files_among_the_episodes_and_a_number_that_is_none_end_nobody(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     foreign = [tmp_path / "episodes" / name for name in ("step-000001.jsonl.gz", "read-me-x.txt", "eval-old.jsonl")]

@@ -119,7 +119,8 @@ def write_branched_run(root: Path) -> Path:
     run_dir = write_run(run_config(root))
     forked = branched_episode(0)
     branches = tuple(branch.model_copy(update={"prompt": HOSTILE}) for branch in forked.branches)
-    episodes = (forked.model_copy(update={"branches": branches}), half_trained_episode(1))
+    refused = half_trained_episode(1).model_copy(update={"refused": 2, "refusal": HOSTILE})
+    episodes = (forked.model_copy(update={"branches": branches}), refused)
     group = Group(ticket=make_ticket(90, horizon_turns=5), episodes=episodes, provenance=Provenance(actor="test"))
     Journal(run_dir).write_episodes(7, [group])
     return run_dir

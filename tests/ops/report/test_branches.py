@@ -25,6 +25,7 @@ def test_the_page_knows_the_branch_of_each_turn(branched_run: Path) -> None:
     assert forked["branches"] == [HOSTILE, HOSTILE]
     assert [turn["branch"] for turn in forked["turns"]] == [0, 1, 1, 0, 2]
     assert [turn["trained"] for turn in half["turns"]] == [False, True]
+    assert (half["refused"], half["refusal"], "refused" in forked) == (2, HOSTILE, False)
     assert "branches" not in bodies[0] and "branch" not in bodies[0]["turns"][0]
 
 

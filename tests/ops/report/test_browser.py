@@ -132,6 +132,7 @@ def test_each_branch_has_a_heading_its_context_and_its_own_turns(open_page: Open
     page = open_page("#/episodes?open=train-00000090.1", file)
     expect(page.locator("h3.branch")).to_have_count(0)
     expect(page.locator(".turn h3").first).to_contain_text("not trained")
+    expect(page.locator("p.stop").last).to_contain_text("2 requests of the program refused, the last")
 
 
 def test_an_unknown_link_says_so(open_page: Open) -> None:
