@@ -218,6 +218,9 @@ class WeightsManifest(SentFile):
 
     finished_step: Count | None = None
     """The step at which the run ended; None while it goes on. Here, so that an actor follows one small key."""
+    learner: Digest = ""
+    """Drawn at random by each learner that starts. After a backup is restored, a learner may draw a lineage that was
+    used before: a version that another learner of its lineage has announced is of a future that is lost."""
     adapters: SentFile | None = None
     base: SentFile | None = None
     """The frozen model, which stays the same from version to version: `policy` says with which one it was sent."""

@@ -74,6 +74,8 @@ class WeightsFollower:
         self._base: _Applied | None = None
         self._digest: str | None = None
         """Of the weights that were applied last; None before there were any."""
+        self._learner = ""
+        """The learner that announced them."""
         self.lost_futures = 0
         """How often the run has gone back behind the weights that were applied, as with a backup that was restored."""
         self._news = asyncio.Event()
@@ -166,7 +168,7 @@ class WeightsFollower:
                 self.lost_futures += 1
                 log.warning("run_restored", applied=str(self._policy.version), announced=str(manifest.policy))
             await self._policy.apply(file, manifest.policy, changed)
-            self._digest = manifest.digest
+            self._digest, self._learner = manifest.digest, manifest.learner
             if self._policy.takes_words:
                 held = None if shared is None else os.fdopen(os.dup(shared.fileno()), "rb")
                 self._rebase(_Applied(manifest.policy, manifest.digest, held))
@@ -242,11 +244,13 @@ class WeightsFollower:
         return (self._policy.version, self._digest) == (manifest.policy, manifest.digest)
 
     def _is_restored(self) -> bool:
-        """Return whether the run has gone back, and announces a version that is no newer than what was applied."""
-        announced = self._announced
+        """Return whether the run has gone back behind what was applied, as its last announcement shows."""
+        announced, applied = self._announced, self._policy.version
         if announced is None or self._digest is None or self._is_current(announced):
             return False
-        return age(announced.policy) <= age(self._policy.version)
+        # An actor that was cut off meanwhile hears of the new line when that has a newer version.
+        same_line = announced.policy.lineage != applied.lineage or announced.learner == self._learner
+        return age(announced.policy) <= age(applied) or not same_line
 
 
 def path_of(file: BinaryIO) -> Path:

@@ -6,6 +6,7 @@ fenced. The same fence guards the key `policy` and every purge.
 """
 
 import asyncio
+import uuid
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
@@ -19,6 +20,7 @@ class Fence:
         self._state = StateStore(transport)
         self._progress = 0
         """Revision of the key `progress` that this learner last read or set."""
+        self._learner = uuid.uuid4().hex
         self._policy = 0
         """Revision of the key `policy` that this learner last read or set."""
         # A checkpoint is sealed, and the log freed behind it, while the loop announces: without the lock, a check that
@@ -54,7 +56,8 @@ class Fence:
             await self._check()
 
     async def publish(self, manifest: WeightsManifest) -> None:
-        """Set the key `policy`. Raises Fenced if this is no longer the run's learner."""
+        """Set the key `policy`, in this learner's name. Raises Fenced if this is no longer the run's learner."""
+        manifest = manifest.model_copy(update={"learner": self._learner})
         async with self._speaking:
             while True:
                 await self._check()

@@ -102,6 +102,26 @@ def test_a_resumed_learner_with_the_same_weights_sends_an_actor_nothing(small: M
     asyncio.run(scenario())
 
 
+def test_the_image_of_a_lost_future_is_not_changed_into_a_version_of_the_same_lineage(
+    small: MemoryTransport, tmp_path: Path
+) -> None:
+    """Broker and run directory went back; this host was cut off, and its image has a name that is used again."""
+
+    async def scenario() -> None:
+        learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
+        for _ in range(2):
+            await host.load(await learner.step())
+        again = RandomLearner(small, tmp_path / "again", start=1)
+        again.random = np.random.default_rng(7)
+        held = small.server.runs["run"].streams[Stream.WEIGHTS]
+        held.ids.clear()  # as those of a restored broker
+        for _ in range(3):
+            manifest = await again.step(share=0.001)
+        assert await host.load(manifest) == again.images[manifest.policy]
+
+    asyncio.run(scenario())
+
+
 def test_what_a_replaced_learner_still_stores_is_passed_over(small: MemoryTransport, tmp_path: Path) -> None:
     async def scenario() -> None:
         learner, host = RandomLearner(small, tmp_path / "weights"), ShadowHost(small, tmp_path / "shadow")
