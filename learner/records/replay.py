@@ -4,6 +4,7 @@ The collector makes the same decisions again, because they depend on the log's o
 rank every digest equals the ledger's. With another config, the same groups show how another algorithm does.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class ReplayedStep:
         return self.groups_equal and self.data_equal and self.weights_equal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replay:
     config: RunConfig
     transport: Transport
@@ -50,6 +51,10 @@ class Replay:
     scratch_dir: Path
     lineages: Sequence[Mapping[str, Any]] = ()
     """Lines of `lineages.jsonl`: they show where the broker had lost a part of the log."""
+    kept_in: Path | None = None
+    """A directory to make for what a replay with another config goes on from."""
+    end: Checkpoint | None = None
+    """What is there, once the last step has been retrained."""
 
     async def steps(self, start: Checkpoint | None, ledger: Sequence[Mapping[str, Any]]) -> AsyncIterator[ReplayedStep]:
         """Retrain the consecutive steps of `ledger`, from `start` on; None starts from the model.
@@ -109,6 +114,20 @@ class Replay:
                 weights_equal=await self.engine.write_weights(frame) == line["weights_digest"],
             )
         await reader.close()
+        if self.kept_in is not None:
+            await self._keep(self.kept_in, step, collector)
+
+    async def _keep(self, directory: Path, step: int, collector: Collector) -> None:
+        waiting, accounts = collector.waiting, collector.accounts
+        state = {
+            "cursor": collector.cursor,
+            "mark": collector.mark,
+            "accounts": accounts.dump(),
+            "waiting": {} if waiting is None else waiting.dump(accounts),
+        }
+        await asyncio.to_thread(directory.mkdir)
+        await self.engine.save(directory, state)
+        self.end = Checkpoint(step, directory, state)
 
     def _check_lost(self, step: int, equal: bool) -> None:
         """Raise RunFailed if a step has other groups now, because the broker lost them before a later start."""

@@ -5,6 +5,8 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,10 @@ PROBE_S = 2.0
 COLUMNS = ("step", "phase", "groups", "tokens", "data", "weights", "loss then", "loss now")
 
 
+SAME = ("actor.", "broker.ack_wait_s", "broker.max_", "eval.", "model.name", "run.root", "tracker.")
+"""Keys that decide no digest begin with these. What they named when a step was trained may be gone."""
+
+
 @dataclass(frozen=True)
 class ReplayRequest:
     """What to replay: the steps after `first`, up to and including `last`."""
@@ -43,6 +49,14 @@ class ReplayRequest:
     overrides: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Part:
+    """Consecutive steps that were trained with one config."""
+
+    config: RunConfig
+    ledger: Sequence[Mapping[str, Any]]
+
+
 def replay_run(request: ReplayRequest) -> int:
     """Replay and print a line per step. Return 0 if every digest matches the ledger, or if the config was changed."""
     from horizonrl.learner.engine.registry import require_backend
@@ -50,17 +64,19 @@ def replay_run(request: ReplayRequest) -> int:
 
     config = read_config(request.run_dir, request.overrides)
     check_broker_named(config, request.run_dir, request.overrides)
-    require_backend(config.learner)
     start = _start(request.run_dir, request.first, config.learner)
-    ledger = _ledger(request)
+    lineages = read_lines(request.run_dir / LINEAGES)
+    parts = divide(request, _ledger(request), lineages)
+    for part in parts:
+        require_backend(part.config.learner)
     # Here, however many machines trained the run: a digest depends on the number of ranks, not on where they are.
-    spawn_ranks(config.learner.ranks * config.learner.nodes, config.learner.shutdown_s)
+    spawn_ranks(_ranks(parts), config.learner.shutdown_s)
     configure_logs(run=config.run.name, role="replay")
     rows: list[dict[str, Any]] = []
     # As a role, so that a stuck rank or a full disk ends with the same codes and messages as in training.
-    code = run_role(lambda: _replay(request, config, start, ledger, rows))
+    code = run_role(lambda: _replay(request, parts, start, lineages, rows))
     if code != 0 or not all(row["equal"] for row in rows):
-        for reason in reasons_to_differ(request, read_lines(request.run_dir / LINEAGES), config):
+        for reason in reasons_to_differ(lineages, config):
             print(reason)
     if code == 0 and rows:  # only rank 0 has rows
         _report(request, rows)
@@ -68,24 +84,52 @@ def replay_run(request: ReplayRequest) -> int:
     return code
 
 
-def reasons_to_differ(request: ReplayRequest, lineages: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
-    """Return what else than a lost group may change a digest: another config at a step, or another machine."""
+def divide(
+    request: ReplayRequest, ledger: Sequence[Mapping[str, Any]], lineages: Sequence[Mapping[str, Any]]
+) -> list[Part]:
+    """Divide steps by the config that they were trained with: each start of the learner records what it changed.
+
+    The request's overrides go on top of each.
+    """
+
+    def former(line: Mapping[str, Any]) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        # From the last to the first: the value before all of them is the step's.
+        for start in sorted(lineages, key=lambda start: -start["lineage"]):
+            if start["lineage"] > line["lineage"]:
+                changes |= {key: before for key, (before, _) in start.get("changed", {}).items()}
+        return {key: before for key, before in changes.items() if not key.startswith(SAME)}
+
+    parts = []
+    for changes, lines in groupby(ledger, key=former):
+        undone = [f"--{key}={_argument(before)}" for key, before in changes.items()]
+        parts.append(Part(read_config(request.run_dir, [*undone, *request.overrides]), list(lines)))
+    return parts
+
+
+def _ranks(parts: Sequence[Part]) -> int:
+    """Return the number of ranks that trained all parts. Raises ConfigError if it changed."""
+    ranks = [part.config.learner.ranks * part.config.learner.nodes for part in parts]
+    for number, after in enumerate(ranks):
+        if after != ranks[0]:
+            step = parts[number].ledger[0]["step"] - 1
+            raise ConfigError(
+                f"the run was trained on {ranks[0]} ranks up to step {step} and on {after} from there: replay one "
+                f"with --to {step}, and the other with --from {step}"
+            )
+    return ranks[0]
+
+
+def reasons_to_differ(lineages: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
+    """Return what else than a lost group may change a digest: another machine."""
     from horizonrl.learner.loop.recovery import machine
 
-    here, reasons = machine(config), []
-    for line in lineages:
-        step = line["from_step"]
-        if line.get("machine", here) != here:
-            reasons.append(f"from step {step} on the run was trained on {line['machine']}, and this machine is {here}")
-        changed = line.get("changed", {})
-        if changed and request.first < step:
-            former = " ".join(f"--{key}={_argument(before)}" for key, (before, _) in changed.items())
-            told = ", ".join(f"{key} {before} → {now}" for key, (before, now) in changed.items())
-            reasons.append(
-                f"the config changed at step {step}: {told}. Replay what came before with --to {step} {former}, and "
-                f"what came after with --from {step}"
-            )
-    return reasons
+    here = machine(config)
+    return [
+        f"from step {line['from_step']} on the run was trained on {line['machine']}, and this machine is {here}"
+        for line in lineages
+        if line.get("machine", here) != here
+    ]
 
 
 def _argument(value: object) -> str:
@@ -99,9 +143,9 @@ def may_differ(overrides: Sequence[str]) -> bool:
 
 async def _replay(
     request: ReplayRequest,
-    config: RunConfig,
+    parts: Sequence[Part],
     start: Checkpoint | None,
-    ledger: Sequence[Mapping[str, Any]],
+    lineages: Sequence[Mapping[str, Any]],
     rows: list[dict[str, Any]],
 ) -> None:
     from horizonrl.learner.engine.thread import EngineThread
@@ -110,16 +154,18 @@ async def _replay(
     from horizonrl.learner.records.replay import Replay
 
     then = {line["step"]: line for line in read_lines(request.run_dir / METRICS)}
+    model_dir = resolve_model(parts[0].config.model.name)
+    identity = model_identity(model_dir)
 
-    async def lead(engine: EngineThread, rules: Rules) -> None:
+    async def lead(part: Part, kept_in: Path | None, engine: EngineThread, rules: Rules) -> None:
+        nonlocal start
         with scratch() as place:
-            async with _log_of(request.run_dir, config) as transport:
-                lineages = read_lines(request.run_dir / LINEAGES)
-                replay = Replay(config, transport, engine, rules.of_model(identity), place, lineages)
-                async for done in replay.steps(start, ledger):
+            async with _log_of(request.run_dir, part.config) as transport:
+                replay = Replay(part.config, transport, engine, rules.of_model(identity), place, lineages, kept_in)
+                async for done in replay.steps(start, part.ledger):
                     row = {
                         "step": done.step,
-                        "phase": config.phase(done.step - 1)[0].value,
+                        "phase": part.config.phase(done.step - 1)[0].value,
                         "groups_equal": done.groups_equal,
                         "data_equal": done.data_equal,
                         "weights_equal": done.weights_equal,
@@ -129,10 +175,12 @@ async def _replay(
                         "loss_then": then.get(done.step, {}).get("loss"),
                     }
                     rows.append(row)
+        start = replay.end
 
-    model_dir = resolve_model(config.model.name)
-    identity = model_identity(model_dir)
-    await on_ranks(config, model_dir, lead)
+    with scratch() as place:
+        for number, part in enumerate(parts, 1):
+            kept_in = place / f"part-{number}" if number < len(parts) else None
+            await on_ranks(part.config, model_dir, partial(lead, part, kept_in))
 
 
 @asynccontextmanager
