@@ -41,7 +41,7 @@ LEARNER_LOCK = "learner.lock"
 EPISODE_FILE = re.compile(r"(step|eval)-(\d{6,})\.jsonl")
 FRAME_FILE = re.compile(r"frame-\d{6,}-\d{3,}\.safetensors")
 _WRITTEN = {
-    EPISODES: re.compile(rf"{EPISODE_FILE.pattern}|step-\d{{6,}}\.incomplete"),
+    EPISODES: re.compile(rf"{EPISODE_FILE.pattern}|\..*"),
     WEIGHTS: re.compile(rf"{FRAME_FILE.pattern}|frame-\d{{6,}}-\d{{3,}}\.adapters|base\.safetensors|\..*"),
 }
 """By folder, what the learner writes there."""

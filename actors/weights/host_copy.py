@@ -39,6 +39,7 @@ from horizonrl.broker.weights.changes import decode_changes
 from horizonrl.broker.weights.frames import digest_file, fetch_frame
 from horizonrl.broker.weights.layout import Array, read_layout
 from horizonrl.common.errors import LogGap, WeightsDamaged, WeightsRejected
+from horizonrl.common.files import atomic_write_text
 from horizonrl.common.locks import open_locked, take_lock
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -251,9 +252,7 @@ class Shadow:
 
     def _mark(self, policy: PolicyVersion, digest: str, sequence: int) -> None:
         marker = Marker(policy=policy, digest=digest, sequence=sequence, inode=self._image.stat().st_ino)
-        incoming = self._place / f".{MARKER}.{secrets.token_hex(8)}"
-        incoming.write_text(marker.model_dump_json(), encoding="utf-8")
-        os.replace(incoming, self._marker_file)
+        atomic_write_text(self._marker_file, marker.model_dump_json(), rivals=True)
 
     def _is_at(self, manifest: SentFile) -> bool:
         marker = self._marker()

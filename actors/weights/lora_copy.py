@@ -21,6 +21,7 @@ from horizonrl.broker.api import Transport
 from horizonrl.broker.weights.adapters import merge_adapters
 from horizonrl.broker.weights.frames import BASE, digest_file, fetch_frame
 from horizonrl.common.errors import WeightsRejected
+from horizonrl.common.files import atomic_write, remove_unfinished
 from horizonrl.common.locks import open_locked
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
@@ -28,7 +29,7 @@ from horizonrl.common.state import SentFile, WeightsManifest
 
 log = get_logger()
 
-FROZEN, MERGED, MERGING, INCOMING = "base.safetensors", "merged.safetensors", "merging", ".merged-"
+FROZEN, MERGED, MERGING = "base.safetensors", "merged.safetensors", "merging"
 
 
 class MergedImage:
@@ -85,34 +86,38 @@ class MergedImage:
         """Make the image of a version. Raises WeightsRejected if it is not the one that was announced."""
         image = self._place / MERGED
         # Before a new one is made: this host has memory for one. An engine that still loads the old one keeps it open.
-        for old in (_note(image), image, *self._place.glob(f"{INCOMING}*")):
+        for old in (_note(image), image):
             old.unlink(missing_ok=True)
-        incoming = self._place / f"{INCOMING}{secrets.token_hex(8)}"
+        remove_unfinished(self._place)
         try:
-            with incoming.open("w+b") as file, base.open("rb") as frozen, adapters.open("rb") as factors:
-                size = os.fstat(frozen.fileno()).st_size
-                # All of it now: a file system that is full later would end the actor inside a memory map, with SIGBUS.
-                os.posix_fallocate(file.fileno(), 0, size)
-                model, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
-                merged = mmap.mmap(file.fileno(), size)
-                merge_adapters(model, added, merged)
-                digest = xxhash.xxh3_128_hexdigest(merged)
-            if digest != manifest.digest:
-                # The adapters have just been verified: if the frozen model is damaged, the next try fetches it anew.
-                _note(base).unlink(missing_ok=True)
-                raise WeightsRejected(f"{manifest.policy}: model and adapters add up to other weights ({digest})")
-            os.replace(incoming, image)
+            # The other writer is an actor that was stopped, and wakes.
+            with atomic_write(image, rivals=True) as incoming:
+                digest = _write_merged(base, adapters, incoming)
+                if digest != manifest.digest:
+                    # The adapters have just been verified: if the frozen model is damaged, the next try fetches it.
+                    _note(base).unlink(missing_ok=True)
+                    raise WeightsRejected(f"{manifest.policy}: model and adapters add up to other weights ({digest})")
             _note(image).write_text(digest, encoding="utf-8")
         except OSError as error:
             raise WeightsRejected(
                 f"{manifest.policy}: its image cannot be written to {self._place} ({error}); with LoRA the actor's "
                 "/dev/shm needs memory for twice the weights, and the adapters"
             ) from None
-        finally:
-            incoming.unlink(missing_ok=True)
 
     def _received(self, size: int) -> None:
         self._metrics.count("weights_received_bytes_total", size, form="base")
+
+
+def _write_merged(base: Path, adapters: Path, out: Path) -> str:
+    """Write the sum of a frozen model and adapters; return its digest."""
+    with out.open("w+b") as file, base.open("rb") as frozen, adapters.open("rb") as factors:
+        size = os.fstat(frozen.fileno()).st_size
+        # All of it now: a file system that is full later would end the actor inside a memory map, with SIGBUS.
+        os.posix_fallocate(file.fileno(), 0, size)
+        model, added = (mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) for source in (frozen, factors))
+        merged = mmap.mmap(file.fileno(), size)
+        merge_adapters(model, added, merged)
+        return xxhash.xxh3_128_hexdigest(merged)
 
 
 def _note(file: Path) -> Path:

@@ -18,6 +18,7 @@ import xxhash
 
 from horizonrl.broker.api import Message, Reader, Stream, Transport
 from horizonrl.common.errors import WeightsDamaged, WeightsRejected
+from horizonrl.common.files import atomic_write_text
 from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
 
@@ -220,9 +221,7 @@ def _write_chunks(target: BinaryIO, chunks: Mapping[int, bytes], progress: Path,
     for offset, data in chunks.items():
         os.pwrite(target.fileno(), data, offset)
     # After the chunks: what a killed reader has noted is written.
-    incoming = progress.with_name(f"{progress.name}.incoming")
-    incoming.write_text(line, encoding="utf-8")
-    os.replace(incoming, progress)
+    atomic_write_text(progress, line)
 
 
 async def discard_frames_below(transport: Transport, manifest: SentFile) -> None:

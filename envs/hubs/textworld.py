@@ -5,6 +5,7 @@ compiled once per machine and kept in a folder, since the compiler takes 5 to 15
 """
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as installed_version
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 from pydantic import validate_call
 
 from horizonrl.common.errors import EnvironmentFailure
+from horizonrl.common.files import atomic_write
 from horizonrl.envs.api import Step, TaskSpec
 from horizonrl.envs.bounds import MAX_OBSERVATION_CHARS, Chars
 from horizonrl.envs.formats import ActionFormat, Command, write_action
@@ -160,10 +162,10 @@ def told(feedback: str) -> str:
 def _compile(textworld: Any, family: str, number: int, path: Path) -> None:
     """Generate a game and compile it at `path`, which appears only when it is whole."""
     settings = FAMILIES[family](number)
-    with tempfile.TemporaryDirectory(prefix="horizonrl-textworld-") as place:
+    with tempfile.TemporaryDirectory(prefix="horizonrl-textworld-") as folder:
         options = textworld.GameOptions()
         options.seeds = number
-        options.path = str(Path(place) / path.name)
+        options.path = str(Path(folder) / path.name)
         if family == "custom":
             options.nb_rooms, options.nb_objects = settings["rooms"], settings["objects"]
             options.quest_length = settings["quest"]
@@ -174,12 +176,12 @@ def _compile(textworld: Any, family: str, number: int, path: Path) -> None:
         compiled = Path(hub_module("textworld.generator", PACKAGE, EXTRA).compile_game(game, options))
         path.parent.mkdir(parents=True, exist_ok=True)
         # The facts of the game first: `start` reads them beside the compiled file.
-        _place(compiled.with_suffix(".json"), path.with_suffix(".json"))
-        _place(compiled, path)
+        _copy(compiled.with_suffix(".json"), path.with_suffix(".json"))
+        _copy(compiled, path)
 
 
-def _place(made: Path, path: Path) -> None:
-    """Copy a file and rename it, because the two folders may be on two disks."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as copy:
-        copy.write(made.read_bytes())
-    Path(copy.name).replace(path)
+def _copy(source: Path, path: Path) -> None:
+    """Copy a file, since the two folders may be on two disks."""
+    # Actors of one host may compile the same game at the same time.
+    with atomic_write(path, rivals=True) as incoming:
+        shutil.copyfile(source, incoming)

@@ -20,12 +20,13 @@ from horizonrl.broker.weights.chain import publish_changes
 from horizonrl.broker.weights.changes import encode_changes
 from horizonrl.broker.weights.frames import BASE, digest_file, discard_frames_below, publish_frame
 from horizonrl.common.errors import MissingDependency, WeightsRejected
+from horizonrl.common.files import remove_unfinished
 from horizonrl.common.logs import get_logger
 from horizonrl.common.metrics import Metrics
 from horizonrl.common.run_dir import FRAME_FILE
 from horizonrl.common.state import SentFile, WeightsManifest
 from horizonrl.common.types import PolicyVersion
-from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS, INCOMING
+from horizonrl.learner.engine.checkpoint.weights_file import ADAPTERS
 from horizonrl.learner.loop.disk import FILES_KEPT
 from horizonrl.learner.loop.fence import Fence
 
@@ -57,8 +58,7 @@ class WeightsPublisher:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for unfinished in self.directory.glob(f".*{INCOMING}"):
-            unfinished.unlink()  # left by a learner that was killed: there is only one at a time (`only_learner`)
+        remove_unfinished(self.directory)  # there is only one learner at a time (`only_learner`)
         # The file that the key names and the one before it, which an actor may still be reading.
         self._published: deque[Path] = deque(maxlen=2)
         self._being_read: list[Path] = []

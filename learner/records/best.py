@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from horizonrl.common.files import atomic_write, atomic_write_text
 from horizonrl.common.logs import get_logger
 from horizonrl.common.run_dir import FRAME_FILE
-from horizonrl.learner.records.checkpoint import sync
 
 log = get_logger()
 
@@ -46,19 +46,13 @@ class Best:
         if frame is None or result["success_rate"] is None or (kept is not None and _rank(kept) > _rank(result)):
             return False
         self._directory.mkdir(exist_ok=True)
-        link, incoming_result = self._directory / frame.name, self._directory / f".{RESULT_FILE}"
-        incoming = self._directory / f".{frame.name}"
-        incoming.unlink(missing_ok=True)
-        # A hard link: the frame is tidied away one day, the weights stay, and nothing is copied.
-        os.link(frame, incoming)
-        os.replace(incoming, link)
-        incoming.unlink(missing_ok=True)  # still there if both were links to the same file: rename does nothing then
-        incoming_result.write_text(json.dumps({**result, "weights": frame.name}, indent=2) + "\n", encoding="utf-8")
-        # A power cut must not leave a result whose weights, or whose text, never reached the disk.
-        for written in (link, incoming_result, self._directory):
-            sync(written)
-        os.replace(incoming_result, self._directory / RESULT_FILE)
-        sync(self._directory)
+        link = self._directory / frame.name
+        # Durable: a power cut must not leave a result whose weights, or whose text, never reached the disk.
+        with atomic_write(link, durable=True) as incoming:
+            # A hard link: the frame is tidied away one day, the weights stay, and nothing is copied.
+            os.link(frame, incoming)
+        text = json.dumps({**result, "weights": frame.name}, indent=2) + "\n"
+        atomic_write_text(self._directory / RESULT_FILE, text, durable=True)
         # Only now, since the earlier result named its file until it was replaced.
         for other in self._directory.glob("*.safetensors"):
             if other != link and FRAME_FILE.fullmatch(other.name):

@@ -6,7 +6,6 @@ is the last checkpoint that was complete. The store knows nothing of what is in 
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from horizonrl.common.errors import DISK_FULL, CheckpointError
+from horizonrl.common.files import sync
 
 STATE_FILE = "state.json"
 FULL_BYTES = 16 << 20
@@ -226,16 +226,6 @@ def _seal(directory: Path, facts: Mapping[str, Any]) -> None:
     # A file's fsync does not cover its name, which is part of the directory.
     for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
         sync(folder)
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, durable."""
-    # Read-only, because a directory cannot be opened in any other way; fsync does not mind.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from horizonrl.common.errors import RunFailed
+from horizonrl.common.files import atomic_write, remove_unfinished
 from horizonrl.common.locks import take_lock
 from horizonrl.common.run_dir import EPISODES, EVALS, LEARNER_LOCK, LEDGER, LINEAGES, METRICS, episode_files
 from horizonrl.common.types import Group
 
-INCOMPLETE = ".incomplete"
-"""Suffix of a file of episodes that is being written."""
 BLOCK_BYTES = 1 << 20
 """Read at a time, so that the length of a run does not matter to a learner's memory."""
 EVAL_EPISODES_BYTES = 256_000_000
@@ -59,9 +58,10 @@ class Journal:
             _cut(path, key, step)
         # Starts of a learner are never rolled back; only a line that a crash cut short goes.
         _cut(self._lineages, "lineage", math.inf)
-        rolled_back = [path for path in episode_files(self._run_dir, "step", "eval") if _step(path) > step]
-        for path in (*rolled_back, *self._episodes.glob(f"step-*{INCOMPLETE}")):
-            path.unlink()
+        remove_unfinished(self._episodes)
+        for path in episode_files(self._run_dir, "step", "eval"):
+            if _step(path) > step:
+                path.unlink()
 
     def lineages(self) -> list[int]:
         """Return the lineages of the learners that started in this directory."""
@@ -93,13 +93,12 @@ class Journal:
     def write_episodes(self, step: int, groups: Sequence[Group]) -> None:
         """Keep a step's episodes for readers: their text, and the id, logprob and version of each generated token."""
         path = self._episodes / f"step-{step:06d}.jsonl"
-        # Without fsync: nothing is resumed from these files. A step that is trained again overwrites its own.
-        with path.with_suffix(INCOMPLETE).open("w", encoding="utf-8") as file:
+        # Complete or not there, since the step is in the ledger by now. Not durable: nothing is resumed from it, and a
+        # step that is trained again overwrites its own.
+        with atomic_write(path) as incoming, incoming.open("w", encoding="utf-8") as file:
             for group in groups:
                 _write_group(file, group)
             self._unchecked_bytes += file.tell()
-        # Complete or not there, since the step is in the ledger by now.
-        os.replace(path.with_suffix(INCOMPLETE), path)
 
     def write_held_out(self, step: int, group: Group) -> None:
         """Keep a group that was evaluated during `step`. Old files make room for it, but never the first one."""
@@ -191,13 +190,13 @@ def _cut(path: Path, key: str, last: float) -> None:
             break
         kept -= len(line)
     if kept < path.stat().st_size:
-        rewound = path.with_suffix(".rewound")
-        with path.open("rb") as source, rewound.open("wb") as target:
+        with (
+            atomic_write(path, durable=True) as rewound,
+            path.open("rb") as source,
+            rewound.open("wb") as target,
+        ):
             while block := source.read(min(BLOCK_BYTES, kept - target.tell())):
                 target.write(block)
-            target.flush()
-            os.fsync(target.fileno())
-        os.replace(rewound, path)
 
 
 def _from_the_end(path: Path) -> Iterator[bytes]:

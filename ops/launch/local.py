@@ -19,6 +19,7 @@ from horizonrl.broker.connect import connected
 from horizonrl.broker.nats.server import EmbeddedServer
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import BrokerUnreachable, ConfigError, HorizonError
+from horizonrl.common.files import atomic_write
 from horizonrl.common.gpus import visible_gpus
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.run_dir import ADDRESS, REPORT
@@ -115,13 +116,9 @@ def _train_and_export(config: RunConfig, resume_command: str) -> int:
         console.say(f"stopped. Resume with:  {resume_command}")
         return 130
     out = config.run_dir / "model"
-    with console.waiting("exporting the model"):
-        # Exported beside its place and then renamed: a kill leaves no half of a model under the model's name.
-        incoming = config.run_dir / ".model"
-        shutil.rmtree(incoming, ignore_errors=True)
+    with console.waiting("exporting the model"), atomic_write(out) as incoming:
         export_run(config.run_dir, incoming)
         shutil.rmtree(out, ignore_errors=True)  # an earlier export of the same run, when it had fewer steps
-        incoming.rename(out)
     report = config.run_dir / REPORT
     with console.waiting("writing the report"):
         save_page(config.run_dir, config, report)

@@ -24,6 +24,7 @@ from horizonrl.actors.chat.template import end_ids_of
 from horizonrl.common.children import bound
 from horizonrl.common.config.training import ModelSection
 from horizonrl.common.errors import ConfigError, MissingDependency, RunFailed
+from horizonrl.common.files import atomic_write
 from horizonrl.common.locks import take_lock
 from horizonrl.common.model_dir import refuse_context, refuse_untrainable, weight_files
 
@@ -170,11 +171,8 @@ def _made_once(path: Path, make: Callable[[Path, Tell], None], tell: Tell) -> Pa
             take_lock(lock, wait=True)
         # Again, under the lock: another process may have made it while this one waited.
         if not path.is_dir():
-            beside = path.with_name(f".{path.name}.incoming")
-            # What a process left that was killed in the making.
-            shutil.rmtree(beside, ignore_errors=True)
-            make(beside, tell)
-            os.rename(beside, path)
+            with atomic_write(path) as incoming:
+                make(incoming, tell)
     return path
 
 

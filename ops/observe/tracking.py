@@ -23,6 +23,7 @@ from typing import Any
 from horizonrl.common.children import bound
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
+from horizonrl.common.files import atomic_write_text
 from horizonrl.common.locks import take_lock
 from horizonrl.common.logs import configure_logs, get_logger
 from horizonrl.common.metrics import Metrics
@@ -58,10 +59,8 @@ class Tracked:
         return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else cls()
 
     def write(self, path: Path) -> None:
-        beside = path.with_suffix(".incoming")
-        beside.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        # By a rename: a kill in the middle of a write would lose the identity, and the tracker would show a second run.
-        os.replace(beside, path)
+        # Whole: a kill in the middle of a write would lose the identity, and the tracker would show a second run.
+        atomic_write_text(path, json.dumps(asdict(self)))
 
 
 class Tail:

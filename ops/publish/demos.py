@@ -8,6 +8,7 @@ from typing import Any
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.config.training import EnvSection
 from horizonrl.common.errors import ConfigError, EnvironmentFailure
+from horizonrl.common.files import atomic_write
 from horizonrl.common.types import MAX_TURNS
 from horizonrl.envs import registry
 from horizonrl.envs.agentgym.doors import numbers_of
@@ -21,15 +22,10 @@ def write_demonstrations(config: RunConfig, out: Path, count: int | None, env_id
     # Numbered among all tasks, not among the chosen ones: an item id has to mean the same task everywhere.
     numbers = numbers_of(env.id, registry.tasks(env.id, env.options))
     task_ids = [spec.task_id for spec in registry.select(env.id, env.split, env.categories, env.options)][:count]
-    incoming = out.with_name(f"{out.name}.incoming")
-    try:
-        with incoming.open("w", encoding="utf-8", newline="\n") as file:
-            for task_id in task_ids:
-                record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        incoming.replace(out)  # at the end: a failure leaves the file of an earlier call as it was
-    finally:
-        incoming.unlink(missing_ok=True)
+    with atomic_write(out) as incoming, incoming.open("w", encoding="utf-8", newline="\n") as file:
+        for task_id in task_ids:
+            record = asyncio.run(_play(env, task_id, f"{env.id}_{numbers[task_id]}"))
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
     print(f"wrote {len(task_ids)} demonstrations of {env.id} to {out}")
     return 0
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError
+from horizonrl.common.files import atomic_write_text
 from horizonrl.common.run_dir import REPORT
 from horizonrl.ops.models.models import known_model
 from horizonrl.ops.report.compare import NEITHER, comparison, is_evaluation, read_compared
@@ -55,7 +56,7 @@ def write_report(directories: Sequence[Path], out: Path | None, overrides: Seque
         shown = Shown(*judged(directories[0]))
     else:
         shown = shown_run(directories[0], read_config(directories[0], overrides, besides=NEITHER))
-    replace_file(file, assemble(shown))
+    atomic_write_text(file, assemble(shown))
     what = f"{len(shown.episodes.rows):,} episodes" if alone else f"{len(directories)} compared"
     print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
@@ -68,15 +69,8 @@ def save_page(run_dir: Path, config: RunConfig, file: Path) -> Episodes:
     if file.is_dir():
         raise ConfigError(f"{file} is a directory: name a file in it, such as {file / 'report.html'}")
     page, episodes = make_page(run_dir, config)
-    replace_file(file, page)
+    atomic_write_text(file, page)
     return episodes
-
-
-def replace_file(file: Path, page: str) -> None:
-    """Write a page. Whoever opens it in this moment gets a whole one."""
-    incoming = file.with_name(f".{file.name}.incoming")
-    incoming.write_text(page, encoding="utf-8")
-    incoming.rename(file)
 
 
 def make_page(run_dir: Path, config: RunConfig) -> tuple[str, Episodes]:

@@ -9,6 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
+from horizonrl.common.files import atomic_write
 from horizonrl.common.logs import get_logger
 
 log = get_logger()
@@ -41,14 +42,10 @@ def shorten(path: Path, most_bytes: int = LOG_BYTES) -> None:
     """
     if path.stat().st_size <= most_bytes:
         return
-    incoming = path.with_name(f".{path.name}.1")
-    try:
+    with atomic_write(path.with_name(f"{path.name}.1")) as incoming:
         shutil.copyfile(path, incoming)
         # Safe because every writer has opened it to append. Any other would go on at its old offset, behind a hole.
         os.truncate(path, 0)
-        incoming.rename(path.with_name(f"{path.name}.1"))
-    finally:
-        incoming.unlink(missing_ok=True)
 
 
 def last_error(path: Path) -> str:

@@ -14,6 +14,7 @@ import xxhash
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.files import atomic_write_text
 from horizonrl.learner.algorithm.batch import Batch, Trace
 from horizonrl.learner.engine.api import EngineSettings, StepStats
 
@@ -67,9 +68,7 @@ class HashEngine:
 
     def write_weights(self, path: Path) -> str:
         """Write the hash as text; a reader sees the whole file or none."""
-        incoming = path.with_suffix(".incoming")
-        incoming.write_text(self.weights, encoding="utf-8")
-        incoming.rename(path)
+        atomic_write_text(path, self.weights)
         return digest_file(path)
 
     def begin_write_weights(self, path: Path) -> Future[str]:

@@ -1,7 +1,6 @@
 """The policy's weights as files that any tool opens: a safetensors file, and a Hugging Face directory around it."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from horizonrl.broker.weights.frames import digest_file
 from horizonrl.common.errors import CheckpointError
+from horizonrl.common.files import atomic_write, atomic_write_text
 from horizonrl.common.model_dir import model_config
 from horizonrl.common.scratch import filling
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "weights.safetensors"
 """The policy in every checkpoint, next to the files that only the learner reads."""
-INCOMING = ".incoming"
-"""Suffix of the hidden name under which a file is written. One that is left over comes from a killed writer."""
 ADAPTERS = ".adapters"
 """Suffix of the adapters' file next to a weights file: safetensors too, and what actors get of it in its place."""
 VERSION_FILE = "version.json"
@@ -39,13 +37,11 @@ def write_weights_file(tensors: Mapping[str, "torch.Tensor"], path: Path) -> str
 
     from horizonrl.learner.engine.checkpoint.shards import write_tensors
 
-    incoming = path.with_name(f".{path.name}{INCOMING}")
     rounded = {name: t.to("cpu", torch.bfloat16).contiguous() for name, t in tensors.items()}
-    write_tensors(rounded, incoming, metadata={"format": "pt"})
-    # While the name is still hidden: nobody can read the file before its digest is known.
-    digest = digest_file(incoming)
-    incoming.rename(path)
-    return digest
+    with atomic_write(path) as incoming:
+        write_tensors(rounded, incoming, metadata={"format": "pt"})
+        # While the name is still hidden: nobody can read the file before its digest is known.
+        return digest_file(incoming)
 
 
 Card = Callable[[Mapping[str, Any]], str]
@@ -70,9 +66,7 @@ def export(model_dir: Path, weights: Path, out: Path, facts: Mapping[str, Any], 
         shutil.copyfile(weights_file, out / "model.safetensors")
         written = {**facts, "digest": digest_file(out / "model.safetensors")}
         (out / "README.md").write_text(card(written), encoding="utf-8")
-        incoming = out / f".{VERSION_FILE}{INCOMING}"
-        incoming.write_text(json.dumps(written, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        os.replace(incoming, out / VERSION_FILE)
+        atomic_write_text(out / VERSION_FILE, json.dumps(written, indent=2, sort_keys=True) + "\n")
     return out
 
 

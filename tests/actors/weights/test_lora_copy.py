@@ -9,7 +9,7 @@ import pytest
 
 from horizonrl.actors.weights import host_copy as shadow_module
 from horizonrl.actors.weights.host_copy import READING
-from horizonrl.actors.weights.lora_copy import FROZEN, INCOMING, MERGED
+from horizonrl.actors.weights.lora_copy import FROZEN, MERGED
 from horizonrl.broker.api import Key, Stream
 from horizonrl.broker.memory import MemoryServer, MemoryTransport
 from horizonrl.broker.state import StateStore
@@ -176,12 +176,12 @@ def test_files_that_rot_on_the_host_are_made_anew(small: MemoryTransport, tmp_pa
         content = bytearray((host.place / name).read_bytes())
         content[-1] ^= 1
         (host.place / name).write_bytes(content)
-        (host.place / f"{INCOMING}left").touch()  # by an actor that was killed
+        (host.place / ".merged.safetensors.left.incoming").touch()  # by an actor that was killed
         manifest = manifest if name == MERGED else await learner.step()
         with pytest.raises(WeightsRejected, match=r"damaged|add up to other weights"):
             await host.load(manifest)
         assert await host.load(manifest) == learner.images[manifest.policy]
-        assert not list(host.place.glob(f"{INCOMING}*"))
+        assert not list(host.place.glob(".*.incoming"))
 
     asyncio.run(scenario())
 

@@ -85,7 +85,7 @@ def test_a_ledger_that_needs_no_cut_stays_the_file_that_it_is(tmp_path: Path) ->
 def test_episodes_that_a_killed_learner_was_writing_are_removed(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.write_episodes(1, [make_group(1)])
-    (tmp_path / "episodes" / "step-000001.incomplete").write_text("{")
+    (tmp_path / "episodes" / ".step-000002.jsonl.incoming").write_text("{")
     journal.rewind(3)
     assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["step-000001.jsonl"]
 
