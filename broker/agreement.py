@@ -4,6 +4,7 @@ import asyncio
 
 from horizonrl.broker.api import Key, Transport
 from horizonrl.broker.state import StateStore
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
 from horizonrl.common.state import RunSettings
@@ -60,12 +61,9 @@ async def _watch(transport: Transport, mine: RunSettings, wait_s: float, role: s
 
 def differences(mine: RunSettings, published: RunSettings, apart: tuple[str, ...] = ()) -> str:
     """Return what two recipes disagree on, with both values; empty if they agree. Fields in `apart` do not count."""
-    here, there = _by_name(mine, apart), _by_name(published, apart)
+    changed = config_changes(_by_name(mine, apart), _by_name(published, apart), "absent")
     return "; ".join(
-        f"{name} is {here.get(name, 'absent')!s:.300} here and {there.get(name, 'absent')!s:.300} in the run"
-        # Names of both sides: an option that only one recipe has is a difference too.
-        for name in here | there
-        if here.get(name, "absent") != there.get(name, "absent")
+        f"{name} is {here!s:.300} here and {there!s:.300} in the run" for name, (here, there) in changed.items()
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from horizonrl.broker.api import Transport
 from horizonrl.broker.continuity import resume_position
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import CheckpointError, CheckpointMismatch, LogGap
 from horizonrl.common.logs import get_logger
@@ -99,7 +100,7 @@ class Recovery:
             before, now = dict(checkpoint.state["config"]), comparable(config)
             if "broker" not in before:  # of a release that did not keep the section
                 del now["broker"]
-            changed = changes(before, now)
+            changed = config_changes(before, now)
         # Needs the restored commit: its cursor and mark tell whether the log is still the one that was read.
         log_cut = await self._find_place()
         # Actors begin with version 0 of lineage 0 as their own copy, so it is never announced. An evaluation needs its
@@ -339,7 +340,7 @@ def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
     earlier = checkpoint.state["identity"]
     # Checkpoints of earlier releases do not say which ids end a reply.
     known = identity if "stops" in earlier else {name: said for name, said in identity.items() if name != "stops"}
-    if changed := changes(earlier, known):
+    if changed := config_changes(earlier, known):
         differences = ", ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
         raise CheckpointMismatch(
             f"{checkpoint.path} was made with another model, tokenizer, template, end of a reply, lora.rank or "
@@ -356,15 +357,3 @@ def check_phase(checkpoint: Checkpoint, imitation_steps: int) -> None:
             f"{checkpoint.step - before} RL steps after them, which would count as imitation: set it back, or give "
             "demonstrations to RL (rl.demos_per_step)"
         )
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what differs between two nested mappings, as `section.key: (before, now)`."""
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= {f"{key}.{inner}": pair for inner, pair in changes(old, new).items()}
-        elif old != new:
-            found[key] = (old, new)
-    return found

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Protocol
 
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.config.schema import RunConfig
 from horizonrl.common.errors import ConfigError, RunFailed
 from horizonrl.common.logs import get_logger
@@ -267,13 +268,8 @@ class Host:
     def _refusal(self, hello: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return what to answer a node that gets no seat, or none now. Raises KeyError or so for what is no node's."""
         asked, node, theirs = self.rendezvous, hello["node"], hello["alike"]
-        names = sorted(theirs.keys() | asked.alike.keys())
-        differing = [
-            f"{name}: {theirs.get(name)!r}, on node 0 {asked.alike.get(name)!r}"
-            for name in names
-            if theirs.get(name) != asked.alike.get(name)
-        ]
-        if differing:
+        changed = config_changes(theirs, asked.alike)
+        if differing := [f"{key}: {here!r}, on node 0 {there!r}" for key, (here, there) in changed.items()]:
             log.warning("node_refused", node=node, differing=differing)
             return {"refused": f"node {node} differs from node 0 ({'; '.join(differing)}): start all nodes alike"}
         if node not in range(1, asked.nodes):

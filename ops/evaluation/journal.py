@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import ConfigError
 from horizonrl.common.locks import take_lock
 from horizonrl.common.types import Count, Episode, Name, Record, StopReason
@@ -162,15 +163,8 @@ class EvaluationJournal:
 
 
 def _refuse_other(path: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    if differences := "; ".join(_differences(then, now)):
+    if changed := config_changes(then, now):
+        differences = "; ".join(f"{key} was {old!r} and is {new!r}" for key, (old, new) in changed.items())
         raise ConfigError(
             f"{path} was made with other settings: {differences}. Give another --out, or the same settings"
         )
-
-
-def _differences(then: Any, now: Any, place: str = "") -> Iterator[str]:
-    if isinstance(then, Mapping) and isinstance(now, Mapping):
-        for key in sorted({*then, *now}):
-            yield from _differences(then.get(key), now.get(key), f"{place}.{key}" if place else key)
-    elif then != now:
-        yield f"{place} was {then!r} and is {now!r}"

@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from horizonrl.common.config.changes import config_changes
 from horizonrl.common.errors import ConfigError
 from horizonrl.ops.studies.outcome import AXES, Curve, RunOutcome, Success
 from horizonrl.ops.studies.played import Played
-from horizonrl.ops.studies.study import StudyRun, flattened, trained
+from horizonrl.ops.studies.study import StudyRun, trained
 
 ORIGIN = ("commit", "machine")
 """What a run in `results.json` says beside its outcome."""
+ABSENT = object()
+"""In place of a setting that a config does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +82,21 @@ def _read(path: Path, study: str, planned: Sequence[StudyRun]) -> Iterator[Repor
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Return the settings that both configs have and that differ, as words; empty if there are none."""
-    before, after = dict(flattened(_by_place(old))), dict(flattened(_by_place(new)))
-    differing = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
-    return ", ".join(f"{key} ({before[key]!r}, now {after[key]!r})" for key in differing)
+    changed = config_changes(_by_index(old), _by_index(new), ABSENT)
+    return ", ".join(
+        f"{key} ({before!r}, now {after!r})"
+        for key, (before, after) in changed.items()
+        # A table where the other config has a value: the keys in it are those of one config alone.
+        if not any(value is ABSENT or isinstance(value, Mapping) for value in (before, after))
+    )
 
 
-def _by_place(config: Any) -> Any:
-    """Return a config with each list of tables as a table by place: of two releases one may know a key of them."""
+def _by_index(config: Any) -> Any:
+    """Return a config with each list of tables as a table by index: of two releases one may know a key of them."""
     if isinstance(config, Mapping):
-        return {key: _by_place(value) for key, value in config.items()}
-    if isinstance(config, list) and any(isinstance(each, Mapping) for each in config):
-        return {"length": len(config)} | {str(place): _by_place(each) for place, each in enumerate(config)}
+        return {key: _by_index(value) for key, value in config.items()}
+    if isinstance(config, list) and any(isinstance(entry, Mapping) for entry in config):
+        return {"length": len(config)} | {str(index): _by_index(entry) for index, entry in enumerate(config)}
     return config
 
 
